@@ -1,0 +1,1 @@
+"""Dovetail: write a reinforcement-learning algorithm once, run it anywhere."""

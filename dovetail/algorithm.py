@@ -1,0 +1,152 @@
+"""What a user implements, and the boundaries at which the loop may be cut.
+
+An algorithm is a frozen dataclass of options with a few pure functions and one method,
+`iteration`: the body of the training loop, written as if everything were in one place. The
+operations of `rl` are the boundaries between the loop's sides (learner, actor, environment); the
+rest is plain JAX. Nothing here says where anything runs.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import jax
+
+from dovetail.envs.interface import Continuous, Discrete, EnvSpec, MultiDiscrete
+from dovetail.errors import UserError
+
+Params = Any
+Carry = Any
+State = Any
+Metrics = dict[str, jax.Array]
+
+
+class Timestep(NamedTuple):
+    """What an actor sees of its environment before it acts."""
+
+    observation: Any
+    reward: jax.Array
+    """The last action's reward; 0 at an episode's first step."""
+    first: jax.Array
+    """Whether an episode begins here; the carry was reset if so."""
+
+
+class Trajectory(NamedTuple):
+    """What `unroll` returns: time-major leaves [T, B, …]; the environment axis is 1 in every leaf."""
+
+    observation: Any
+    action: Any
+    reward: jax.Array
+    terminated: jax.Array
+    """The episode ended in the task's own sense: nothing comes after."""
+    truncated: jax.Array
+    """The episode was cut by a time limit: value goes on beyond it, bootstrap."""
+    first: jax.Array
+    """Whether `observation` began an episode."""
+    valid: jax.Array
+    """False for the steps in which a back end only reset itself: leave these out of losses."""
+    next_observation: Any
+    """Where the action led, the true final observation included. Costs nothing unless used."""
+    extras: Any
+    """What `act` returned beside the action: log-probabilities, values, …"""
+    bootstrap: Any
+    """`bootstrap(params, carry, timestep)` at each true final observation of a truncated episode
+    and after the last step; zero elsewhere. Empty unless `unroll` was given one."""
+    carry: Any
+    """The carry with which the unroll began, [1, B, …]."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an algorithm is asked to solve, and how much of it."""
+
+    env: EnvSpec
+    num_envs: int
+    steps: int
+
+
+class RL(Protocol):
+    """The boundaries. `iteration` gets one; how each is carried is the plan's business."""
+
+    def broadcast(self, tree: Any) -> Any:
+        """Learner → actors: weights, and whatever else acting needs."""
+        ...
+
+    def unroll(self, act: Any, params: Params, length: int, bootstrap: Any = None) -> Trajectory:
+        """Actors ↔ environments: `length` steps of every environment, acting with `params`.
+
+        `act(params, carry, timestep, key) -> (action, extras, carry)` is written for one
+        environment and mapped over the batch.
+        """
+        ...
+
+    def gather(self, tree: Any) -> Any:
+        """Actors → learner, joined along the environment axis (axis 1), in environment order."""
+        ...
+
+    def reduce(self, tree: Any) -> Any:
+        """Actors → learner, averaged over actors: gradients, statistics."""
+        ...
+
+    def mean(self, tree: Any) -> Any:
+        """Averages over learner replicas: the identity with one. Allowed inside scan and jit."""
+        ...
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A reinforcement-learning algorithm: options as fields, pure functions as methods.
+
+    Every field of a subclass is an option; the string beneath it is its help text.
+    """
+
+    actions: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Continuous)
+    """The kinds of action space it can act in."""
+
+    @property
+    def task(self) -> Task:
+        """What it was bound to by `bind`."""
+        try:
+            return self.__dict__["_task"]
+        except KeyError:
+            raise UserError(
+                f"{type(self).__name__} is not bound to a task yet: call bind(task) before init or act."
+            ) from None
+
+    def bind(self, task: Task) -> Self:
+        """The same options, with `self.task` set; refused if it cannot act in the task's space."""
+        if not isinstance(task.env.action, self.actions):
+            able = " or ".join(kind.__name__ for kind in self.actions)
+            raise UserError(
+                f"{type(self).__name__} acts in {able} action spaces, but {task.env.id} has "
+                f"{task.env.action}: choose another algorithm or environment."
+            )
+        bound = copy.copy(self)
+        bound.__dict__["_task"] = task
+        return bound
+
+    def init(self, key: jax.Array) -> State:
+        """The learner's state: parameters, optimiser, counters, and a key of its own."""
+        raise NotImplementedError(f"{type(self).__name__} does not define init(key).")
+
+    def initial_carry(self) -> Carry:
+        """One environment's carry at the start of an episode; empty unless recurrent."""
+        return ()
+
+    def acting(self, state: State) -> Params:
+        """What acting needs of the learner's state; what evaluation and export use."""
+        return state.params
+
+    def act(
+        self, params: Params, carry: Carry, timestep: Timestep, key: jax.Array
+    ) -> tuple[Any, Any, Carry]:
+        """(action, extras, carry) for one environment while training."""
+        raise NotImplementedError(f"{type(self).__name__} does not define act(…).")
+
+    def greedy(self, params: Params, carry: Carry, timestep: Timestep) -> tuple[Any, Carry]:
+        """(action, carry) for one environment when evaluated: the best action, no exploration."""
+        raise NotImplementedError(f"{type(self).__name__} does not define greedy(…).")
+
+    def iteration(self, rl: RL, state: State) -> tuple[State, Metrics]:
+        """One pass of the training loop: (new state, metrics)."""
+        raise NotImplementedError(f"{type(self).__name__} does not define iteration(rl, state).")

@@ -1,0 +1,12 @@
+"""Algorithms, one file each, read from top to bottom."""
+
+from dovetail.lazy import lazy_attributes
+
+ALGORITHMS: dict[str, str] = {
+    "ppo": "dovetail.algorithms.ppo:PPO",
+    "a2c": "dovetail.algorithms.a2c:A2C",
+    "reinforce": "dovetail.algorithms.reinforce:REINFORCE",
+}
+"""The algorithms by their names on the command line."""
+
+__getattr__, __dir__, __all__ = lazy_attributes(ALGORITHMS.values())

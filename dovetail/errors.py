@@ -1,0 +1,21 @@
+"""The one exception that carries a sentence for the user.
+
+Everything a user can get wrong is reported as a `UserError`: what was found, where, and what to
+do about it. The command line prints the sentence and exits with 2; Python shows it as any error.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something the user can put right; its text is one complete sentence."""
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """A hint for an unknown `word`: the nearest choice, or all of them if none is near."""
+    names = sorted(choices)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"choose one of: {', '.join(names)}"

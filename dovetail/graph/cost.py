@@ -1,0 +1,44 @@
+"""Floating-point operations of a jaxpr, counted from its equations.
+
+Matrix products and convolutions count two operations per multiply-add; any other equation counts
+one per element it makes. Loops count every pass, `cond` its dearest branch; a `while` of unknown
+length counts one pass.
+"""
+
+from math import prod
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn
+
+
+def flops(jaxpr: Jaxpr) -> int:
+    """Operations of one evaluation."""
+    return sum(_equation(eqn) for eqn in jaxpr.eqns)
+
+
+def _equation(eqn: JaxprEqn) -> int:
+    params: dict[str, Any] = eqn.params
+    match eqn.primitive.name:
+        case "dot_general":
+            contract, _ = params["dimension_numbers"]
+            depth = prod(eqn.invars[0].aval.shape[axis] for axis in contract[0])
+            return 2 * depth * prod(eqn.outvars[0].aval.shape)
+        case "conv_general_dilated":
+            kernel = eqn.invars[1].aval.shape
+            out_axis = params["dimension_numbers"].rhs_spec[0]
+            return 2 * prod(eqn.outvars[0].aval.shape) * prod(kernel) // kernel[out_axis]
+        case "scan":
+            return params["length"] * flops(params["jaxpr"].jaxpr)
+        case "while":
+            return flops(params["body_jaxpr"].jaxpr) + flops(params["cond_jaxpr"].jaxpr)
+        case "cond":
+            return max(flops(branch.jaxpr) for branch in params["branches"])
+    inner = [_open(value) for value in params.values() if hasattr(_open(value), "eqns")]
+    if inner:
+        return sum(flops(jaxpr) for jaxpr in inner)
+    return sum(prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
+
+
+def _open(value: Any) -> Any:
+    """The jaxpr inside a closed one; anything else as it is."""
+    return getattr(value, "jaxpr", value)

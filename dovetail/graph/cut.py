@@ -1,0 +1,335 @@
+"""Cuts a traced iteration into fragments at its boundaries.
+
+Every equation belongs to a *stage*: the number of boundaries behind it. A fragment is all the
+equations of one stage on one side; an equation that no boundary needs yet is moved to the latest
+stage that still suits its readers, so that the learner does not split needlessly. Equations without
+a side (constants) are copied into each fragment that reads them.
+"""
+
+from dataclasses import dataclass, field
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, subjaxprs
+
+from dovetail.errors import UserError
+from dovetail.graph.cost import flops
+from dovetail.graph.ir import Edge, Fragment, Graph, Node, Side, Slots, Unroll, Value, value_of
+from dovetail.graph.primitives import BOUNDARIES, CROSSINGS, mean_p, unroll_p, where
+from dovetail.graph.sides import Sides, check_outputs, infer_sides
+from dovetail.graph.traced import Traced, UnrollSpec
+
+Atom = Var | Literal
+Place = tuple[int, Side]
+"""Where an equation goes: its stage and its side."""
+
+
+def cut(traced: Traced, algorithm: str, env: str, num_envs: int) -> Graph:
+    """The graph of a traced iteration."""
+    return _Cut(traced).graph(algorithm, env, num_envs)
+
+
+@dataclass
+class _Piece:
+    """A fragment while it is put together."""
+
+    eqns: list[JaxprEqn] = field(default_factory=list)
+    demanded: list[Atom] = field(default_factory=list)
+    """Side-less atoms that must leave this fragment as values."""
+
+
+class _Cut:
+    """The working tables of one cut; discarded when the graph is made."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+        self.jaxpr: Jaxpr = traced.closed.jaxpr
+        self.sides: Sides = infer_sides(self.jaxpr, traced.state_tree.num_leaves)
+        check_outputs(self.jaxpr, self.sides, traced)
+        _refuse_nested(self.jaxpr)
+        self.consts = dict(zip(self.jaxpr.constvars, traced.closed.consts, strict=True))
+        self.makers = {var: eqn for eqn in self.jaxpr.eqns for var in eqn.outvars}
+        self.source = self._sources()
+        self.fires, self.places = self._stages()
+        self.values: dict[Var, Value] = {}
+        self.pieces: dict[Place, _Piece] = {}
+        self.constants: dict[tuple[Place, int], Value] = {}
+        self._count = 0
+
+    def graph(self, algorithm: str, env: str, num_envs: int) -> Graph:
+        """Pieces, then nodes, then edges, then what goes in and out."""
+        for var in self.jaxpr.invars:
+            self._value(var)
+        for eqn in self.jaxpr.eqns:
+            if id(eqn) in self.places:
+                self._piece(self.places[id(eqn)]).eqns.append(eqn)
+        outputs = self._outputs()
+        unroll_inputs = {
+            id(eqn): [self._operand(v, (self.fires[id(eqn)], Side.ACTOR)) for v in eqn.invars]
+            for eqn in self.jaxpr.eqns
+            if eqn.primitive is unroll_p
+        }
+        nodes = self._nodes(unroll_inputs)
+        sizes = self.traced.state_tree.num_leaves, self.traced.actor_tree.num_leaves
+        inputs = tuple(self._value(var) for var in self.jaxpr.invars)
+        metrics = outputs[sum(sizes) : sum(sizes) + len(self.traced.metric_names)]
+        return Graph(
+            algorithm=algorithm,
+            env=env,
+            num_envs=num_envs,
+            nodes=nodes,
+            edges=self._edges(nodes),
+            state=Slots(self.traced.state_tree, inputs[: sizes[0]], outputs[: sizes[0]]),
+            actor=Slots(self.traced.actor_tree, inputs[sizes[0] :], outputs[sizes[0] : sum(sizes)]),
+            metrics=tuple(zip(self.traced.metric_names, metrics, strict=True)),
+            episodes=outputs[sum(sizes) + len(metrics) :],
+        )
+
+    def _sources(self) -> dict[Var, Atom]:
+        """For what came over a boundary: the value that was sent."""
+        source: dict[Var, Atom] = {}
+        for eqn in self.jaxpr.eqns:
+            if eqn.primitive.name in CROSSINGS and eqn.primitive in BOUNDARIES:
+                for sent, received in zip(eqn.invars, eqn.outvars, strict=True):
+                    source[received] = sent if isinstance(sent, Literal) else source.get(sent, sent)
+        return source
+
+    def _stages(self) -> tuple[dict[int, int], dict[int, Place]]:
+        """The stage at which each boundary fires, and the place of every other sided equation."""
+        stage: dict[Var, int] = dict.fromkeys([*self.jaxpr.invars, *self.jaxpr.constvars], 0)
+        fires: dict[int, int] = {}
+        earliest: dict[int, int] = {}
+        for eqn in self.jaxpr.eqns:
+            at = max((stage[v] for v in eqn.invars if not isinstance(v, Literal)), default=0)
+            boundary = eqn.primitive in BOUNDARIES
+            (fires if boundary else earliest)[id(eqn)] = at
+            for var in eqn.outvars:
+                stage[var] = at + boundary
+        last: dict[Side, int] = {}
+        for eqn in self.jaxpr.eqns:
+            side = self.sides[eqn.outvars[0]] if eqn.outvars else None
+            if id(eqn) in earliest and side is not None:
+                last[side] = max(last.get(side, 0), earliest[id(eqn)])
+        latest: dict[Var, int] = {}
+        places: dict[int, Place] = {}
+        for eqn in reversed(self.jaxpr.eqns):
+            side = self.sides[eqn.outvars[0]] if eqn.outvars else None
+            if id(eqn) in fires:
+                at = fires[id(eqn)]
+            elif side is None:
+                continue
+            else:
+                at = min(latest.get(v, last[side]) for v in eqn.outvars)
+                places[id(eqn)] = (at, side)
+            for var in eqn.invars:
+                if not isinstance(var, Literal):
+                    latest[var] = min(latest.get(var, at), at)
+        self.last_learner = last.get(Side.LEARNER, 0)
+        return fires, places
+
+    def _outputs(self) -> tuple[Value, ...]:
+        """The values that leave the iteration; constants leave through the last learner fragment."""
+        place = (self.last_learner, Side.LEARNER)
+        return tuple(self._operand(var, place) for var in self.jaxpr.outvars)
+
+    def _operand(self, atom: Atom, place: Place) -> Value:
+        """The value behind an atom; a side-less one is made by the fragment at `place`."""
+        resolved = atom if isinstance(atom, Literal) else self.source.get(atom, atom)
+        if not isinstance(resolved, Literal) and self.sides[resolved] is not None:
+            return self._value(resolved)
+        if (place, id(resolved)) not in self.constants:
+            self._piece(place).demanded.append(resolved)
+            self.constants[place, id(resolved)] = value_of(resolved.aval, self._count, place[1])
+            self._count += 1
+        return self.constants[place, id(resolved)]
+
+    def _value(self, var: Var) -> Value:
+        if var not in self.values:
+            side = self.sides[var]
+            assert side is not None
+            self.values[var] = value_of(var.aval, self._count, side)
+            self._count += 1
+        return self.values[var]
+
+    def _piece(self, place: Place) -> _Piece:
+        return self.pieces.setdefault(place, _Piece())
+
+    def _nodes(self, unroll_inputs: dict[int, list[Value]]) -> tuple[Node, ...]:
+        needed = self._needed()
+        unrolls = [eqn for eqn in self.jaxpr.eqns if eqn.primitive is unroll_p]
+        steps: list[tuple[int, int, Place | JaxprEqn]] = [
+            (stage, 0 if side is Side.LEARNER else 1, (stage, side)) for stage, side in self.pieces
+        ]
+        steps += [(self.fires[id(eqn)], 2, eqn) for eqn in unrolls]
+        nodes: list[Node] = []
+        taken: dict[str, int] = {}
+        for _, _, what in sorted(steps, key=lambda step: step[:2]):
+            base = what[1].value if isinstance(what, tuple) else "unroll"
+            taken[base] = taken.get(base, 0) + 1
+            name = base if taken[base] == 1 else f"{base}.{taken[base]}"
+            if isinstance(what, tuple):
+                nodes.append(self._fragment(name, what, needed))
+            else:
+                nodes.append(self._unroll(name, what, unroll_inputs[id(what)], needed))
+        return tuple(nodes)
+
+    def _needed(self) -> set[Var]:
+        """Variables that some other node, or the iteration's caller, reads."""
+        readers: list[tuple[Place | None, Atom]] = [(None, v) for v in self.jaxpr.outvars]
+        for eqn in self.jaxpr.eqns:
+            if eqn.primitive is unroll_p:
+                readers += [(None, v) for v in eqn.invars]
+            elif eqn.primitive not in BOUNDARIES:
+                readers += [(self.places.get(id(eqn)), v) for v in eqn.invars]
+        needed: set[Var] = set()
+        for reader, atom in readers:
+            resolved = self._resolve(atom)
+            if isinstance(resolved, Literal) or resolved not in self.makers:
+                continue
+            maker = self.places.get(id(self.makers[resolved]))
+            if reader is None or maker != reader:
+                needed.add(resolved)
+        return needed
+
+    def _resolve(self, atom: Atom) -> Atom:
+        return atom if isinstance(atom, Literal) else self.source.get(atom, atom)
+
+    def _fragment(self, name: str, place: Place, needed: set[Var]) -> Fragment:
+        piece = self.pieces[place]
+        eqns = self._with_constants(piece)
+        made = {var for eqn in eqns for var in eqn.outvars}
+        read = dict.fromkeys(
+            v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal) and v not in made
+        )
+        constvars = [v for v in read if v in self.consts]
+        constvars += [
+            v
+            for v in piece.demanded
+            if isinstance(v, Var) and v in self.consts and v not in constvars
+        ]
+        invars = [v for v in read if v not in self.consts]
+        outvars = [v for eqn in piece.eqns for v in eqn.outvars if v in needed]
+        program = Jaxpr(
+            constvars=constvars,
+            invars=invars,
+            outvars=[*outvars, *piece.demanded],
+            eqns=eqns,
+            effects=self.jaxpr.effects,
+            debug_info=self.jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+        )
+        demanded = tuple(self.constants[place, id(atom)] for atom in piece.demanded)
+        return Fragment(
+            name=name,
+            side=place[1],
+            program=ClosedJaxpr(program, [self.consts[v] for v in constvars]),
+            inputs=tuple(self._value(self._resolve_var(v)) for v in invars),
+            outputs=tuple(self._value(v) for v in outvars) + demanded,
+            flops=flops(program),
+            means=_count_means(program),
+        )
+
+    def _resolve_var(self, var: Var) -> Var:
+        resolved = self._resolve(var)
+        assert isinstance(resolved, Var)
+        return resolved
+
+    def _with_constants(self, piece: _Piece) -> list[JaxprEqn]:
+        """The piece's equations, preceded by the side-less ones they read, in program order."""
+        eqns = [self._without_constant_crossings(eqn) for eqn in piece.eqns]
+        wanted = {v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal)}
+        wanted |= {v for v in piece.demanded if not isinstance(v, Literal)}
+        copies: list[JaxprEqn] = []
+        for eqn in reversed(self.jaxpr.eqns):
+            sideless = id(eqn) not in self.places and eqn.primitive not in BOUNDARIES
+            if sideless and any(v in wanted for v in eqn.outvars):
+                copies.append(self._without_constant_crossings(eqn))
+                wanted |= {v for v in copies[-1].invars if not isinstance(v, Literal)}
+        return copies[::-1] + eqns
+
+    def _without_constant_crossings(self, eqn: JaxprEqn) -> JaxprEqn:
+        """A constant that was sent over a boundary is read where it was made."""
+        direct = []
+        for atom in eqn.invars:
+            resolved = self._resolve(atom)
+            sideless = isinstance(resolved, Literal) or self.sides[resolved] is None
+            direct.append(resolved if sideless else atom)
+        return eqn.replace(invars=direct)
+
+    def _unroll(
+        self, name: str, eqn: JaxprEqn, operands: list[Value], needed: set[Var]
+    ) -> Unroll:
+        spec: UnrollSpec = eqn.params["spec"]
+        size = spec.trajectory_tree.num_leaves
+        outputs = [self._value(var) for var in eqn.outvars]
+        ends = size + self.traced.actor_tree.num_leaves
+        return Unroll(
+            name=name,
+            side=Side.ACTOR,
+            length=spec.length,
+            act=spec.act,
+            step=spec.step,
+            bootstrap=spec.bootstrap,
+            inputs=tuple(operands[: spec.num_inputs]),
+            actor_inputs=tuple(operands[spec.num_inputs :]),
+            trajectory=tuple(outputs[:size]),
+            actor_outputs=tuple(outputs[size:ends]),
+            episodes=tuple(outputs[ends:]),
+            live=tuple(var in needed for var in eqn.outvars[:size]),
+            trajectory_tree=spec.trajectory_tree,
+            initial_carry=spec.initial_carry,
+            carry_tree=spec.carry_tree,
+            per_step_bytes=spec.per_step_bytes,
+        )
+
+    def _edges(self, nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
+        maker = {value.id: node.name for node in nodes for value in node.outputs}
+        edges: list[Edge] = []
+        for eqn in self.jaxpr.eqns:
+            if eqn.primitive.name not in CROSSINGS or eqn.primitive not in BOUNDARIES:
+                continue
+            crossed = [self._resolve(v) for v in eqn.invars]
+            values = [
+                self._value(v)
+                for v in dict.fromkeys(a for a in crossed if isinstance(a, Var))
+                if self.sides[v] is not None
+            ]
+            by_source: dict[str, list[Value]] = {}
+            for value in values:
+                by_source.setdefault(maker.get(value.id, "state"), []).append(value)
+            edges += [_edge(eqn, source, sent, nodes) for source, sent in by_source.items()]
+        return tuple(edges)
+
+
+def _edge(eqn: JaxprEqn, source: str, values: list[Value], nodes: tuple[Node, ...]) -> Edge:
+    """What one boundary carries of one source."""
+    from_side, to_side = CROSSINGS[eqn.primitive.name]
+    numbers = {value.id for value in values}
+    targets = [
+        node.name
+        for node in nodes
+        if node.side is to_side and any(value.id in numbers for value in node.inputs)
+    ]
+    return Edge(
+        boundary=eqn.primitive.name,
+        source=source,
+        targets=tuple(targets),
+        from_side=from_side,
+        to_side=to_side,
+        values=tuple(values),
+        where=where(eqn.source_info),
+    )
+
+
+def _refuse_nested(jaxpr: Jaxpr) -> None:
+    """A boundary inside jit, scan or cond cannot be cut."""
+    for inner in subjaxprs(jaxpr):
+        for eqn in inner.eqns:
+            if eqn.primitive in BOUNDARIES:
+                raise UserError(
+                    f"{where(eqn.source_info)}: rl.{eqn.primitive.name} stands inside jit, scan or "
+                    f"cond, where the graph cannot be cut; call it in iteration itself."
+                )
+        _refuse_nested(inner)
+
+
+def _count_means(jaxpr: Jaxpr) -> int:
+    here = sum(eqn.primitive is mean_p for eqn in jaxpr.eqns)
+    return here + sum(_count_means(inner) for inner in subjaxprs(jaxpr))

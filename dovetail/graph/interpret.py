@@ -1,0 +1,98 @@
+"""The interpreter: an algorithm's loop run as the plain Python that it is.
+
+Boundaries hand their values over at once, `unroll` is a Python loop, and with jit disabled every
+value is concrete: breakpoints and prints work anywhere in the algorithm. It is the reference that
+every synchronous policy must equal.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.algorithm import Algorithm, Params, Trajectory
+from dovetail.graph.unroll import (
+    ActorState,
+    Episodes,
+    Step,
+    act_key,
+    env_key,
+    final_timestep,
+    initial_row,
+    no_episodes,
+    reset_carry,
+    step_once,
+    with_last,
+)
+
+
+class Interpreting:
+    """The `rl` of an interpreted iteration."""
+
+    def __init__(self, algorithm: Algorithm, step: Step, actor: ActorState) -> None:
+        self.actor = actor
+        self.episodes = no_episodes(actor.step.shape[0])
+        self._algorithm = algorithm
+        self._step = step
+
+    def broadcast(self, tree: Any) -> Any:
+        """Learner → actors."""
+        return tree
+
+    def gather(self, tree: Any) -> Any:
+        """Actors → learner."""
+        return tree
+
+    def reduce(self, tree: Any) -> Any:
+        """Actors → learner, averaged over the one actor."""
+        return tree
+
+    def mean(self, tree: Any) -> Any:
+        """The average over the one learner."""
+        return tree
+
+    def unroll(
+        self, act: Callable[..., Any], params: Params, length: int, bootstrap: Any = None
+    ) -> Trajectory:
+        """A Python loop over acting and stepping."""
+        initial = self._algorithm.initial_carry()
+        carry_before = self.actor.carry
+
+        def batched_act(params: Params, carry: Any, timestep: Any, keys: jax.Array) -> Any:
+            carry = reset_carry(timestep.first, initial, carry)
+            return jax.vmap(act, (None, 0, 0, 0))(params, carry, timestep, keys)
+
+        value = jax.vmap(bootstrap, (None, 0, 0)) if bootstrap is not None else None
+        rows: list[Trajectory] = []
+        for _ in range(length):
+            actor = self.actor
+            keys = jax.vmap(act_key)(actor.keys, actor.step), jax.vmap(env_key)(actor.keys, actor.step)
+            record = step_once(batched_act, self._step, params, actor, keys)
+            row = record.row
+            if value is not None:
+                found = value(params, record.actor.carry, final_timestep(row))
+                mask = lambda v, row=row: row.truncated.reshape((-1,) + (1,) * (v.ndim - 1))  # noqa: E731
+                row = row._replace(bootstrap=jax.tree.map(lambda v: jnp.where(mask(v), v, 0), found))
+            rows.append(row)
+            self.actor = record.actor
+            self.episodes = Episodes(*map(jnp.add, self.episodes, record.episodes))
+        trajectory = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+        if value is not None:
+            last = value(params, self.actor.carry, self.actor.timestep)
+            trajectory = trajectory._replace(bootstrap=with_last(trajectory, last))
+        return trajectory._replace(carry=initial_row(carry_before))
+
+
+def interpret(
+    algorithm: Algorithm, step: Step, state: Any, actor: ActorState
+) -> tuple[Any, dict[str, jax.Array], ActorState, Episodes]:
+    """One iteration of a bound algorithm: (state, metrics, actor, episodes), values concrete.
+
+    `step` is how the batch of environments steps: `dovetail.envs.batched.step` with a JAX
+    environment filled in, or a host environment's.
+    """
+    with jax.disable_jit():
+        rl = Interpreting(algorithm, step, actor)
+        state, metrics = algorithm.iteration(rl, state)
+    return state, metrics, rl.actor, rl.episodes

@@ -1,0 +1,190 @@
+"""The fragmented dataflow graph: a handful of immutable node types.
+
+    graph    = nodes in execution order, the edges between them, and what goes in and out
+    node     = Fragment   a maximal piece of the traced program on one side
+             | Unroll     actors and environments in turn, `length` times; holds two inner fragments
+    edge     = the values that cross one boundary, from one side to another
+    value    = an array's shape, dtype and side, named by a number
+
+A graph knows what is computed and what crosses, and nothing of devices, workers or links.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.tree_util import PyTreeDef
+
+T = TypeVar("T")
+
+
+class Side(StrEnum):
+    """The role on which a value lives."""
+
+    LEARNER = "learner"
+    ACTOR = "actor"
+    ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array that some node makes or takes."""
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    side: Side
+
+    @property
+    def nbytes(self) -> int:
+        """Its size when it crosses a link."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A piece of the program on one side: run its jaxpr on `inputs` to get `outputs`."""
+
+    name: str
+    side: Side
+    program: ClosedJaxpr
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    flops: int
+    means: int
+    """How many data-parallel synchronisation points (`mean`) it holds."""
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A fragment inside an unroll, run once per step on arguments that the unroll supplies."""
+
+    name: str
+    side: Side
+    program: ClosedJaxpr | None
+    """None for a host environment: it steps outside JAX."""
+    flops: int
+    captured: int
+    """How many values of the iteration it captured: its first inputs, before the weights."""
+    out_tree: PyTreeDef | None
+
+
+@dataclass(frozen=True)
+class Unroll:
+    """`length` alternating steps of acting and environment; a policy may keep the two together."""
+
+    name: str
+    side: Side
+    length: int
+    act: Inner
+    step: Inner
+    bootstrap: Inner | None
+    inputs: tuple[Value, ...]
+    """What the acting fragments take besides the actor's own state: what `act` captured, what
+    `bootstrap` captured, then the weights."""
+    actor_inputs: tuple[Value, ...]
+    trajectory: tuple[Value, ...]
+    actor_outputs: tuple[Value, ...]
+    episodes: tuple[Value, ...]
+    live: tuple[bool, ...]
+    """Which leaves of the trajectory somebody reads; the others are not recorded."""
+    trajectory_tree: PyTreeDef
+    initial_carry: tuple[np.ndarray, ...]
+    """The leaves of one environment's carry at an episode's start."""
+    carry_tree: PyTreeDef
+    per_step_bytes: tuple[int, int]
+    """Bytes per step that cross actor → environment (actions) and back (observations, rewards)."""
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """Everything it makes."""
+        return self.trajectory + self.actor_outputs + self.episodes
+
+    def act_inputs(self, inputs: Sequence[T]) -> list[T]:
+        """Of things that go with `inputs`, those that `act` takes."""
+        skipped = self.bootstrap.captured if self.bootstrap is not None else 0
+        return [*inputs[: self.act.captured], *inputs[self.act.captured + skipped :]]
+
+    def bootstrap_inputs(self, inputs: Sequence[T]) -> list[T]:
+        """Of things that go with `inputs`, those that `bootstrap` takes."""
+        return list(inputs[self.act.captured :])
+
+    @property
+    def flops(self) -> int:
+        """All steps together, the environment's included where it is known."""
+        return self.length * (self.act.flops + self.step.flops)
+
+
+Node = Fragment | Unroll
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What crosses one boundary, once per iteration."""
+
+    boundary: str
+    source: str
+    """The node that makes the values, or "state" for the learner's state as it came in."""
+    targets: tuple[str, ...]
+    from_side: Side
+    to_side: Side
+    values: tuple[Value, ...]
+    where: str
+    """The user's file and line."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that cross per iteration."""
+        return sum(value.nbytes for value in self.values)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """A pytree that every iteration takes and gives back: the learner's or the actor's state."""
+
+    tree: PyTreeDef
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One iteration of an algorithm's loop."""
+
+    algorithm: str
+    env: str
+    num_envs: int
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    state: Slots
+    actor: Slots
+    metrics: tuple[tuple[str, Value], ...]
+    episodes: tuple[Value, ...]
+    """Finished episodes per environment: count, sum of returns, sum of lengths."""
+
+    def node(self, name: str) -> Node:
+        """The node of that name."""
+        return next(node for node in self.nodes if node.name == name)
+
+    @property
+    def unrolls(self) -> tuple[Unroll, ...]:
+        """The nodes in which actors and environments take turns."""
+        return tuple(node for node in self.nodes if isinstance(node, Unroll))
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Environment steps, over all environments."""
+        return sum(node.length for node in self.unrolls) * self.num_envs
+
+
+def value_of(aval: jax.core.ShapedArray, number: int, side: Side) -> Value:
+    """A `Value` for an abstract array; a typed random key counts as its uint32 words."""
+    dtype = aval.dtype
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, dtype))
+        return Value(number, tuple(words.shape), np.dtype(words.dtype), side)
+    return Value(number, tuple(aval.shape), np.dtype(dtype), side)

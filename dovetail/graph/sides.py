@@ -1,0 +1,79 @@
+"""Side inference: which role every value lives on, as a type check.
+
+One forward pass over the equations. An equation takes the side of its inputs; two sides in one
+equation are an error that names the user's line and the boundary that would mend it. Values that
+depend on neither side (constants) have none, and may be used anywhere.
+"""
+
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from dovetail.errors import UserError
+from dovetail.graph.ir import Side
+from dovetail.graph.primitives import BOUNDARIES, CROSSINGS, unroll_p, where
+from dovetail.graph.traced import Traced
+
+Sides = dict[Var, Side | None]
+
+REMEDY = {
+    (Side.LEARNER, Side.ACTOR): "rl.broadcast (learner → actor)",
+    (Side.ACTOR, Side.LEARNER): "rl.gather or rl.reduce (actor → learner)",
+}
+
+
+def infer_sides(jaxpr: Jaxpr, state_size: int) -> Sides:
+    """The side of every variable; the first `state_size` inputs are the learner's, the rest the
+    actors'."""
+    sides: Sides = dict.fromkeys(jaxpr.constvars)
+    for position, var in enumerate(jaxpr.invars):
+        sides[var] = Side.LEARNER if position < state_size else Side.ACTOR
+    for eqn in jaxpr.eqns:
+        out = _side_of(eqn, sides)
+        for var in eqn.outvars:
+            sides[var] = out
+    return sides
+
+
+def check_outputs(jaxpr: Jaxpr, sides: Sides, traced: Traced) -> None:
+    """The learner's new state and the metrics must live on the learner's side."""
+    state, actor = traced.state_tree.num_leaves, traced.actor_tree.num_leaves
+    metrics = dict(enumerate(traced.metric_names, start=state + actor))
+    for position, var in enumerate(jaxpr.outvars):
+        if isinstance(var, Literal) or sides[var] is not Side.ACTOR:
+            continue
+        if position < state or position in metrics:
+            what = f"metric {metrics[position]!r}" if position in metrics else "learner state"
+            raise UserError(
+                f"iteration returns a {what} that lives on the actor side; bring it over with "
+                f"{REMEDY[Side.ACTOR, Side.LEARNER]} first."
+            )
+
+
+def _side_of(eqn: JaxprEqn, sides: Sides) -> Side | None:
+    found = {sides[v]: None for v in eqn.invars if not isinstance(v, Literal)}
+    present = [side for side in found if side is not None]
+    if eqn.primitive is unroll_p:
+        _expect(eqn, present, Side.ACTOR)
+        return Side.ACTOR
+    if eqn.primitive in BOUNDARIES:
+        source, target = CROSSINGS[eqn.primitive.name]
+        _expect(eqn, present, source)
+        return target
+    if len(present) > 1:
+        first, second = present[:2]
+        raise UserError(
+            f"{where(eqn.source_info)}: this mixes a value on the {first} side with one on the "
+            f"{second} side; bring one of them over with {REMEDY[first, second]} or "
+            f"{REMEDY[second, first]}."
+        )
+    return present[0] if present else None
+
+
+def _expect(eqn: JaxprEqn, present: list[Side], wanted: Side) -> None:
+    """A boundary takes values from one side only."""
+    wrong = next((side for side in present if side is not wanted), None)
+    if wrong is not None:
+        raise UserError(
+            f"{where(eqn.source_info)}: rl.{eqn.primitive.name} takes values from the {wanted} "
+            f"side, but was given one on the {wrong} side; bring it over with "
+            f"{REMEDY[wrong, wanted]} first."
+        )

@@ -1,0 +1,299 @@
+"""Traces one iteration of an algorithm's loop into a jaxpr with boundaries in it.
+
+`Tracing` is the `rl` that the algorithm sees while it is traced: each boundary binds one primitive
+for all its leaves. Boundaries must stand in `iteration` itself; inside `jit`, `scan` or `cond` they
+could not be cut, and are refused with the user's file and line.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters import partial_eval as pe
+
+import dovetail
+from dovetail.algorithm import Algorithm, Params, Task, Trajectory
+from dovetail.envs import batched
+from dovetail.envs.interface import EnvSpec, JaxEnv
+from dovetail.errors import UserError
+from dovetail.graph import primitives
+from dovetail.graph.cost import flops
+from dovetail.graph.cut import cut
+from dovetail.graph.ir import Graph, Inner, Side
+from dovetail.graph.traced import Traced, UnrollSpec
+from dovetail.graph.unroll import (
+    ActorState,
+    Episodes,
+    environment_keys,
+    initial_actor,
+    reset_carry,
+    unroll_scan,
+)
+
+PACKAGE = os.path.dirname(os.path.abspath(dovetail.__file__))
+for _internal in ("graph", "functions", "networks", "envs", "algorithm.py"):
+    jex.source_info_util.register_exclusion(os.path.join(PACKAGE, _internal))
+
+
+def trace(algorithm: Algorithm, task: Task, env: JaxEnv | None = None) -> Graph:
+    """The graph of `algorithm` on `task`; `env` is None when the environments live on the host."""
+    bound = algorithm.bind(task)
+    traced = trace_iteration(bound, task, env)
+    return cut(traced, type(algorithm).__name__, task.env.id, task.num_envs)
+
+
+def trace_iteration(algorithm: Algorithm, task: Task, env: JaxEnv | None) -> Traced:
+    """Runs `iteration` on abstract values and records what it did."""
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    actor = abstract_actor(algorithm, task, env)
+    names: list[str] = []
+
+    def one_iteration(state: Any, actor: ActorState) -> Any:
+        rl = Tracing(algorithm, task.env, env, actor)
+        new_state, metrics = _result(algorithm, algorithm.iteration(rl, state))
+        _check_state(algorithm, state, new_state)
+        names.extend(sorted(metrics))
+        scalars = [_scalar(name, metrics[name]) for name in names]
+        return new_state, rl.actor, scalars, rl.episodes
+
+    closed = jax.make_jaxpr(one_iteration)(state, actor)
+    closed = _without_dead_code(closed)
+    return Traced(closed, jax.tree.structure(state), jax.tree.structure(actor), tuple(names))
+
+
+def _without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
+    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, True, instantiate=True)
+    return ClosedJaxpr(jaxpr, closed.consts)
+
+
+def abstract_actor(algorithm: Algorithm, task: Task, env: JaxEnv | None) -> ActorState:
+    """The shapes of the actors' state."""
+
+    def build(key: jax.Array) -> ActorState:
+        keys = environment_keys(key, task.num_envs)
+        if env is not None:
+            env_state, observation = batched.reset(env, keys)
+        else:
+            env_state, observation = (), _zeros(task.env.observation, task.num_envs)
+        return initial_actor(env_state, observation, algorithm.initial_carry(), keys)
+
+    return jax.eval_shape(build, jax.random.key(0))
+
+
+class Tracing:
+    """The `rl` of a traced iteration."""
+
+    def __init__(
+        self, algorithm: Algorithm, spec: EnvSpec, env: JaxEnv | None, actor: ActorState
+    ) -> None:
+        self.actor = actor
+        self.episodes: Episodes | None = None
+        self._algorithm = algorithm
+        self._spec = spec
+        self._env = env
+        self._level = jex.core.get_opaque_trace_state()
+
+    def broadcast(self, tree: Any) -> Any:
+        """Learner → actors."""
+        return self._cross("broadcast", tree)
+
+    def gather(self, tree: Any) -> Any:
+        """Actors → learner."""
+        return self._cross("gather", tree)
+
+    def reduce(self, tree: Any) -> Any:
+        """Actors → learner, averaged."""
+        return self._cross("reduce", tree)
+
+    def mean(self, tree: Any) -> Any:
+        """Averages over learner replicas."""
+        return primitives.mean(tree)
+
+    def unroll(
+        self, act: Callable[..., Any], params: Params, length: int, bootstrap: Any = None
+    ) -> Trajectory:
+        """Actors ↔ environments."""
+        self._refuse_nested("unroll")
+        if length < 1:
+            raise UserError(f"unroll needs a length of at least 1 step, got {length}.")
+        spec, operands = self._describe(act, params, length, bootstrap)
+        leaves = operands + jax.tree.leaves(self.actor)
+        outputs = primitives.unroll_p.bind(*leaves, spec=spec)
+        size = spec.trajectory_tree.num_leaves
+        actor_tree = jax.tree.structure(self.actor)
+        self.actor = actor_tree.unflatten(outputs[size : size + actor_tree.num_leaves])
+        ended = Episodes(*outputs[size + actor_tree.num_leaves :])
+        self.episodes = (
+            ended if self.episodes is None else jax.tree.map(jnp.add, self.episodes, ended)
+        )
+        return spec.trajectory_tree.unflatten(outputs[:size])
+
+    def _cross(self, name: str, tree: Any) -> Any:
+        self._refuse_nested(name)
+        leaves, structure = jax.tree.flatten(tree)
+        arrays = [jnp.asarray(leaf) for leaf in leaves]
+        return structure.unflatten(primitives.crossing_p[name].bind(*arrays))
+
+    def _refuse_nested(self, name: str) -> None:
+        if jex.core.get_opaque_trace_state() != self._level:
+            frame = sys._getframe(2)
+            raise UserError(
+                f"{frame.f_code.co_filename}:{frame.f_lineno}: rl.{name} stands inside jit, scan, "
+                f"cond or vmap, where the graph cannot be cut; call it in iteration itself."
+            )
+
+    def _describe(
+        self, act: Callable[..., Any], params: Params, length: int, bootstrap: Any
+    ) -> tuple[UnrollSpec, list[jax.Array]]:
+        """The spec of this unroll and its operands: captured values, then the params' leaves."""
+        initial = self._algorithm.initial_carry()
+        actor = self.actor
+
+        def batched_act(params: Params, carry: Any, timestep: Any, keys: jax.Array) -> Any:
+            carry = reset_carry(timestep.first, initial, carry)
+            action, extras, after = jax.vmap(act, (None, 0, 0, 0))(params, carry, timestep, keys)
+            return action, extras, _same_carry(self._algorithm, carry, after)
+
+        act_inner, act_captured = _inner(
+            "act", batched_act, params, actor.carry, actor.timestep, actor.keys
+        )
+        value_inner, value_captured = None, []
+        if bootstrap is not None:
+            value_inner, value_captured = _inner(
+                "bootstrap", jax.vmap(bootstrap, (None, 0, 0)), params, actor.carry, actor.timestep
+            )
+        step = step_function(self._env, self._spec, actor.step.shape[0])
+        shapes = jax.eval_shape(
+            lambda params, actor: unroll_scan(
+                batched_act,
+                step,
+                jax.vmap(bootstrap, (None, 0, 0)) if bootstrap is not None else None,
+                length,
+                params,
+                actor,
+            ),
+            params,
+            actor,
+        )
+        step_inner, action_bytes, seen_bytes = self._describe_step(step, batched_act, params)
+        operands = act_captured + value_captured + jax.tree.leaves(params)
+        leaves, carry_tree = jax.tree.flatten(initial)
+        spec = UnrollSpec(
+            length=length,
+            act=act_inner,
+            step=step_inner,
+            bootstrap=value_inner,
+            num_inputs=len(operands),
+            out_avals=tuple(jax.core.ShapedArray(s.shape, s.dtype) for s in jax.tree.leaves(shapes)),
+            trajectory_tree=jax.tree.structure(shapes[0]),
+            initial_carry=tuple(np.asarray(leaf) for leaf in leaves),
+            carry_tree=carry_tree,
+            per_step_bytes=(action_bytes, seen_bytes),
+        )
+        return spec, operands
+
+    def _describe_step(
+        self, step: Callable[..., Any], act: Callable[..., Any], params: Params
+    ) -> tuple[Inner, int, int]:
+        actor = self.actor
+        action = jax.eval_shape(act, params, actor.carry, actor.timestep, actor.keys)[0]
+        after = jax.eval_shape(step, actor.env, action, actor.keys)
+        seen = (after.observation, after.reward, after.terminated, after.truncated)
+        inner = Inner("step", Side.ENVIRONMENT, None, 0, 0, None)
+        if self._env is not None:
+            inner, _ = _inner("step", step, actor.env, action, actor.keys, side=Side.ENVIRONMENT)
+        return inner, _nbytes(action), _nbytes(seen)
+
+
+def step_function(env: JaxEnv | None, spec: EnvSpec, batch: int) -> Callable[..., Any]:
+    """How a batch steps: compiled for a JAX environment; for a host one, only its shapes."""
+    if env is not None:
+        return lambda state, action, keys: batched.step(env, state, action, keys)
+
+    def shapes_only(state: Any, action: Any, keys: jax.Array) -> batched.BatchStep:
+        observation = _zeros(spec.observation, batch)
+        flag = jnp.zeros(batch, bool)
+        return batched.BatchStep(
+            state, observation, observation, jnp.zeros(batch), flag, flag, flag, flag
+        )
+
+    return shapes_only
+
+
+def _inner(
+    name: str, function: Callable[..., Any], *args: Any, side: Side = Side.ACTOR
+) -> tuple[Inner, list[jax.Array]]:
+    """A per-step program, and the traced values it captured, which become its first inputs."""
+    closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
+    captured = [const for const in closed.consts if isinstance(const, jax.core.Tracer)]
+    fixed = [const for const in closed.consts if not isinstance(const, jax.core.Tracer)]
+    jaxpr = closed.jaxpr
+    if captured:
+        pairs = list(zip(jaxpr.constvars, closed.consts, strict=True))
+        moved = [var for var, const in pairs if isinstance(const, jax.core.Tracer)]
+        kept = [var for var, const in pairs if not isinstance(const, jax.core.Tracer)]
+        jaxpr = jaxpr.replace(constvars=kept, invars=[*moved, *jaxpr.invars])
+        jaxpr = jaxpr.replace(debug_info=jaxpr.debug_info._replace(arg_names=None))
+    program = ClosedJaxpr(jaxpr, fixed)
+    tree = jax.tree.structure(out_shape)
+    return Inner(name, side, program, flops(jaxpr), len(captured), tree), captured
+
+
+def _result(algorithm: Algorithm, result: Any) -> tuple[Any, dict[str, Any]]:
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        raise UserError(
+            f"{type(algorithm).__name__}.iteration must return (state, metrics) with metrics a "
+            f"dict of scalars, got {type(result).__name__}."
+        )
+    return result
+
+
+def _check_state(algorithm: Algorithm, before: Any, after: Any) -> None:
+    """The new state must have the old one's structure, shapes and dtypes: it goes round the loop."""
+    name = type(algorithm).__name__
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise UserError(
+            f"{name}.iteration returns a state of another structure than {name}.init made: "
+            f"{jax.tree.structure(after)} instead of {jax.tree.structure(before)}."
+        )
+    for (path, old), new in zip(
+        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
+    ):
+        shape, dtype = jnp.shape(new), jax.dtypes.result_type(new)
+        if (old.shape, old.dtype) != (shape, dtype):
+            raise UserError(
+                f"{name}.iteration changes state{jax.tree_util.keystr(path)} from "
+                f"{old.dtype}{list(old.shape)} to {dtype}{list(shape)}; keep its shape and dtype."
+            )
+
+
+def _same_carry(algorithm: Algorithm, before: Any, after: Any) -> Any:
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise UserError(
+            f"{type(algorithm).__name__}.act returns a carry of structure "
+            f"{jax.tree.structure(after)}, but initial_carry() has {jax.tree.structure(before)}."
+        )
+    return jax.tree.map(lambda old, new: new.astype(old.dtype), before, after)
+
+
+def _scalar(name: str, value: Any) -> jax.Array:
+    if jnp.shape(value) != ():
+        raise UserError(
+            f"metric {name!r} has shape {list(jnp.shape(value))}; metrics are scalars: reduce it, "
+            f"for instance with .mean()."
+        )
+    return jnp.asarray(value, jnp.float32)
+
+
+def _zeros(structs: Any, batch: int) -> Any:
+    return jax.tree.map(lambda s: jnp.zeros((batch, *s.shape), s.dtype), structs)
+
+
+def _nbytes(tree: Any) -> int:
+    return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))

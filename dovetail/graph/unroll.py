@@ -1,0 +1,195 @@
+"""What `unroll` means: actors and environments in turn, and what is recorded on the way.
+
+The same definitions serve the compiled scan, the interpreter and the host loop: how keys are made
+(one per environment, folded with its step number, so that splitting environments among workers
+changes nothing), when carries are reset, and how finished episodes are counted.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.algorithm import Carry, Params, Timestep, Trajectory
+from dovetail.envs.batched import BatchStep
+
+Act = Callable[[Params, Carry, Timestep, jax.Array], tuple[Any, Any, Carry]]
+"""Acting over a batch: (params, carry [B], timestep [B], keys [B]) → (action, extras, carry)."""
+Bootstrap = Callable[[Params, Carry, Timestep], Any]
+Step = Callable[[Any, Any, jax.Array], BatchStep]
+"""Stepping a batch: (environment state, action, keys [B]) → BatchStep."""
+
+
+class ActorState(NamedTuple):
+    """What actors and environments keep from one unroll to the next; every leaf is [B, …]."""
+
+    env: Any
+    """The state of JAX environments; empty for host environments, which keep their own."""
+    timestep: Timestep
+    carry: Carry
+    keys: jax.Array
+    step: jax.Array
+    episode_return: jax.Array
+    episode_length: jax.Array
+
+
+class Episodes(NamedTuple):
+    """Episodes that ended, per environment [B]: how many, and the sums over them."""
+
+    count: jax.Array
+    returns: jax.Array
+    lengths: jax.Array
+
+
+class Record(NamedTuple):
+    """One step's row of the trajectory, and the timestep to act on next."""
+
+    row: Trajectory
+    actor: ActorState
+    episodes: Episodes
+
+
+def environment_keys(seed_key: jax.Array, num_envs: int) -> jax.Array:
+    """The fixed key of every environment, by its global index."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(seed_key, jnp.arange(num_envs))
+
+
+def act_key(key: jax.Array, step: jax.Array) -> jax.Array:
+    """The key with which one environment's actor acts at its `step`."""
+    return jax.random.fold_in(key, 2 * step)
+
+
+def env_key(key: jax.Array, step: jax.Array) -> jax.Array:
+    """The key with which one environment makes its transition (and reset) at its `step`."""
+    return jax.random.fold_in(key, 2 * step + 1)
+
+
+def initial_actor(env_state: Any, observation: Any, carry: Carry, keys: jax.Array) -> ActorState:
+    """Every environment at the start of an episode; `carry` is one environment's."""
+    batch = keys.shape[0]
+    return ActorState(
+        env=env_state,
+        timestep=Timestep(observation, jnp.zeros(batch), jnp.ones(batch, bool)),
+        carry=jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *jnp.shape(x))), carry),
+        keys=keys,
+        step=jnp.zeros(batch, jnp.int32),
+        episode_return=jnp.zeros(batch),
+        episode_length=jnp.zeros(batch, jnp.int32),
+    )
+
+
+def no_episodes(batch: int) -> Episodes:
+    """Nothing has ended yet."""
+    return Episodes(jnp.zeros(batch, jnp.int32), jnp.zeros(batch), jnp.zeros(batch, jnp.int32))
+
+
+def reset_carry(first: jax.Array, initial: Carry, carry: Carry) -> Carry:
+    """The initial carry where an episode begins."""
+    return jax.tree.map(
+        lambda new, old: jnp.where(first.reshape(first.shape + (1,) * (old.ndim - 1)), new, old),
+        initial,
+        carry,
+    )
+
+
+def step_once(
+    act: Act, step: Step, params: Params, actor: ActorState, keys: tuple[jax.Array, jax.Array]
+) -> Record:
+    """Acts and steps once in every environment; `bootstrap` and `carry` of the row stay empty."""
+    acting_keys, stepping_keys = keys
+    action, extras, carry = act(params, actor.carry, actor.timestep, acting_keys)
+    after = step(actor.env, action, stepping_keys)
+    done = after.terminated | after.truncated
+    episode_return = actor.episode_return + after.reward
+    episode_length = actor.episode_length + after.valid
+    episodes = Episodes(
+        done.astype(jnp.int32), jnp.where(done, episode_return, 0), jnp.where(done, episode_length, 0)
+    )
+    row = Trajectory(
+        observation=actor.timestep.observation,
+        action=action,
+        reward=after.reward,
+        terminated=after.terminated,
+        truncated=after.truncated,
+        first=actor.timestep.first,
+        valid=after.valid,
+        next_observation=after.next_observation,
+        extras=extras,
+        bootstrap=(),
+        carry=(),
+    )
+    following = ActorState(
+        env=after.state,
+        timestep=Timestep(after.observation, jnp.where(after.first, 0, after.reward), after.first),
+        carry=carry,
+        keys=actor.keys,
+        step=actor.step + 1,
+        episode_return=jnp.where(done, 0, episode_return),
+        episode_length=jnp.where(done, 0, episode_length),
+    )
+    return Record(row, following, episodes)
+
+
+def final_timestep(row: Trajectory) -> Timestep:
+    """What an actor would see at the true successor of a row, were the episode to go on."""
+    return Timestep(row.next_observation, row.reward, jnp.zeros_like(row.first))
+
+
+def unroll_scan(
+    act: Act, step: Step, bootstrap: Bootstrap | None, length: int, params: Params, actor: ActorState
+) -> tuple[Trajectory, ActorState, Episodes]:
+    """The compiled unroll: one `lax.scan` over acting and environment.
+
+    `act` resets carries itself (it is given `timestep.first`); see `with_carry_reset`.
+    """
+    steps = actor.step[None] + jnp.arange(length, dtype=jnp.int32)[:, None]
+    over_time = jax.vmap(jax.vmap(act_key), (None, 0)), jax.vmap(jax.vmap(env_key), (None, 0))
+    keys = (over_time[0](actor.keys, steps), over_time[1](actor.keys, steps))
+
+    def body(state: tuple[ActorState, Episodes], keys: Any) -> tuple[Any, Trajectory]:
+        actor, episodes = state
+        record = step_once(act, step, params, actor, keys)
+        row = record.row
+        if bootstrap is not None:
+            row = row._replace(bootstrap=_at_truncation(bootstrap, params, record))
+        return (record.actor, jax.tree.map(jnp.add, episodes, record.episodes)), row
+
+    start = (actor, no_episodes(actor.step.shape[0]))
+    (after, episodes), trajectory = jax.lax.scan(body, start, keys)
+    if bootstrap is not None:
+        last = bootstrap(params, after.carry, after.timestep)
+        trajectory = trajectory._replace(bootstrap=with_last(trajectory, last))
+    return trajectory._replace(carry=initial_row(actor.carry)), after, episodes
+
+
+def _at_truncation(bootstrap: Bootstrap, params: Params, record: Record) -> Any:
+    """`bootstrap` at the true final observation of truncated episodes, zero elsewhere."""
+    row = record.row
+
+    def evaluate() -> Any:
+        values = bootstrap(params, record.actor.carry, final_timestep(row))
+        return jax.tree.map(lambda v: jnp.where(_like(row.truncated, v), v, 0), values)
+
+    shapes = jax.eval_shape(evaluate)
+    zeros = lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)  # noqa: E731
+    return jax.lax.cond(row.truncated.any(), evaluate, zeros)
+
+
+def with_last(trajectory: Trajectory, last: Any) -> Any:
+    """Fills the last row of `bootstrap` where the episode goes on beyond the unroll."""
+    truncated = trajectory.truncated[-1]
+    return jax.tree.map(
+        lambda rows, v: rows.at[-1].set(jnp.where(_like(truncated, v), rows[-1], v)),
+        trajectory.bootstrap,
+        last,
+    )
+
+
+def initial_row(carry: Carry) -> Carry:
+    """The carry with which an unroll began, as a row of the trajectory: [1, B, …]."""
+    return jax.tree.map(lambda x: x[None], carry)
+
+
+def _like(mask: jax.Array, x: jax.Array) -> jax.Array:
+    return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))

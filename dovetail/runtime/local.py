@@ -1,0 +1,150 @@
+"""The one-machine runtime: builds the programs of a plan and runs them round and round.
+
+If every link is fused, the whole iteration is one program and many iterations go in one dispatch,
+which returns before it is done; otherwise each fragment is a program of its own and the worker
+runs them in the graph's order. Nothing here knows what an algorithm or a policy is.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.graph.ir import Graph, Unroll
+from dovetail.plan.ir import LinkKind, Plan
+from dovetail.runtime.host import HostStepper, HostUnroll, JaxStepper
+from dovetail.runtime.programs import (
+    FragmentProgram,
+    Values,
+    many_iterations,
+    over_devices,
+    over_seeds,
+)
+
+
+class Report(NamedTuple):
+    """What some iterations did. Arrays may still be on their way: reading them waits."""
+
+    iterations: int
+    metrics: dict[str, Any]
+    """Sums over the iterations; scalars, or [seeds]."""
+    episodes: list[Any]
+    """Counts, returns and lengths of finished episodes, per environment."""
+
+
+class Runtime:
+    """Runs a plan. Holds the learner's and the actors' state between calls of `advance`."""
+
+    def __init__(
+        self, graph: Graph, plan: Plan, env: JaxEnv | HostEnv | None, seeds: int = 1
+    ) -> None:
+        self.graph = graph
+        self.plan = plan
+        self.compile_seconds = 0.0
+        self._state: list[Any] = []
+        self._actor: list[Any] = []
+        fused = all(link.kind is LinkKind.FUSED for link in plan.links)
+        self._worker: _FusedWorker | _StepWorker = (
+            _FusedWorker(graph, plan, env, seeds) if fused else _StepWorker(graph, env)
+        )
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether `advance` returns before the work is done."""
+        return isinstance(self._worker, _FusedWorker)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent so far, by fragment."""
+        return self._worker.seconds
+
+    def load(self, state: Any, actor: Any) -> None:
+        """Sets what the next iteration starts from, and compiles what it needs."""
+        self._state = jax.tree.leaves(state)
+        self._actor = jax.tree.leaves(actor)
+        began = time.perf_counter()
+        self._worker.compile(self._state, self._actor)
+        self.compile_seconds += time.perf_counter() - began
+
+    @property
+    def state(self) -> Any:
+        """The learner's state after the iterations so far."""
+        return self.graph.state.tree.unflatten(self._state)
+
+    @property
+    def actor(self) -> Any:
+        """The actors' state after the iterations so far."""
+        return self.graph.actor.tree.unflatten(self._actor)
+
+    def advance(self, iterations: int) -> Report:
+        """Runs that many iterations."""
+        self._state, self._actor, metrics, episodes = self._worker.run(
+            self._state, self._actor, iterations
+        )
+        names = [name for name, _ in self.graph.metrics]
+        return Report(iterations, dict(zip(names, metrics, strict=True)), episodes)
+
+
+class _FusedWorker:
+    """One program for the whole iteration."""
+
+    def __init__(self, graph: Graph, plan: Plan, env: Any, seeds: int) -> None:
+        program = many_iterations(graph, env)
+        if seeds > 1:
+            program = over_seeds(program)
+        if plan.replicas > 1:
+            devices = jax.devices()
+            program = over_devices(program, [devices[i] for i in plan.workers[0].devices])
+        self.seconds: dict[str, float] = {}
+        self._call: Callable[..., Any] = jax.jit(program)
+
+    def compile(self, state: list[Any], actor: list[Any]) -> None:
+        self._call = self._call.lower(state, actor, np.int32(1)).compile()  # type: ignore[attr-defined]
+
+    def run(self, state: list[Any], actor: list[Any], count: int) -> tuple[Any, ...]:
+        return self._call(state, actor, np.int32(count))
+
+
+class _StepWorker:
+    """One program per fragment, environments on the host."""
+
+    def __init__(self, graph: Graph, env: JaxEnv | HostEnv | None) -> None:
+        self._graph = graph
+
+        def make_stepper(state: Any, keys: Any) -> HostStepper | JaxStepper:
+            return JaxStepper(env, state, keys) if isinstance(env, JaxEnv) else HostStepper(env)  # type: ignore[arg-type]
+
+        self._programs: list[HostUnroll | FragmentProgram] = [
+            HostUnroll(node, graph, make_stepper) if isinstance(node, Unroll) else FragmentProgram(node)
+            for node in graph.nodes
+        ]
+        self.seconds = {program.name: 0.0 for program in self._programs}
+
+    def compile(self, state: list[Any], actor: list[Any]) -> None:
+        for program in self._programs:
+            if isinstance(program, FragmentProgram):
+                program.compile()
+
+    def run(self, state: list[Any], actor: list[Any], count: int) -> tuple[Any, ...]:
+        graph = self._graph
+        metrics: list[np.ndarray] = []
+        episodes: list[Any] = []
+        for _ in range(count):
+            values: Values = dict(zip((v.id for v in graph.state.inputs), state, strict=True))
+            values.update(zip((v.id for v in graph.actor.inputs), actor, strict=True))
+            for program in self._programs:
+                began = time.perf_counter()
+                program.run(values)
+                self.seconds[program.name] += time.perf_counter() - began
+            state = [values[v.id] for v in graph.state.outputs]
+            actor = [values[v.id] for v in graph.actor.outputs]
+            metrics.append([values[v.id] for _, v in graph.metrics])
+            episodes.append([values[v.id] for v in graph.episodes])
+        return state, actor, _sums(metrics), _sums(episodes)
+
+
+def _sums(rows: list[list[Any]]) -> list[Any]:
+    return [np.sum([np.asarray(x) for x in column], axis=0) for column in zip(*rows, strict=True)]
