@@ -1,1 +1,29 @@
-"""Dovetail: write a reinforcement-learning algorithm once, run it anywhere."""
+"""Dovetail: write a reinforcement-learning algorithm once, run it anywhere.
+
+Everything public is here; nothing heavy is imported before it is used.
+"""
+
+from dovetail.lazy import lazy_attributes
+
+__getattr__, __dir__, __all__ = lazy_attributes(
+    [
+        "dovetail.algorithm:Algorithm",
+        "dovetail.algorithm:RL",
+        "dovetail.algorithm:Task",
+        "dovetail.algorithm:Timestep",
+        "dovetail.algorithm:Trajectory",
+        "dovetail.errors:UserError",
+        "dovetail.explanation:explain",
+        "dovetail.export:load_policy",
+        "dovetail.planning:trace",
+        "dovetail.run:Run",
+        "dovetail.settings:Settings",
+        "dovetail.telemetry.plot:plot",
+        "dovetail.trained:evaluate_run",
+        "dovetail.trained:watch",
+        "dovetail.training:resume",
+        "dovetail.training:train",
+    ],
+    modules=["algorithms", "envs", "functions", "networks", "policies"],
+    package="dovetail",
+)

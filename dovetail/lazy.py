@@ -6,14 +6,21 @@ from typing import Any
 
 
 def lazy_attributes(
-    targets: Iterable[str],
+    targets: Iterable[str], modules: Iterable[str] = (), package: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package, from targets written "module:Name"."""
+    """`__getattr__`, `__dir__` and `__all__` of a package.
+
+    `targets` are written "module:Name"; `modules` are submodules of `package`.
+    """
     places = {target.partition(":")[2]: target.partition(":")[0] for target in targets}
+    inner = list(modules)
+    public = sorted([*places, *inner])
 
     def getattribute(name: str) -> Any:
-        if name not in places:
-            raise AttributeError(f"no attribute {name!r}; there are: {', '.join(sorted(places))}")
-        return getattr(importlib.import_module(places[name]), name)
+        if name in places:
+            return getattr(importlib.import_module(places[name]), name)
+        if name in inner:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"no attribute {name!r}; there are: {', '.join(public)}")
 
-    return getattribute, lambda: sorted(places), sorted(places)
+    return getattribute, lambda: public, public

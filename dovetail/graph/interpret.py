@@ -1,8 +1,8 @@
 """The interpreter: an algorithm's loop run as the plain Python that it is.
 
-Boundaries hand their values over at once, `unroll` is a Python loop, and with jit disabled every
-value is concrete: breakpoints and prints work anywhere in the algorithm. It is the reference that
-every synchronous policy must equal.
+Boundaries hand their values over at once, `unroll` is a Python loop, every value that `iteration`
+sees is concrete; with `debug` jit is off too, so that breakpoints and prints work inside `act` and
+inside loops as well. It is the reference that every synchronous policy must equal.
 """
 
 from collections.abc import Callable
@@ -85,14 +85,14 @@ class Interpreting:
 
 
 def interpret(
-    algorithm: Algorithm, step: Step, state: Any, actor: ActorState
+    algorithm: Algorithm, step: Step, state: Any, actor: ActorState, debug: bool = False
 ) -> tuple[Any, dict[str, jax.Array], ActorState, Episodes]:
     """One iteration of a bound algorithm: (state, metrics, actor, episodes), values concrete.
 
     `step` is how the batch of environments steps: `dovetail.envs.batched.step` with a JAX
     environment filled in, or a host environment's.
     """
-    with jax.disable_jit():
+    with jax.disable_jit(debug):
         rl = Interpreting(algorithm, step, actor)
         state, metrics = algorithm.iteration(rl, state)
     return state, metrics, rl.actor, rl.episodes

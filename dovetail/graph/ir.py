@@ -176,6 +176,15 @@ class Graph:
         return tuple(node for node in self.nodes if isinstance(node, Unroll))
 
     @property
+    def fragments(self) -> tuple[str, ...]:
+        """Everything that a plan places: the fragments, an unroll's two halves apart."""
+        parts = (
+            (f"{node.name}.act", f"{node.name}.step") if isinstance(node, Unroll) else (node.name,)
+            for node in self.nodes
+        )
+        return tuple(name for names in parts for name in names)
+
+    @property
     def steps_per_iteration(self) -> int:
         """Environment steps, over all environments."""
         return sum(node.length for node in self.unrolls) * self.num_envs

@@ -5,8 +5,8 @@ for all its leaves. Boundaries must stand in `iteration` itself; inside `jit`, `
 could not be cut, and are refused with the user's file and line.
 """
 
+import dataclasses
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +23,7 @@ from dovetail.envs import batched
 from dovetail.envs.interface import EnvSpec, JaxEnv
 from dovetail.errors import UserError
 from dovetail.graph import primitives
+from dovetail.graph.check import check_action, check_state, same_carry, scalar, two_results
 from dovetail.graph.cost import flops
 from dovetail.graph.cut import cut
 from dovetail.graph.ir import Graph, Inner, Side
@@ -41,25 +42,38 @@ for _internal in ("graph", "functions", "networks", "envs", "algorithm.py"):
     jex.source_info_util.register_exclusion(os.path.join(PACKAGE, _internal))
 
 
-def trace(algorithm: Algorithm, task: Task, env: JaxEnv | None = None) -> Graph:
-    """The graph of `algorithm` on `task`; `env` is None when the environments live on the host."""
-    bound = algorithm.bind(task)
-    traced = trace_iteration(bound, task, env)
-    return cut(traced, type(algorithm).__name__, task.env.id, task.num_envs)
+def trace(
+    algorithm: Algorithm, task: Task, env: JaxEnv | None = None, *, replicas: int = 1
+) -> Graph:
+    """The graph of one of `replicas` equal shares of `task`, to the whole of which `algorithm` is
+    bound; `env` is None when the environments live on the host."""
+    share = _share(task, replicas)
+    traced = trace_iteration(algorithm.bind(task), share, env)
+    return cut(traced, type(algorithm).__name__, task.env.id, share.num_envs)
+
+
+def _share(task: Task, replicas: int) -> Task:
+    if replicas < 1 or task.num_envs < 1 or task.num_envs % replicas:
+        raise UserError(
+            f"{task.num_envs} environments cannot be split evenly among {replicas} replicas: "
+            f"choose a multiple of {max(replicas, 1)} environments (--envs)."
+        )
+    return dataclasses.replace(task, num_envs=task.num_envs // replicas)
 
 
 def trace_iteration(algorithm: Algorithm, task: Task, env: JaxEnv | None) -> Traced:
     """Runs `iteration` on abstract values and records what it did."""
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     actor = abstract_actor(algorithm, task, env)
+    carry = jax.tree.map(np.asarray, algorithm.initial_carry())
     names: list[str] = []
 
     def one_iteration(state: Any, actor: ActorState) -> Any:
-        rl = Tracing(algorithm, task.env, env, actor)
-        new_state, metrics = _result(algorithm, algorithm.iteration(rl, state))
-        _check_state(algorithm, state, new_state)
+        rl = Tracing(algorithm, task.env, env, actor, carry)
+        new_state, metrics = two_results(algorithm, algorithm.iteration(rl, state))
+        check_state(algorithm, state, new_state)
         names.extend(sorted(metrics))
-        scalars = [_scalar(name, metrics[name]) for name in names]
+        scalars = [scalar(name, metrics[name]) for name in names]
         return new_state, rl.actor, scalars, rl.episodes
 
     closed = jax.make_jaxpr(one_iteration)(state, actor)
@@ -90,13 +104,19 @@ class Tracing:
     """The `rl` of a traced iteration."""
 
     def __init__(
-        self, algorithm: Algorithm, spec: EnvSpec, env: JaxEnv | None, actor: ActorState
+        self,
+        algorithm: Algorithm,
+        spec: EnvSpec,
+        env: JaxEnv | None,
+        actor: ActorState,
+        initial_carry: Any,
     ) -> None:
         self.actor = actor
         self.episodes: Episodes | None = None
         self._algorithm = algorithm
         self._spec = spec
         self._env = env
+        self._initial_carry = initial_carry
         self._level = jex.core.get_opaque_trace_state()
 
     def broadcast(self, tree: Any) -> Any:
@@ -120,8 +140,11 @@ class Tracing:
     ) -> Trajectory:
         """Actors ↔ environments."""
         self._refuse_nested("unroll")
-        if length < 1:
-            raise UserError(f"unroll needs a length of at least 1 step, got {length}.")
+        if not isinstance(length, int) or length < 1:
+            raise UserError(
+                f"{primitives.where(jex.source_info_util.current())}: rl.unroll needs a whole "
+                f"number of steps, at least 1, but its length is {length!r}."
+            )
         spec, operands = self._describe(act, params, length, bootstrap)
         leaves = operands + jax.tree.leaves(self.actor)
         outputs = primitives.unroll_p.bind(*leaves, spec=spec)
@@ -142,23 +165,22 @@ class Tracing:
 
     def _refuse_nested(self, name: str) -> None:
         if jex.core.get_opaque_trace_state() != self._level:
-            frame = sys._getframe(2)
             raise UserError(
-                f"{frame.f_code.co_filename}:{frame.f_lineno}: rl.{name} stands inside jit, scan, "
-                f"cond or vmap, where the graph cannot be cut; call it in iteration itself."
+                f"{primitives.where(jex.source_info_util.current())}: rl.{name} stands inside jit, "
+                f"scan, cond or vmap, where the graph cannot be cut; call it in iteration itself."
             )
 
     def _describe(
         self, act: Callable[..., Any], params: Params, length: int, bootstrap: Any
     ) -> tuple[UnrollSpec, list[jax.Array]]:
         """The spec of this unroll and its operands: captured values, then the params' leaves."""
-        initial = self._algorithm.initial_carry()
+        initial = self._initial_carry
         actor = self.actor
 
         def batched_act(params: Params, carry: Any, timestep: Any, keys: jax.Array) -> Any:
             carry = reset_carry(timestep.first, initial, carry)
             action, extras, after = jax.vmap(act, (None, 0, 0, 0))(params, carry, timestep, keys)
-            return action, extras, _same_carry(self._algorithm, carry, after)
+            return action, extras, same_carry(self._algorithm, carry, after)
 
         act_inner, act_captured = _inner(
             "act", batched_act, params, actor.carry, actor.timestep, actor.keys
@@ -169,6 +191,7 @@ class Tracing:
                 "bootstrap", jax.vmap(bootstrap, (None, 0, 0)), params, actor.carry, actor.timestep
             )
         step = step_function(self._env, self._spec, actor.step.shape[0])
+        step_inner, action_bytes, seen_bytes = self._describe_step(step, batched_act, params)
         shapes = jax.eval_shape(
             lambda params, actor: unroll_scan(
                 batched_act,
@@ -181,7 +204,6 @@ class Tracing:
             params,
             actor,
         )
-        step_inner, action_bytes, seen_bytes = self._describe_step(step, batched_act, params)
         operands = act_captured + value_captured + jax.tree.leaves(params)
         leaves, carry_tree = jax.tree.flatten(initial)
         spec = UnrollSpec(
@@ -192,7 +214,7 @@ class Tracing:
             num_inputs=len(operands),
             out_avals=tuple(jax.core.ShapedArray(s.shape, s.dtype) for s in jax.tree.leaves(shapes)),
             trajectory_tree=jax.tree.structure(shapes[0]),
-            initial_carry=tuple(np.asarray(leaf) for leaf in leaves),
+            initial_carry=tuple(leaves),
             carry_tree=carry_tree,
             per_step_bytes=(action_bytes, seen_bytes),
         )
@@ -203,6 +225,7 @@ class Tracing:
     ) -> tuple[Inner, int, int]:
         actor = self.actor
         action = jax.eval_shape(act, params, actor.carry, actor.timestep, actor.keys)[0]
+        check_action(self._algorithm, self._spec, action)
         after = jax.eval_shape(step, actor.env, action, actor.keys)
         seen = (after.observation, after.reward, after.terminated, after.truncated)
         inner = Inner("step", Side.ENVIRONMENT, None, 0, 0, None)
@@ -243,52 +266,6 @@ def _inner(
     program = ClosedJaxpr(jaxpr, fixed)
     tree = jax.tree.structure(out_shape)
     return Inner(name, side, program, flops(jaxpr), len(captured), tree), captured
-
-
-def _result(algorithm: Algorithm, result: Any) -> tuple[Any, dict[str, Any]]:
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        raise UserError(
-            f"{type(algorithm).__name__}.iteration must return (state, metrics) with metrics a "
-            f"dict of scalars, got {type(result).__name__}."
-        )
-    return result
-
-
-def _check_state(algorithm: Algorithm, before: Any, after: Any) -> None:
-    """The new state must have the old one's structure, shapes and dtypes: it goes round the loop."""
-    name = type(algorithm).__name__
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        raise UserError(
-            f"{name}.iteration returns a state of another structure than {name}.init made: "
-            f"{jax.tree.structure(after)} instead of {jax.tree.structure(before)}."
-        )
-    for (path, old), new in zip(
-        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
-    ):
-        shape, dtype = jnp.shape(new), jax.dtypes.result_type(new)
-        if (old.shape, old.dtype) != (shape, dtype):
-            raise UserError(
-                f"{name}.iteration changes state{jax.tree_util.keystr(path)} from "
-                f"{old.dtype}{list(old.shape)} to {dtype}{list(shape)}; keep its shape and dtype."
-            )
-
-
-def _same_carry(algorithm: Algorithm, before: Any, after: Any) -> Any:
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        raise UserError(
-            f"{type(algorithm).__name__}.act returns a carry of structure "
-            f"{jax.tree.structure(after)}, but initial_carry() has {jax.tree.structure(before)}."
-        )
-    return jax.tree.map(lambda old, new: new.astype(old.dtype), before, after)
-
-
-def _scalar(name: str, value: Any) -> jax.Array:
-    if jnp.shape(value) != ():
-        raise UserError(
-            f"metric {name!r} has shape {list(jnp.shape(value))}; metrics are scalars: reduce it, "
-            f"for instance with .mean()."
-        )
-    return jnp.asarray(value, jnp.float32)
 
 
 def _zeros(structs: Any, batch: int) -> Any:

@@ -68,3 +68,15 @@ class Plan:
     def worker_of(self, fragment: str) -> str:
         """The worker that hosts a fragment."""
         return next(i.worker for i in self.instances if i.fragment == fragment)
+
+    def programs(self, worker: str) -> list[tuple[str, ...]]:
+        """What is compiled together on a worker: its fragments, joined where fused links join
+        them."""
+        fragments = [i.fragment for i in self.instances if i.worker == worker]
+        program = {fragment: {fragment} for fragment in fragments}
+        for link in self.links:
+            if link.kind is LinkKind.FUSED and link.source in program and link.target in program:
+                joined = program[link.source] | program[link.target]
+                program.update(dict.fromkeys(joined, joined))
+        groups = [tuple(f for f in fragments if f in program[name]) for name in fragments]
+        return list(dict.fromkeys(groups))

@@ -42,19 +42,9 @@ class Policy(Protocol):
         ...
 
 
-def fragment_names(graph: Graph) -> list[str]:
-    """Every fragment of the graph, an unroll's two halves apart."""
-    halves = {node.name for node in graph.unrolls}
-    names: list[str] = []
-    for node in graph.nodes:
-        parts = [f"{node.name}.act", f"{node.name}.step"] if node.name in halves else [node.name]
-        names += parts
-    return names
-
-
 def on_one_worker(graph: Graph, worker: str) -> tuple[Instance, ...]:
     """Every fragment on the same worker."""
-    return tuple(Instance(name, worker) for name in fragment_names(graph))
+    return tuple(Instance(name, worker) for name in graph.fragments)
 
 
 def links(graph: Graph, crossing: LinkKind, stepping: LinkKind) -> tuple[Link, ...]:

@@ -115,7 +115,7 @@ class _StepWorker:
         self._graph = graph
 
         def make_stepper(state: Any, keys: Any) -> HostStepper | JaxStepper:
-            return JaxStepper(env, state, keys) if isinstance(env, JaxEnv) else HostStepper(env)  # type: ignore[arg-type]
+            return HostStepper(env) if isinstance(env, HostEnv) else JaxStepper(env, state, keys)
 
         self._programs: list[HostUnroll | FragmentProgram] = [
             HostUnroll(node, graph, make_stepper) if isinstance(node, Unroll) else FragmentProgram(node)

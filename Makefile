@@ -1,0 +1,62 @@
+# `make train` and `make test` need nothing but Python 3.11 or later: each makes .venv when it is
+# missing and installs exactly what the lock files say. PYTHON=… chooses another Python.
+
+ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
+	$$p -c '$(ENOUGH)' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+CORE := .venv/.core-installed
+TEST := .venv/.test-installed
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --custom-compile-command "make lock" pyproject.toml
+
+.PHONY: help train test lint bench lock clean
+
+help:
+	@echo "make train   train PPO on CartPole-v1 until it is solved (ARGS=… adds options)"
+	@echo "make test    lint, types, the import check and all tests"
+	@echo "make lint    lint and types only"
+	@echo "make bench   the measurements of benchmarks/RESULTS.md (ARGS=… adds options)"
+	@echo "make lock    resolve the lock files again from pyproject.toml"
+	@echo "make clean   remove .venv and every cache; runs/ is kept"
+
+train: $(CORE)
+	@$(BIN)/dovetail train ppo --env CartPole-v1 --until 475 $(ARGS)
+
+test: lint
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+lint: $(TEST)
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . || \
+		{ echo "Lint: run '$(BIN)/ruff check --fix . && $(BIN)/ruff format .' and look at what is left."; exit 1; }
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(CORE)
+	@$(PYTHON) benchmarks/run.py $(ARGS)
+
+lock:
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(COMPILE) --extra test --output-file requirements-test.lock
+	$(COMPILE) --constraint requirements-test.lock --output-file requirements.lock
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist
+	find dovetail tests benchmarks examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(CORE): requirements.lock pyproject.toml tools/install.py
+	@$(call install,requirements.lock)
+	@touch $@
+
+$(TEST): requirements-test.lock pyproject.toml tools/install.py
+	@$(call install,requirements-test.lock)
+	@touch $@ $(CORE)
+
+define install
+if [ -z "$(PYTHON)" ]; then \
+	echo "Dovetail needs Python 3.11 or later, and none is on the PATH: install one, or name it: make PYTHON=/path/to/python3."; \
+	exit 2; fi; \
+$(PYTHON) -c '$(ENOUGH)' || { \
+	echo "$(PYTHON) is older than Python 3.11: name a later one: make PYTHON=/path/to/python3."; exit 2; }; \
+$(PYTHON) tools/install.py .venv $(1)
+endef

@@ -1,0 +1,44 @@
+"""Advantage actor-critic, the synchronous form of https://arxiv.org/abs/1602.01783.
+
+One gradient step on each short unroll: fast per step, less thrifty with samples than PPO.
+"""
+
+from dataclasses import dataclass
+
+from dovetail.algorithm import RL, Metrics, Trajectory
+from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
+from dovetail.functions.losses import standardise
+from dovetail.functions.returns import generalised_advantages
+
+
+@dataclass(frozen=True)
+class A2C(ActorCriticAlgorithm):
+    """Advantage actor-critic: one policy-gradient step per short unroll."""
+
+    unroll_length: int = 8
+    """Steps each environment takes between two updates."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    lambda_: float = 0.95
+    """Trade-off of bias and variance in the advantages; 1 for the paper's n-step returns."""
+    normalise_advantages: bool = False
+    """Whether each batch's advantages are standardised."""
+
+    def learn(
+        self, rl: RL, state: LearnerState, batch: Trajectory
+    ) -> tuple[LearnerState, Metrics]:
+        """One gradient step on the whole batch."""
+        prepared = self.prepare(rl, state, batch)
+        advantages = generalised_advantages(
+            prepared.reward,
+            batch.extras.value,
+            prepared.next_value,
+            batch.terminated,
+            batch.truncated,
+            self.discount,
+            self.lambda_,
+        )
+        targets = advantages + batch.extras.value
+        if self.normalise_advantages:
+            advantages = standardise(advantages, prepared.weights, rl.mean)
+        return self.policy_gradient_step(rl, state, batch, prepared, advantages, targets)

@@ -1,0 +1,445 @@
+"""Checkpoints of the training state: written in the background, restored bit for bit or refused.
+
+A checkpoint is a folder named by its step: `arrays/` (orbax) and `meta.json`, which lists every
+leaf, the caller's own record, and a sha256 of every file. It is written under a hidden name and
+renamed when complete, so a killed process leaves nothing that could be taken for a checkpoint.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.errors import UserError
+
+FORMAT = 1
+"""Raised whenever an older Dovetail could no longer read what is written."""
+
+PyTree = Any
+
+
+class _Request(NamedTuple):
+    """One save, cut loose from the training loop: nothing in it changes any more."""
+
+    step: int
+    leaves: list[dict[str, Any]]
+    arrays: list[Any]
+    meta: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one folder and the thread that writes them."""
+
+    def __init__(self, folder: str | Path, keep: int = 3) -> None:
+        if keep < 1:
+            raise UserError(
+                f"keep is {keep}, but at least 1 checkpoint must be kept: give 1 or more."
+            )
+        self.folder = Path(folder).absolute()
+        self.keep = keep
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._waiting: _Request | None = None
+        self._writing = False
+        self._closed = False
+        self._error: UserError | None = None
+        self._base = -1
+        self._known: set[int] = set()
+
+    def save(self, step: int, tree: PyTree, meta: Mapping[str, Any]) -> None:
+        """Asks for `tree` to be written as checkpoint `step`; returns at once.
+
+        One save is in flight at most; a newer request replaces one that still waits. `meta` is any
+        JSON object; `restore` compares it with what is expected. An earlier save's error is raised
+        here. A step that this run has already written or restored is not written again.
+        """
+        step = int(step)
+        self._raise_error()
+        if self._closed:
+            raise UserError(f"The checkpoints in {self.folder} are closed: save before close().")
+        if step in self._known:
+            return
+        if not self._known:
+            self._refuse_other_run(step)
+        leaves, arrays = _snapshot(tree)
+        request = _Request(step, leaves, arrays, json.loads(json.dumps(dict(meta))))
+        with self._changed:
+            self._known.add(step)
+            if self._waiting is not None:
+                self._known.discard(self._waiting.step)
+            self._waiting = request
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="dovetail-checkpoints", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """True once all is written, False after `timeout` seconds; raises a save's error."""
+        with self._changed:
+            idle = self._changed.wait_for(
+                lambda: self._waiting is None and not self._writing, timeout
+            )
+        self._raise_error()
+        return idle
+
+    def close(self) -> None:
+        """Writes what still waits, ends the thread, raises a save's error; safe to call twice."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._raise_error()
+
+    def steps(self) -> list[int]:
+        """The steps that have a complete checkpoint, ascending."""
+        found = self.folder.glob("[0-9]*/meta.json")
+        return sorted(int(path.parent.name) for path in found if path.parent.name.isdigit())
+
+    def latest(self) -> int | None:
+        """The last step that has a checkpoint, if any."""
+        return max(self.steps(), default=None)
+
+    def restore(
+        self, like: PyTree, step: int | None = None, expect: Mapping[str, Any] | None = None
+    ) -> tuple[PyTree, dict[str, Any]]:
+        """(tree, meta) of checkpoint `step` or the latest, bit for bit as it was saved.
+
+        The structure, and where each leaf lives, are taken from `like`. Every entry of `expect`
+        must equal the saved meta's; "options" alone may differ, as long as no leaf's shape does.
+        """
+        step = self._choose(step)
+        place = f"Checkpoint {step} in {self.folder}"
+        try:
+            record = _read_record(self.folder / str(step), place)
+        except UserError as error:
+            others = [str(other) for other in self.steps() if other != step]
+            hint = f"restore another: {', '.join(others)}" if others else "there is no other"
+            raise UserError(f"{error}; {hint}.") from error
+        meta = record["meta"]
+        _check_meta(meta, expect or {}, place)
+        leaves = [leaf for _, leaf in jax.tree_util.tree_flatten_with_path(like)[0]]
+        _check_leaves(record["leaves"], like, meta, expect or {}, place)
+        arrays = _read_arrays(self.folder / str(step), record["leaves"], place)
+        restored = [
+            _as_leaf(array, entry, leaf)
+            for array, entry, leaf in zip(arrays, record["leaves"], leaves, strict=True)
+        ]
+        self._base = step
+        self._known = {step}
+        return jax.tree.unflatten(jax.tree.structure(like), restored), meta
+
+    def _choose(self, step: int | None) -> int:
+        steps = self.steps()
+        if not steps:
+            if not self.folder.is_dir():
+                there = "there is no such folder"
+            else:
+                names = sorted(entry.name for entry in self.folder.iterdir())[:5]
+                there = f"it holds {', '.join(names)}" if names else "it is empty"
+            raise UserError(
+                f"No checkpoint was found in {self.folder} ({there}): "
+                "give the checkpoints folder of a run that has saved."
+            )
+        if step is not None and step not in steps:
+            have = ", ".join(map(str, steps))
+            raise UserError(f"No checkpoint {step} in {self.folder}: choose one of: {have}.")
+        return steps[-1] if step is None else step
+
+    def _refuse_other_run(self, step: int) -> None:
+        """A run that restored nothing must not mix its checkpoints with another run's."""
+        latest = self.latest()
+        if latest is not None:
+            raise UserError(
+                f"Checkpoint {step} was not written, since {self.folder} already holds checkpoint "
+                f"{latest} of another run: resume that run, or choose another folder."
+            )
+
+    def _raise_error(self) -> None:
+        with self._changed:
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        """The thread: writes the waiting request until closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting is not None or self._closed)
+                request, self._waiting = self._waiting, None
+                self._writing = request is not None
+            if request is None:
+                return
+            failure = None
+            try:
+                self._write(request)
+            except Exception as error:
+                failure = error
+            with self._changed:
+                self._writing = False
+                if failure is not None:
+                    self._known.discard(request.step)
+                    self._error = self._sentence(request.step, failure)
+                self._changed.notify_all()
+            del request, failure
+
+    def _sentence(self, step: int, error: Exception) -> UserError:
+        text = " ".join(str(error).split()) or type(error).__name__
+        reason = text if len(text) <= 160 else f"… {text[-160:]}"
+        return UserError(
+            f"Checkpoint {step} could not be written to {self.folder} ({reason}): "
+            "make room or make the folder writable; earlier checkpoints are unharmed."
+        )
+
+    def _write(self, request: _Request) -> None:
+        """Writes under a hidden name, renames, then drops what is surplus."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self.folder.glob(".tmp-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        hidden = self.folder / f".tmp-{request.step}"
+        try:
+            _write_arrays(hidden / "arrays", request)
+            _write_record(hidden, request)
+            for abandoned in [step for step in self.steps() if step > self._base >= 0]:
+                if abandoned not in self._known or abandoned == request.step:
+                    self._remove(abandoned)
+            os.rename(hidden, self.folder / str(request.step))
+        except BaseException:
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
+        for surplus in self.steps()[: -self.keep]:
+            self._remove(surplus)
+
+    def _remove(self, step: int) -> None:
+        """Hides the checkpoint first: a half-deleted one is never seen."""
+        hidden = self.folder / f".tmp-removed-{step}"
+        os.rename(self.folder / str(step), hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def snapshot(tree: PyTree) -> PyTree:
+    """A copy of `tree` that nothing can change: neither donation nor writing to a numpy array.
+
+    Device arrays are copied on their device, asynchronously; the caller is not held up.
+    """
+
+    def copy(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return jax.device_put(leaf, leaf.sharding, may_alias=False)
+        return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+    return jax.tree.map(copy, tree)
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _snapshot(tree: PyTree) -> tuple[list[dict[str, Any]], list[Any]]:
+    """What `meta.json` says of each leaf, and each leaf's data, copied."""
+    leaves, arrays = [], []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        entry = _describe(path, leaf)
+        if _is_key(leaf):
+            entry["impl"] = str(jax.random.key_impl(leaf))
+            leaf = jax.random.key_data(leaf)
+        leaves.append(entry)
+        arrays.append(leaf)
+    return leaves, snapshot(arrays)
+
+
+def _describe(path: tuple[Any, ...], leaf: Any) -> dict[str, Any]:
+    """A leaf's path, shape and dtype; a random key's shape is that of its data."""
+    name = jax.tree_util.keystr(path)
+    if _is_key(leaf):
+        shape = jax.eval_shape(jax.random.key_data, leaf).shape
+        return {"path": name, "shape": list(shape), "dtype": str(leaf.dtype)}
+    shape, dtype = np.shape(leaf), getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
+    if dtype.kind not in "biufcV" or dtype.names:
+        raise UserError(
+            f"The state's leaf {name} is of type {type(leaf).__name__}, which a checkpoint cannot "
+            "hold: keep numbers and arrays of numbers in the state."
+        )
+    return {"path": name, "shape": list(shape), "dtype": str(dtype)}
+
+
+def _as_leaf(array: np.ndarray, entry: Mapping[str, Any], like: Any) -> Any:
+    """The stored array as the kind of leaf that `like` is, where `like` is."""
+    if isinstance(like, np.ndarray):
+        return np.array(array)
+    if isinstance(like, np.generic):
+        return array[()]
+    if isinstance(like, bool | int | float | complex):
+        return type(like)(array.item())
+    leaf = jnp.array(array)
+    if "impl" in entry:
+        leaf = jax.random.wrap_key_data(leaf, impl=entry["impl"])
+    sharding = getattr(like, "sharding", None)
+    pinned = sharding is not None and getattr(like, "committed", True)
+    return jax.device_put(leaf, sharding) if pinned else leaf
+
+
+@contextlib.contextmanager
+def _quiet_orbax() -> Iterator[None]:
+    """Orbax logs several tracebacks about an error that it also raises: one sentence is enough."""
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(drop)
+    try:
+        yield
+    finally:
+        logger.removeFilter(drop)
+
+
+def _write_arrays(folder: Path, request: _Request) -> None:
+    import orbax.checkpoint as ocp
+
+    # Orbax takes twice as long over device arrays as over numpy's, and refuses empty arrays and
+    # empty trees.
+    arrays = {str(i): np.asarray(array) for i, array in enumerate(request.arrays)}
+    tree = {name: array for name, array in arrays.items() if array.size}
+    tree["end"] = np.zeros(1, np.uint8)
+    with _quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
+        writer.save(folder, args=ocp.args.PyTreeSave(tree))
+
+
+def _read_arrays(folder: Path, leaves: list[dict[str, Any]], place: str) -> list[np.ndarray]:
+    import orbax.checkpoint as ocp
+
+    stored = [str(i) for i, entry in enumerate(leaves) if 0 not in entry["shape"]]
+    plain = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in [*stored, "end"]}
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            tree = reader.restore(
+                folder / "arrays", args=ocp.args.PyTreeRestore(restore_args=plain)
+            )
+    except Exception as error:
+        raise UserError(
+            f"{place} cannot be read by the installed orbax ({str(error)[:200]}): "
+            "install the versions that its meta.json names."
+        ) from error
+    empty = {
+        str(i): np.zeros(entry["shape"], "uint32" if "impl" in entry else jnp.dtype(entry["dtype"]))
+        for i, entry in enumerate(leaves)
+        if 0 in entry["shape"]
+    }
+    return [(tree | empty)[str(i)] for i in range(len(leaves))]
+
+
+def _write_record(folder: Path, request: _Request) -> None:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    record = {
+        "format": FORMAT,
+        "versions": {name: version_of(name) for name in ("dovetail", "jax", "orbax-checkpoint")},
+        "step": request.step,
+        "meta": request.meta,
+        "leaves": request.leaves,
+        "files": {
+            path.relative_to(folder).as_posix(): _digest_of_file(path, sync=True) for path in files
+        },
+    }
+    record["digest"] = digest_of(record)
+    with open(folder / "meta.json", "w") as file:
+        json.dump(record, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_record(folder: Path, place: str) -> dict[str, Any]:
+    """`meta.json`, once its format is known and every file is what was written."""
+    try:
+        record = json.loads((folder / "meta.json").read_text())
+        found = record["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{place} is damaged: its meta.json cannot be read") from error
+    if found != FORMAT:
+        raise UserError(
+            f"{place} has format {found}, but this Dovetail reads format {FORMAT}: "
+            "use the Dovetail that wrote it"
+        )
+    digest = record.pop("digest", None)
+    if digest != digest_of(record):
+        raise UserError(f"{place} is damaged: its meta.json is not what was written")
+    for name, expected in record["files"].items():
+        if not (folder / name).is_file() or _digest_of_file(folder / name) != expected:
+            raise UserError(f"{place} is damaged: its file {name} is not what was written")
+    return record
+
+
+def _check_meta(meta: Mapping[str, Any], expect: Mapping[str, Any], place: str) -> None:
+    for name, value in json.loads(json.dumps(dict(expect))).items():
+        if name != "options" and meta.get(name) != value:
+            raise UserError(
+                f"{place} was saved with {name} {meta.get(name)!r}, but {value!r} is asked for: "
+                f"restore it with its own {name}."
+            )
+
+
+def _check_leaves(
+    saved: list[dict[str, Any]],
+    like: PyTree,
+    meta: Mapping[str, Any],
+    expect: Mapping[str, Any],
+    place: str,
+) -> None:
+    """Refuses a tree whose leaves differ, naming the first and the options that may be why."""
+    flat = jax.tree_util.tree_flatten_with_path(like)[0]
+    here = {entry["path"]: entry for entry in (_describe(*pair) for pair in flat)}
+    there = {entry["path"]: entry for entry in saved}
+    for path in [*here, *there]:
+        was, now = (_leaf_text(side.get(path)) for side in (there, here))
+        if was != now:
+            options = json.loads(json.dumps(dict(expect.get("options") or {})))
+            before = meta.get("options") or {}
+            changed = [
+                f"{name} was {before.get(name)!r}, is {options.get(name)!r}"
+                for name in sorted(before.keys() | options.keys())
+                if before.get(name) != options.get(name)
+            ]
+            why = f" ({'; '.join(changed)})" if options and changed else ""
+            raise UserError(
+                f"{place} does not fit: its leaf {path} is {was}, but here it is {now}: "
+                f"restore it with the options it was saved with{why}."
+            )
+
+
+def _leaf_text(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return "absent"
+    return f"{entry['dtype']}[{', '.join(map(str, entry['shape']))}]"
+
+
+def _digest_of_file(path: Path, sync: bool = False) -> str:
+    with open(path, "rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(record: Mapping[str, Any]) -> str:
+    """The sha256 of a JSON object, whatever the order of its entries."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def version_of(package: str) -> str:
+    """A package's installed version, to be written beside what it made."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,59 @@
+"""A training's config file: TOML whose keys are the flags of `dovetail train`.
+
+Top-level keys are flags; the tables `[algorithm]`, `[policy]` and `[settings]` hold options by
+their names in Python, and the first two a `name`. The command line wins over the file.
+"""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from dovetail.errors import UserError, nearest
+
+TABLES = ("algorithm", "policy", "settings")
+
+
+def load(path: str) -> dict[str, object]:
+    """The file's values by place: "env", "algorithm", "algorithm.learning_rate", …"""
+    try:
+        document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"Cannot read the config file {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise UserError(f"The config file {path} is not valid TOML: {error}.") from error
+    values: dict[str, object] = {}
+    for key, value in document.items():
+        if key in TABLES and isinstance(value, Mapping):
+            values |= {f"{key}.{_place(name)}": item for name, item in value.items()}
+        else:
+            values[_place(key)] = value
+    for table in ("algorithm", "policy"):
+        if f"{table}.name" in values:
+            values[table] = values.pop(f"{table}.name")
+    return values
+
+
+def check(
+    path: str, values: Mapping[str, object], flags: Mapping[str, str], known: set[str]
+) -> dict[str, object]:
+    """The values by the parser's places; an unknown key is refused with the nearest known one."""
+    checked: dict[str, object] = {}
+    for key, value in values.items():
+        table, dot, name = key.rpartition(".")
+        place = key if key in known else flags.get("--" + key.replace("_", "-"))
+        if place is None:
+            names = [other.rpartition(".") for other in known]
+            near = [last for first, _, last in names if first == table] if dot else _keys(flags)
+            where = f"in [{table}]" if dot else "at the top level"
+            raise UserError(f"{path} has an unknown key {name!r} {where}: {nearest(name, near)}")
+        checked[place] = value
+    return checked
+
+
+def _keys(flags: Iterable[str]) -> list[str]:
+    """What may stand at the top level: every flag, and the tables."""
+    return [*(_place(flag[2:]) for flag in flags if not flag.startswith("--no-")), *TABLES]
+
+
+def _place(key: str) -> str:
+    return key.replace("-", "_")

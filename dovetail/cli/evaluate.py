@@ -1,0 +1,48 @@
+"""`dovetail eval`: `dovetail.evaluate_run`."""
+
+import json
+import math
+from typing import Any
+
+from dovetail.cli.parser import Parser
+from dovetail.cli.values import numbers
+
+
+def run(argv: list[str]) -> None:
+    """Evaluates a run's policy, and says what it returned."""
+    parser = Parser(
+        "eval",
+        "Evaluates the policy that a run learned: greedy episodes, with seeds of their own.",
+        "dovetail eval runs/ppo-CartPole-v1-0-20260101-120000 --episodes 20",
+    )
+    parser.add_argument("run", metavar="RUN", help="The run's folder")
+    parser.flag("--episodes", "How many episodes (default 100)", "N")
+    parser.flag("--seed", "Seed of the episodes (default 0)", "N")
+    parser.flag("--json", "Print one line of JSON")
+    given = parser.read(argv)
+    chosen = numbers(given, "episodes", "seed")
+
+    import dovetail
+
+    found = dovetail.evaluate_run(given["run"], **chosen)
+    low, high = found.interval
+    told = {
+        "run": given["run"],
+        "episodes": len(found.returns),
+        "mean_return": found.mean,
+        "confidence_low": low if math.isfinite(low) else None,
+        "confidence_high": high if math.isfinite(high) else None,
+        "mean_length": float(found.lengths.mean()),
+        "returns": found.returns.tolist(),
+    }
+    print(json.dumps(told) if "json" in given else _text(told))
+
+
+def _text(told: dict[str, Any]) -> str:
+    band = ""
+    if told["confidence_low"] is not None:
+        band = f" (95 % confidence {told['confidence_low']:.1f} to {told['confidence_high']:.1f})"
+    return (
+        f"{told['episodes']} greedy episodes: mean return {told['mean_return']:.1f}{band}, "
+        f"mean length {told['mean_length']:.1f}."
+    )

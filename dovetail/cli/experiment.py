@@ -1,0 +1,143 @@
+"""What `train` and `explain` are about: an algorithm, an environment and a policy, with options.
+
+The parser is completed with the options of the algorithm and the policy that the words name, so
+their help, their flags and their mistakes are treated like the command's own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from dovetail.cli import config
+from dovetail.cli.options import Option, flag, read
+from dovetail.cli.parser import Parser
+from dovetail.cli.reference import Reference, catalogue, find
+from dovetail.cli.values import convert
+from dovetail.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An algorithm or a policy, and the options that were given for it."""
+
+    kind: type
+    options: Mapping[str, Any]
+    file: Path | None = None
+    """The user's file that defines it; None for Dovetail's own."""
+
+    def build(self) -> Any:
+        """The object."""
+        try:
+            return self.kind(**self.options)
+        except TypeError as error:
+            raise UserError(f"{self.kind.__name__} cannot be made: {error}.") from error
+
+
+@dataclass(frozen=True)
+class Words:
+    """A command line and its config file, understood but not yet loaded."""
+
+    algorithm: Reference | None
+    policy: Reference | None
+    values: Mapping[str, Any]
+    """By place, as text or as TOML gave them."""
+
+    def section(self, name: str) -> dict[str, Any]:
+        """The options given for the algorithm, the policy or the settings."""
+        start = f"{name}."
+        return {k[len(start) :]: v for k, v in self.values.items() if k.startswith(start)}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What to run."""
+
+    algorithm: Choice
+    env: str
+    policy: Choice | None
+    """None leaves the choice to Dovetail."""
+
+
+def understand(parser: Parser, words: list[str]) -> Words:
+    """Reads a command line whose first word names the algorithm."""
+    name, rest = (words[0], words[1:]) if words[:1] and words[0][0] != "-" else (None, words)
+    peek = Parser(parser.prog.partition(" ")[2], "")
+    peek.flag("--config", "", "FILE")
+    peek.flag("--policy", "", "POLICY")
+    seen = vars(peek.parse_known_args([word for word in rest if word not in ("-h", "--help")])[0])
+    path = seen.get("config")
+    file = config.load(path) if path else {}
+    algorithm = find("algorithm", name) if (name := name or _text(file, "algorithm")) else None
+    policy = find("policy", word) if (word := seen.get("policy") or _text(file, "policy")) else None
+    if algorithm:
+        options = read(algorithm.file, algorithm.name)
+        parser.options("algorithm", f"options of {algorithm.name}", options.values())
+    title = f"options of {policy.name}" if policy else "options of the policy"
+    parser.options("policy", title, _policy_options(policy).values())
+    given = parser.read(rest)
+    if path:
+        known = parser.known | {"algorithm", "policy"}
+        given = config.check(path, file, parser.places, known) | dict(given)
+    return Words(algorithm, policy, given)
+
+
+def experiment(words: Words, command: str) -> Experiment:
+    """Loads what the words name, and reads the options as their types."""
+    if words.algorithm is None:
+        hint = nearest("", catalogue("algorithm"))
+        raise UserError(f"Name an algorithm, as in `dovetail {command} ppo …`: {hint}")
+    if "env" not in words.values:
+        example = f"dovetail {command} {words.algorithm.word} --env CartPole-v1"
+        raise UserError(f"Name an environment, for instance: {example}.")
+    env = convert(words.values["env"], str, "--env")
+    algorithm = _choice(words.algorithm, words.section("algorithm"))
+    options = words.section("policy")
+    if words.policy is not None:
+        return Experiment(algorithm, env, _choice(words.policy, options))
+    return Experiment(algorithm, env, _default_policy(env, options) if options else None)
+
+
+def _choice(reference: Reference, texts: Mapping[str, Any]) -> Choice:
+    kind = reference.load()
+    file = None if reference.own else reference.file
+    return Choice(kind, _converted(kind, texts), file)
+
+
+def _default_policy(env: str, texts: Mapping[str, Any]) -> Choice:
+    """The policy that Dovetail would choose for `env`, with options for it."""
+    from dovetail.planning import default_policy
+
+    kind: type = type(default_policy(env))
+    known = get_type_hints(kind)
+    for name in texts:
+        if name not in known:
+            raise UserError(
+                f"{kind.__name__}, the policy for {env}, has no option {flag(name)}: "
+                "name the policy that you want with --policy."
+            )
+    return Choice(kind, _converted(kind, texts))
+
+
+def _converted(kind: type, texts: Mapping[str, Any]) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {name: convert(text, hints[name], flag(name)) for name, text in texts.items()}
+
+
+def _policy_options(policy: Reference | None) -> dict[str, Option]:
+    """The options of `policy`, or those of all of Dovetail's own where none is named."""
+    if policy is not None:
+        return read(policy.file, policy.name)
+    options: dict[str, Option] = {}
+    for word in catalogue("policy"):
+        own = find("policy", word)
+        for name, option in read(own.file, own.name).items():
+            default = f"{option.default} under {word}"
+            before = options.get(name)
+            merged = f"{before.default}, {default}" if before else default
+            options[name] = replace(before or option, default=merged)
+    return options
+
+
+def _text(values: Mapping[str, object], key: str) -> str | None:
+    return convert(values[key], str, key) if key in values else None

@@ -1,0 +1,115 @@
+"""The command's entrance: finds the command, and turns every failure into a sentence and a code.
+
+Exit codes: 0 done, 1 an error in Dovetail, 2 something the user can put right, 130 interrupted,
+141 the reader of the output went away.
+"""
+
+import importlib
+import os
+import select
+import sys
+import traceback
+from collections.abc import Sequence
+
+from dovetail.errors import UserError, nearest
+
+COMMANDS = {
+    "train": "trains an algorithm on an environment, or resumes a run",
+    "eval": "evaluates the policy that a run learned",
+    "watch": "shows it at work, in a video or in a window",
+    "plot": "draws the learning curves of runs",
+    "explain": "shows an algorithm's graph, and the plan that a policy makes of it",
+    "list": "lists algorithms, distribution policies and environment back ends",
+}
+"""Each command with its one line; `dovetail.cli.<command>` holds its `run(argv)`."""
+
+MODULES = {"eval": "evaluate", "list": "listing"}
+"""Commands whose module is named otherwise."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line; returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    if debug:
+        words.remove("--debug")
+    try:
+        _dispatch(words)
+        sys.stdout.flush()
+    except UserError as error:
+        return _fail(str(error), 2, debug)
+    except SystemExit as ended:  # argparse has shown a help
+        return ended.code if isinstance(ended.code, int) else 0
+    except KeyboardInterrupt:
+        return _fail("Interrupted.", 130, debug)
+    except Exception as error:
+        if _reader_has_gone(error):
+            return 141
+        if isinstance(error, OSError) and error.filename:
+            return _fail(f"Cannot use {error.filename}: {error.strerror}.", 2, debug)
+        what = " ".join(str(error).split("\n\n")[0].split()) or "no message"
+        hint = "" if debug else " Run with --debug for the traceback."
+        return _fail(f"{type(error).__name__}: {what.rstrip('.')}.{hint}", 1, debug)
+    return 0
+
+
+def _dispatch(words: list[str]) -> None:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return
+    command, *rest = words
+    if command == "--version":
+        from importlib.metadata import version
+
+        print(f"dovetail {version('dovetail')}")
+        return
+    if command not in COMMANDS:
+        what = "option" if command.startswith("-") else "command"
+        hint = nearest(command.lower(), COMMANDS)
+        raise UserError(f"dovetail has no {what} {command!r}: {hint}")
+    importlib.import_module(f"dovetail.cli.{MODULES.get(command, command)}").run(rest)
+
+
+def usage() -> str:
+    """What `dovetail --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {line}" for name, line in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: dovetail COMMAND …",
+            "",
+            "Write a reinforcement-learning algorithm once; run it fused, local or distributed.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "`dovetail COMMAND --help` says more; --debug adds the traceback to any error.",
+            "",
+            "example:",
+            "  dovetail train ppo --env CartPole-v1 --until 475",
+        ]
+    )
+
+
+def _fail(sentence: str, code: int, debug: bool) -> int:
+    """Says why on standard error, with the traceback if asked; returns the exit code."""
+    if debug:
+        traceback.print_exc()
+    print(f"dovetail: {sentence}", file=sys.stderr)
+    return code
+
+
+def _reader_has_gone(error: Exception) -> bool:
+    """Whether standard output is a pipe that nobody reads any more; if so it is put to rest."""
+    if not isinstance(error, BrokenPipeError):
+        return False
+    try:
+        output = sys.stdout.fileno()
+    except OSError:
+        return False
+    pipe = select.poll()
+    pipe.register(output, 0)
+    if not pipe.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return True

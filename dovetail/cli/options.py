@@ -1,0 +1,123 @@
+"""The options of a dataclass, read from its source: name, type, default and one-line meaning.
+
+An option's meaning is the string beneath its field. Reading the source instead of the class keeps
+`--help` fast, and keeps the meaning where the option is.
+"""
+
+import ast
+import importlib
+import inspect
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from dovetail.cli.reference import PACKAGE, Kind, catalogue, class_in, parse
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of a dataclass, as its source has it."""
+
+    name: str
+    annotation: str
+    default: str | None
+    """None if the option must be given."""
+    meaning: str
+
+    @property
+    def flag(self) -> str:
+        """How it is written on the command line: --lambda for `lambda_`."""
+        return flag(self.name)
+
+    @property
+    def shape(self) -> str:
+        """What its value looks like, for the help."""
+        kind = self.annotation.replace(" ", "").removesuffix("|None")
+        if kind.startswith("Literal["):
+            return "|".join(str(choice) for choice in ast.literal_eval(f"({kind[8:-1]},)"))
+        if kind.startswith(("tuple[", "list[")):
+            return kind.partition("[")[2].partition(",")[0].rstrip("]") + ",…"
+        return kind
+
+    @property
+    def help(self) -> str:
+        """Its meaning and its default."""
+        default = f"default {self.default}" if self.default is not None else "required"
+        return f"{self.meaning.rstrip('.')} ({default.replace('None', 'none')})".strip()
+
+
+def flag(name: str) -> str:
+    """The flag of an option called `name` in Python."""
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
+def read(file: Path, name: str) -> dict[str, Option]:
+    """The options of the dataclass `name` in `file`, those that it inherits first."""
+    definition = class_in(file, name)
+    found: dict[str, Option] = {}
+    for base in definition.bases:
+        if place := _place(ast.unparse(base), file):
+            found |= read(*place)
+    for field, following in zip(definition.body, [*definition.body[1:], None], strict=True):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        annotation = ast.unparse(field.annotation)
+        if "ClassVar" in annotation or field.target.id.startswith("_"):
+            continue
+        option = Option(field.target.id, annotation, _default(field.value), _meaning(following))
+        found[option.name] = option
+    return found
+
+
+def _default(value: ast.expr | None) -> str | None:
+    """The default as written; what `field(default=…)` holds."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("field"):
+        given = {word.arg: ast.unparse(word.value) for word in value.keywords}
+        return given.get("default", "…" if "default_factory" in given else None)
+    return None if value is None else ast.unparse(value)
+
+
+def _meaning(statement: ast.stmt | None) -> str:
+    """The string beneath a field, on one line."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return " ".join(str(statement.value.value).split())
+    return ""
+
+
+def _place(base: str, file: Path) -> tuple[Path, str] | None:
+    """Where a base class is defined; None for those that bring no options."""
+    name = base.partition("[")[0]
+    if any(isinstance(node, ast.ClassDef) and node.name == name for node in parse(file).body):
+        return file, name
+    module, _, name = _full_name(name, file).rpartition(".")
+    if module.partition(".")[0] in sys.stdlib_module_names or not module:
+        return None
+    if module == "dovetail" or module.startswith("dovetail."):
+        return _own_place(module, name)
+    sys.path.insert(0, str(file.resolve().parent))
+    source = inspect.getsourcefile(getattr(importlib.import_module(module), name))
+    return (Path(source), name) if source else None
+
+
+def _own_place(module: str, name: str) -> tuple[Path, str] | None:
+    """Where one of Dovetail's own classes is defined; `dovetail.algorithms.PPO` is a short name."""
+    kinds: tuple[Kind, ...] = ("algorithm", "policy")
+    own = [place for kind in kinds for place in catalogue(kind).values()]
+    module = next((m for m, _, n in (p.partition(":") for p in own) if n == name), module)
+    source = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    return (source, name) if source.is_file() else None
+
+
+def _full_name(name: str, file: Path) -> str:
+    """`dt.algorithms.PPO` as `dovetail.algorithms.PPO`, by the file's imports."""
+    first, dot, rest = name.partition(".")
+    for node in parse(file).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {alias.asname or alias.name: alias.name for alias in node.names}
+            if first in names:
+                return f"{node.module}.{names[first]}{dot}{rest}"
+        if isinstance(node, ast.Import):
+            names = {alias.asname or alias.name: alias.name for alias in node.names}
+            if first in names:
+                return f"{names[first]}{dot}{rest}"
+    return ""

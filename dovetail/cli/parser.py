@@ -1,0 +1,129 @@
+"""One command's words: argparse underneath, every mistake a sentence, an example in every help.
+
+Values stay text here; `values.convert` reads them, so that a config file and the command line are
+understood in one way. Dashes and underscores are the same in a flag.
+"""
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from dovetail.cli.options import Option
+from dovetail.errors import UserError
+
+NEGATIVE = re.compile(r"-\.?\d")
+COMPLAINTS = {
+    r"^argument (\S+): expected .*": r"\1 wants a value",
+    r"^argument (\S+): ignored explicit argument .*": r"\1 takes no value",
+    r"^the following arguments are required: (.*)": r"\1 is missing",
+}
+"""What argparse says, and what we say."""
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command; only what was given is in what it returns."""
+
+    def __init__(self, command: str, description: str, *examples: str) -> None:
+        super().__init__(
+            prog=f"dovetail {command}",
+            description=description,
+            epilog="\n".join(["example:", *(f"  {example}" for example in examples)]),
+            formatter_class=_Help,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+            add_help=False,
+        )
+        self.add_argument("-h", "--help", action="help", help="Show this")
+        self.places: dict[str, str] = {}
+        """Each flag with the place where its value is found: "--seed": "seed"."""
+        self.known: set[str] = set()
+        """Every place, those included that only a config file reaches."""
+
+    def flag(self, name: str, meaning: str, value: str = "", place: str = "") -> None:
+        """Adds `name`, which takes a `value` unless that is empty."""
+        self.places[name] = place or name[2:]
+        self.known.add(self.places[name])
+        shape: dict[str, Any] = {"metavar": value} if value else {"action": "store_true"}
+        self.add_argument(name, dest=self.places[name], help=_literal(meaning), **shape)
+
+    def options(self, section: str, title: str, options: Iterable[Option]) -> None:
+        """Adds a flag for each option; a flag that is taken already keeps its meaning."""
+        group = self.add_argument_group(title)
+        for option in options:
+            place = f"{section}.{option.name}"
+            self.known.add(place)
+            if option.flag in self.places:
+                continue
+            self.places[option.flag] = place
+            shape: dict[str, Any] = {"metavar": option.shape}
+            if option.annotation == "bool":
+                self.places["--no-" + option.flag[2:]] = place
+                shape = {"action": argparse.BooleanOptionalAction}
+            group.add_argument(option.flag, dest=place, help=_literal(option.help), **shape)
+
+    def read(self, words: Iterable[str]) -> Mapping[str, Any]:
+        """What `words` give, as text; an unknown flag or a spare word is refused."""
+        known, unknown = self.parse_known_args(_normal(list(words)))
+        flag = next((word for word in unknown if word.startswith("-")), None)
+        if flag is not None:
+            name = flag.partition("=")[0]
+            raise UserError(f"{self.prog} has no option {name}: {self._hint(name)}")
+        if unknown:
+            raise UserError(f"{self.prog} does not expect {unknown[0]!r}: see {self.prog} --help.")
+        return vars(known)
+
+    def error(self, message: str) -> NoReturn:
+        """Argparse's own complaint, as our error."""
+        told = message
+        for pattern, sentence in COMPLAINTS.items():
+            told = re.sub(pattern, sentence, told)
+        raise UserError(f"{self.prog}: {told}; see {self.prog} --help.")
+
+    def _hint(self, name: str) -> str:
+        flags = sorted(self.places)
+        initials = [flag for flag in flags if _initials(flag) == name.strip("-")]
+        near = initials or difflib.get_close_matches(name, flags, n=1, cutoff=0.6)
+        return f"did you mean {near[0]}?" if near else f"see {self.prog} --help."
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Two columns, without argparse's usage of every flag."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
+        """Names the positional words only: flags are listed below anyway."""
+        words = [action for action in actions if not action.option_strings]
+        super().add_usage(usage, words, groups, prefix)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return "--[no-]" + action.option_strings[0][2:]
+        return super()._format_action_invocation(action)
+
+
+def _normal(words: list[str]) -> list[str]:
+    """Flags with dashes for underscores, and a negative value tied to its flag."""
+    normal: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            normal.append(name.replace("_", "-") + equals + value)
+        elif NEGATIVE.match(word) and normal and re.fullmatch(r"--[^=]+", normal[-1]):
+            normal[-1] += f"={word}"
+        else:
+            normal.append(word)
+    return normal
+
+
+def _literal(text: str) -> str:
+    """For argparse, to whom % means something."""
+    return text.replace("%", "%%")
+
+
+def _initials(flag: str) -> str:
+    """`lr` of --learning-rate."""
+    return "".join(part[0] for part in flag.strip("-").split("-"))

@@ -1,0 +1,91 @@
+"""Which class a word of the command line means, found without importing it.
+
+`ppo` is one of Dovetail's own; `my_file.py:MyAlgorithm` is a class in the user's file. Only the
+source is read, so that help and spelling mistakes are answered before JAX is loaded.
+"""
+
+import ast
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from dovetail import algorithms, policies
+from dovetail.errors import UserError, nearest
+from dovetail.loading import load_object
+
+Kind = Literal["algorithm", "policy"]
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A class that has been found in a source file, and not yet imported."""
+
+    kind: Kind
+    file: Path
+    name: str
+    own: str | None
+    """The word for one of Dovetail's own; None for a class in the user's file."""
+
+    @property
+    def word(self) -> str:
+        """What one writes on the command line."""
+        return self.own or f"{self.file}:{self.name}"
+
+    @property
+    def summary(self) -> str:
+        """The first line of the class's docstring."""
+        lines = (ast.get_docstring(class_in(self.file, self.name)) or "").splitlines()
+        return lines[0] if lines else ""
+
+    def load(self) -> type:
+        """Imports the class."""
+        own = catalogue(self.kind)[self.own] if self.own else None
+        return load_object(own or f"{self.file}:{self.name}", self.kind)
+
+
+def catalogue(kind: Kind) -> dict[str, str]:
+    """Dovetail's own algorithms or policies: word → "module:Class"."""
+    return algorithms.ALGORITHMS if kind == "algorithm" else policies.POLICIES
+
+
+def find(kind: Kind, word: str) -> Reference:
+    """The class that `word` means."""
+    own = catalogue(kind)
+    if word.lower() in own:
+        module, _, name = own[word.lower()].partition(":")
+        file = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+        return Reference(kind, file, name, word.lower())
+    path, _, name = word.rpartition(":") if ".py:" in word else (word, "", "")
+    if not path.endswith(".py"):
+        raise UserError(f"There is no {kind} called {word!r}: {nearest(word.lower(), own)}")
+    if not Path(path).is_file():
+        raise UserError(f"There is no file {path} to take the {kind} from: give an existing one.")
+    names = [node.name for node in parse(Path(path)).body if isinstance(node, ast.ClassDef)]
+    if not name:
+        example = f"{path}:{names[-1] if names else 'Name'}"
+        raise UserError(f"Say which class of {path} is the {kind}, for instance {example}.")
+    if name not in names:
+        hint = nearest(name, names) if names else "it defines no class at all"
+        raise UserError(f"{path} defines no class {name!r}: {hint}")
+    return Reference(kind, Path(path), name, None)
+
+
+@cache
+def parse(file: Path) -> ast.Module:
+    """The syntax tree of a source file."""
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"), str(file))
+    except SyntaxError as error:
+        raise UserError(f"{file}, line {error.lineno}, is not Python: {error.msg}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not a text file in UTF-8, so it is not Python.") from error
+
+
+def class_in(file: Path, name: str) -> ast.ClassDef:
+    """The definition of the class `name` in `file`."""
+    for node in parse(file).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    raise UserError(f"{file} defines no class {name!r}.")

@@ -1,0 +1,48 @@
+"""The Python that does what a command line does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.cli.experiment import Choice, Experiment
+
+
+def train_text(wanted: Experiment, numbers: Mapping[str, int], settings: Mapping[str, Any]) -> str:
+    """`dovetail train …` in Python."""
+    words = [_choice_text(wanted.algorithm, "algorithms"), repr(wanted.env)]
+    if wanted.policy is not None:
+        words.append(_choice_text(wanted.policy, "policies"))
+    words += [f"{name}={value!r}" for name, value in numbers.items()]
+    if settings:
+        words.append(f"settings=dt.Settings({_arguments(settings)})")
+    return "\n".join([*_imports(wanted), f"run = {_call('dt.train', words)}"])
+
+
+def resume_text(run: str, numbers: Mapping[str, int]) -> str:
+    """`dovetail train --resume …` in Python."""
+    words = [repr(run), *(f"{name}={value!r}" for name, value in numbers.items())]
+    return f"import dovetail as dt\nrun = {_call('dt.resume', words)}"
+
+
+def _imports(wanted: Experiment) -> list[str]:
+    lines = ["import dovetail as dt"]
+    for choice in (wanted.algorithm, wanted.policy):
+        if choice is not None and choice.file is not None:
+            lines.append(f"from {choice.file.stem} import {choice.kind.__name__}")
+    return lines
+
+
+def _choice_text(choice: Choice, package: str) -> str:
+    where = f"dt.{package}." if choice.file is None else ""
+    return f"{where}{choice.kind.__name__}({_arguments(choice.options)})"
+
+
+def _arguments(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _call(function: str, words: list[str]) -> str:
+    """A call on one line if it fits, else with a line for each argument."""
+    line = f"{function}({', '.join(words)})"
+    if len(line) <= 90:
+        return line
+    return f"{function}(\n" + "".join(f"    {word},\n" for word in words) + ")"

@@ -1,0 +1,127 @@
+"""`dovetail train`: `dovetail.train` and `dovetail.resume`."""
+
+import json
+import sys
+from typing import Any, get_type_hints
+
+from dovetail.cli.experiment import Words, experiment, understand
+from dovetail.cli.options import flag, read
+from dovetail.cli.parser import Parser
+from dovetail.cli.reference import PACKAGE
+from dovetail.cli.spelling import resume_text, train_text
+from dovetail.cli.values import convert, numbers
+from dovetail.errors import UserError
+
+WITH_RESUME = {"resume", "steps", "json", "quiet"}
+"""What may be said when a run is resumed; the rest is the run's own."""
+
+
+def run(argv: list[str]) -> None:
+    """Trains, and says what came of it."""
+    words = understand(_parser(), argv)
+    quiet = bool(words.values.get("quiet"))
+    trained = _resume(words, quiet) if "resume" in words.values else _train(words, quiet)
+    if words.values.get("json"):
+        print(json.dumps(trained.summary))
+    elif not quiet:
+        print(_report(trained))
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "train",
+        "Trains an algorithm on an environment until the steps are done or the return is reached,\n"
+        "and leaves a run folder. Ctrl-C saves and stops.",
+        "dovetail train ppo --env CartPole-v1 --until 475",
+        "dovetail train my_file.py:MyAlgorithm --env gymnax:CartPole-v1 --policy fused --envs 2048",
+        "dovetail train --resume runs/ppo-CartPole-v1-0-20260101-120000 --steps 400_000",
+    )
+    parser.usage = "dovetail train ALGORITHM --env ENV [--option value …]"
+    parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
+    parser.flag("--policy", "Distribution policy: fused, local or file.py:Name", "POLICY")
+    parser.flag("--seed", "Seed of everything random (default 0)", "N")
+    parser.flag("--steps", "Environment steps in all (default 200_000)", "N")
+    parser.flag("--run", "Folder for the run; new or empty", "FOLDER", "settings.folder")
+    parser.flag("--config", "TOML file with any of these; the command line wins", "FILE")
+    parser.flag("--resume", "Go on with this run, with its own options", "RUN")
+    parser.flag("--json", "End with one line of JSON on standard output")
+    parser.flag("--quiet", "Show nothing but the result")
+    settings = read(PACKAGE / "settings.py", "Settings")
+    folder = settings.pop("folder")
+    parser.known.add(f"settings.{folder.name}")
+    parser.options("settings", "settings", settings.values())
+    return parser
+
+
+def _train(words: Words, quiet: bool) -> Any:
+    import dovetail
+
+    wanted = experiment(words, "train")
+    given = numbers(words.values, "steps", "seed")
+    settings = _settings(words)
+    _show(train_text(wanted, given, settings), quiet)
+    policy = wanted.policy.build() if wanted.policy else None
+    if quiet:
+        settings = {"display": "none", **settings}
+    return dovetail.train(
+        wanted.algorithm.build(),
+        wanted.env,
+        policy,
+        settings=dovetail.Settings(**settings),
+        **given,
+    )
+
+
+def _resume(words: Words, quiet: bool) -> Any:
+    import dovetail
+
+    spare = sorted(set(words.values) - WITH_RESUME)
+    if words.algorithm is not None:
+        spare.insert(0, words.algorithm.word)
+    if spare:
+        raise UserError(
+            f"--resume goes on with the run's own options, so {spare[0].rpartition('.')[2]!r} has "
+            "no place beside it: leave it out, or train a new run."
+        )
+    given = numbers(words.values, "steps")
+    _show(resume_text(words.values["resume"], given), quiet)
+    return dovetail.resume(words.values["resume"], **given)
+
+
+def _settings(words: Words) -> dict[str, Any]:
+    import dovetail
+
+    hints = get_type_hints(dovetail.Settings)
+    flags = {"folder": "--run"}
+    return {
+        name: convert(text, hints[name], flags.get(name, flag(name)))
+        for name, text in words.section("settings").items()
+    }
+
+
+def _show(python: str, quiet: bool) -> None:
+    """Says how the same is done in Python, on standard error."""
+    if not quiet:
+        print(f"The same in Python:\n\n{python}\n", file=sys.stderr, flush=True)
+
+
+def _report(trained: Any) -> str:
+    """What was done, where it is, and what to try next."""
+    told = trained.summary
+    folder = told.get("run", trained.path)
+    what = f"{told['algorithm']} on {told['env']}: {told['env_steps']:,} steps"
+    what += f" in {told['wall_s']:.1f} s"
+    if told.get("final_return") is not None:
+        what += f", final greedy return {told['final_return']:.1f}"
+    if told.get("time_to_threshold_s") is not None:
+        what += f"; reached {told['threshold']:g} after {told['time_to_threshold_s']:.1f} s"
+    return "\n".join(
+        [
+            what + ".",
+            f"The run is in {folder}.",
+            "Next:",
+            f"  dovetail watch {folder}",
+            f"  dovetail plot {folder}",
+            f"  dovetail train --resume {folder} --steps {2 * told['env_steps']}",
+        ]
+    )

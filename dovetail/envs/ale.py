@@ -1,0 +1,74 @@
+"""Atari games stepped in native threads by ALE's own vector environment.
+
+`ale:pong` shows the usual 84 × 84 greyscale frames, four at a time, as uint8[4, 84, 84]. Options
+are those of `ale_py.vector_env.AtariVectorEnv`, and `autoreset`.
+"""
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dovetail.envs.interface import EnvSpec
+from dovetail.envs.names import missing_extra, unknown_env, unknown_option
+from dovetail.errors import UserError
+
+_AUTORESETS = ("same_step", "next_step")
+
+
+def available() -> bool:
+    """Whether ale-py is installed."""
+    return importlib.util.find_spec("ale_py") is not None
+
+
+def names() -> list[str]:
+    """The games that ale-py brings."""
+    from ale_py import roms
+
+    return sorted(roms.get_all_rom_ids())
+
+
+def game_of(name: str) -> str:
+    """The ROM's name for a game written as "Pong", "MsPacman-v5" or "ms_pacman"."""
+    bare = re.sub(r"(NoFrameskip)?-v\d+$", "", name.removeprefix("ALE/"))
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
+
+
+def make(name: str, options: Mapping[str, Any], env_id: str) -> tuple[EnvSpec, Any]:
+    """The spec and the host factory of a game."""
+    if not available():
+        raise missing_extra(env_id, "ale-py", "atari")
+    game = game_of(name)
+    if game not in names():
+        raise unknown_env(name, "ALE", names())
+    kwargs = dict(options)
+    autoreset = kwargs.pop("autoreset", "same_step")
+    if autoreset not in _AUTORESETS:
+        raise unknown_option(env_id, "autoreset", autoreset, _AUTORESETS)
+    if "batch_size" in kwargs:
+        raise UserError(f"{env_id} steps all its environments together: leave batch_size out.")
+    factory = partial(_build, game, autoreset, kwargs, env_id)
+    host = factory(1)
+    host.close()
+    return host.spec, factory
+
+
+def _build(
+    game: str, autoreset: str, kwargs: Mapping[str, Any], env_id: str, num_envs: int
+) -> Any:
+    from ale_py.vector_env import AtariVectorEnv
+
+    from dovetail.envs.gymnasium import AUTORESETS, created
+    from dovetail.envs.vector import VectorHost
+
+    mode = AUTORESETS[autoreset]
+    venv = created(partial(AtariVectorEnv, game, num_envs, autoreset_mode=mode, **kwargs), env_id)
+    return VectorHost(venv, env_id, seeding=seed_array)
+
+
+def seed_array(seeds: list[int]) -> np.ndarray:
+    """Seeds as ALE takes them: 31 bits each."""
+    return np.array([seed & 0x7FFFFFFF for seed in seeds])

@@ -1,0 +1,116 @@
+"""EnvPool's environments, stepped in native threads.
+
+EnvPool fixes the seeds when a pool is made, so `reset` makes the pool anew. Episodes that end are
+reset by the next step, whose action is ignored.
+"""
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dovetail.envs.interface import EnvSpec, HostStep, Observation
+from dovetail.envs.names import missing_extra, unknown_env, unknown_option
+from dovetail.envs.spaces import space_map
+from dovetail.envs.vector import VectorHost
+from dovetail.errors import UserError
+
+
+def available() -> bool:
+    """Whether EnvPool is installed."""
+    return importlib.util.find_spec("envpool") is not None
+
+
+def names() -> list[str]:
+    """The environments that this EnvPool was built with."""
+    return sorted(_envpool().list_all_envs())
+
+
+def make(
+    name: str, options: Mapping[str, Any], env_id: str
+) -> tuple[EnvSpec, Callable[[int], "EnvPoolHost"]]:
+    """The spec and the host factory of one of EnvPool's environments."""
+    if not available():
+        raise missing_extra(env_id, "EnvPool", "envpool")
+    if name not in names():
+        raise unknown_env(name, "EnvPool", names())
+    kwargs = dict(options)
+    autoreset = kwargs.pop("autoreset", "next_step")
+    if autoreset != "next_step":
+        raise unknown_option(env_id, "autoreset", autoreset, ["next_step"])
+    for option in {"batch_size", "num_envs", "seed", "env_type"} & set(kwargs):
+        raise UserError(f"{env_id} cannot take the option {option}: Dovetail sets it.")
+    spec = _spec(name, kwargs, env_id)
+    return spec, partial(EnvPoolHost, name, kwargs, spec)
+
+
+class EnvPoolHost:
+    """A pool of environments behind Dovetail's interface."""
+
+    def __init__(
+        self, name: str, options: Mapping[str, Any], spec: EnvSpec, num_envs: int
+    ) -> None:
+        """`options` go to `envpool.make`."""
+        self.spec, self.num_envs = spec, num_envs
+        self._name, self._options = name, dict(options)
+        self._host: VectorHost | None = None
+
+    def reset(self, seeds: list[int]) -> Observation:
+        """Makes the pool with these seeds and begins an episode in every environment."""
+        self.close()
+        seeds = [int(seed) & 0x7FFFFFFF for seed in seeds]
+        build = partial(_envpool().make, self._name, env_type="gymnasium", **self._options)
+        pool = _quietly(partial(build, num_envs=self.num_envs, seed=seeds), self.spec.id)
+        self._host = VectorHost(pool, self.spec.id, self.spec.threshold, seeding=_already)
+        return self._host.reset(seeds)
+
+    def step(self, action: np.ndarray) -> HostStep:
+        """One transition in every environment."""
+        if self._host is None:
+            raise UserError(f"{self.spec.id} was stepped before it was reset.")
+        return self._host.step(action)
+
+    def close(self) -> None:
+        """Releases the pool; safe to call twice."""
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+
+
+def _envpool() -> Any:
+    return importlib.import_module("envpool")
+
+
+def _already(seeds: list[int]) -> None:
+    """The pool was made with its seeds."""
+
+
+def _spec(name: str, options: Mapping[str, Any], env_id: str) -> EnvSpec:
+    """The spec, read without making a pool."""
+
+    def read() -> EnvSpec:
+        found = _envpool().make_spec(name, **options)
+        mapped = space_map(
+            found.gymnasium_observation_space, found.gymnasium_action_space, env_id
+        )
+        threshold = None if options else found.reward_threshold
+        return EnvSpec(env_id, mapped.observation, mapped.action, threshold)
+
+    return _quietly(read, env_id)
+
+
+def _quietly(build: Callable[[], Any], env_id: str) -> Any:
+    """What `build` makes, without EnvPool's warnings that its bounds have 64 bits and its spaces 32."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
+        try:
+            return build()
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"{env_id} could not be made: {type(error).__name__}: {error}"
+            ) from error

@@ -1,0 +1,58 @@
+"""Gymnasium's own vectorised CartPole, given one random stream per environment.
+
+It draws every environment's resets from one shared generator and takes one seed. Here environment
+i draws from a generator of its own, as `gymnasium.make` would with seeds[i]: splitting a batch
+among workers then changes nothing. Its check of actions is replaced by one that costs 1 µs, not 10.
+"""
+
+from typing import Any
+
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.spaces import MultiDiscrete
+from gymnasium.utils import seeding
+
+
+class _Streams:
+    """Stands where a numpy Generator would: draws each column from its environment's stream."""
+
+    def __init__(self, venv: CartPoleVectorEnv, seeds: list[int]) -> None:
+        self._venv = venv
+        self._generators = [seeding.np_random(seed)[0] for seed in seeds]
+
+    def uniform(self, low: float, high: float, size: tuple[int, int]) -> np.ndarray:
+        """Shape [4, number of environments that begin an episode]."""
+        rows, columns = size
+        draws = np.empty(size)
+        if columns == 0:
+            return draws
+        whole = columns == len(self._generators)
+        who = range(columns) if whole else np.flatnonzero(self._venv.prev_done)
+        for column, index in enumerate(who):
+            draws[:, column] = self._generators[index].uniform(low, high, size=(rows,))
+        return draws
+
+
+class _Choices(MultiDiscrete):
+    """A batch of two-way choices, checked in a microsecond."""
+
+    def contains(self, x: Any) -> bool:
+        """Whether every entry is 0 or 1."""
+        return x.shape == self.shape and not np.count_nonzero(x & ~1)
+
+
+class CartPoles(CartPoleVectorEnv):
+    """CartPoleVectorEnv with a random stream per environment."""
+
+    def __init__(self, num_envs: int, **options: Any) -> None:
+        """The options of Gymnasium's CartPoleVectorEnv."""
+        super().__init__(num_envs=num_envs, **options)
+        self.action_space = _Choices(np.full(num_envs, 2))
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """A new episode everywhere; `seed` is a list with one seed for each environment."""
+        if seed is not None:
+            self.np_random = _Streams(self, list(seed))
+        return super().reset(seed=None, options=options)

@@ -1,0 +1,87 @@
+"""One environment to watch: for videos and for a window on the screen.
+
+JAX and native back ends do not draw, so their pictures come from the Gymnasium environment of the
+same name, if it shows and takes the same as the one that was trained in.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from dovetail.envs.interface import EnvSpec, Observation
+from dovetail.envs.resolve import Env
+from dovetail.envs.spaces import space_map
+
+
+class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One Gymnasium environment that shows and takes what algorithms see (see spaces.py)."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], env_id: str) -> None:
+        """Translates as the environment's host adapter does, without a batch axis."""
+        super().__init__(env)
+        self.mapped = space_map(
+            env.observation_space, env.action_space, env_id, xp=np, batched=False
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """A new episode."""
+        raw, info = self.env.reset(seed=seed, options=options)
+        return self.mapped.encode(raw), info
+
+    def step(self, action: Any) -> tuple[Observation, Any, bool, bool, dict[str, Any]]:
+        """One transition."""
+        raw, reward, terminated, truncated, info = self.env.step(
+            self.mapped.decode(np.asarray(action))
+        )
+        return self.mapped.encode(raw), reward, terminated, truncated, info
+
+
+def render_env(env: Env, mode: str = "rgb_array") -> Watched | None:
+    """One environment that draws itself ("rgb_array" or "human"), or None if it cannot."""
+    if env.single is None:
+        return None
+    try:
+        watched = Watched(env.single(render_mode=mode), env.spec.id)
+        if mode == "rgb_array":
+            watched.reset(seed=0)
+            drawn = isinstance(watched.render(), np.ndarray)
+        else:
+            drawn = mode in (watched.metadata or {}).get("render_modes", [])
+    except Exception:  # whatever keeps it from drawing, training goes on without pictures
+        return None
+    return watched if drawn and _same(watched, env.spec) else None
+
+
+def _same(watched: Watched, spec: EnvSpec) -> bool:
+    return (watched.mapped.observation, watched.mapped.action) == (spec.observation, spec.action)
+
+
+def make_single(
+    backend: str, name: str, options: Mapping[str, Any], **more: Any
+) -> gymnasium.Env[Any, Any]:
+    """The Gymnasium environment that draws what `backend:name` is."""
+    from dovetail.envs import ale
+    from dovetail.envs import gymnasium as registry
+
+    atari = name.startswith("ALE/") or f"ALE/{name}" in gymnasium.registry
+    if backend == "ale" or (atari and backend in ("gymnasium", "envpool")):
+        return _atari(ale.game_of(name), **more)
+    if backend == "gymnasium":
+        kwargs = registry.split_options(options, name)[2]
+    else:
+        renamed = {"limit": "max_episode_steps"}
+        kwargs = {renamed.get(key, key): value for key, value in options.items()}
+    return registry.maker(registry.find(name), kwargs)(**more)
+
+
+def _atari(game: str, **more: Any) -> gymnasium.Env[Any, Any]:
+    """A game with the usual frames: every fourth, greyscale, 84 × 84, four at a time."""
+    from ale_py.env import AtariEnv
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+    env = AtariEnv(game, frameskip=1, repeat_action_probability=0.0, **more)
+    return FrameStackObservation(AtariPreprocessing(env), 4)

@@ -1,0 +1,231 @@
+"""The one mapping between Gymnasium's spaces and what algorithms see.
+
+Observations become float32 arrays, uint8 images, or a dict of named images and one "vector";
+actions arrive as int32 choices or float32 in [-1, 1] and are clipped and rescaled here, nowhere
+else. The same functions serve batches of numpy arrays (host environments) and single JAX arrays
+(JAX environments): `xp` is the array module, `batched` says whether a leading axis [B] is there.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import gymnasium.spaces as gym_spaces
+import jax
+import numpy as np
+
+from dovetail.envs.interface import ActionSpace, Continuous, Discrete, MultiDiscrete, Observation
+from dovetail.errors import UserError
+
+VECTOR = "vector"
+"""The name of the joined non-image part of an observation that also has images."""
+
+
+@dataclass(frozen=True)
+class SpaceMap:
+    """How one environment's observations and actions are translated."""
+
+    observation: Any
+    """A pytree of jax.ShapeDtypeStruct, without a batch axis."""
+    action: ActionSpace
+    encode: Callable[[Any], Observation]
+    """Environment's observation → ours."""
+    decode: Callable[[Any], Any]
+    """Our action → the environment's."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of an observation: where it stands and what it becomes."""
+
+    path: tuple[str | int, ...]
+    image: bool
+    shape: tuple[int, ...]
+    convert: Callable[[Any], Any]
+
+
+def space_map(
+    observation: gym_spaces.Space[Any],
+    action: gym_spaces.Space[Any],
+    env_id: str,
+    *,
+    xp: ModuleType = np,
+    batched: bool = True,
+) -> SpaceMap:
+    """The mapping for an environment with these Gymnasium spaces."""
+    leaves = list(_leaves(observation, (), env_id, xp, batched))
+    spec, encode = _observation(observation, leaves, env_id, xp)
+    action_space, decode = _action(action, env_id, xp, batched)
+    return SpaceMap(spec, action_space, encode, decode)
+
+
+def _leaves(
+    space: gym_spaces.Space[Any],
+    path: tuple[str | int, ...],
+    env_id: str,
+    xp: ModuleType,
+    batched: bool,
+) -> Iterator[Leaf]:
+    """The arrays of an observation: dict keys sorted, tuple entries in order."""
+    if isinstance(space, gym_spaces.Dict):
+        for key in sorted(space.spaces):
+            yield from _leaves(space.spaces[key], (*path, key), env_id, xp, batched)
+    elif isinstance(space, gym_spaces.Tuple):
+        for index, entry in enumerate(space.spaces):
+            yield from _leaves(entry, (*path, index), env_id, xp, batched)
+    elif isinstance(space, gym_spaces.Box):
+        image = space.dtype == np.uint8 and len(space.shape) >= 2
+        yield Leaf(path, image, space.shape or (1,), _box(space, image, xp, batched))
+    elif isinstance(space, gym_spaces.Discrete):
+        convert = _one_hots(np.array([space.n]), np.array([space.start]), xp, batched)
+        yield Leaf(path, False, (int(space.n),), convert)
+    elif isinstance(space, gym_spaces.MultiDiscrete):
+        counts, start = space.nvec.ravel(), np.asarray(space.start).ravel()
+        yield Leaf(path, False, (int(counts.sum()),), _one_hots(counts, start, xp, batched))
+    elif isinstance(space, gym_spaces.MultiBinary):
+        yield Leaf(path, False, space.shape, lambda x: xp.asarray(x, np.float32))
+    else:
+        where = ".".join(str(part) for part in path)
+        raise UserError(
+            f"{env_id} has an observation{f' {where!r}' if where else ''} of the space "
+            f"{type(space).__name__}, which Dovetail does not map: wrap the environment so that it "
+            "shows Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these."
+        )
+
+
+def _box(
+    space: gym_spaces.Box, image: bool, xp: ModuleType, batched: bool
+) -> Callable[[Any], Any]:
+    if not space.shape:
+        return lambda x: xp.asarray(x, np.float32)[..., None]
+    dtype = np.uint8 if image else np.float32
+    if xp is np and batched:  # the common path: a single C call that also straightens the layout
+        return lambda x: np.ascontiguousarray(x, dtype)
+    return lambda x: xp.asarray(x, dtype)
+
+
+def _one_hots(
+    counts: np.ndarray, start: np.ndarray, xp: ModuleType, batched: bool
+) -> Callable[[Any], Any]:
+    """Concatenated one-hot vectors of the ravelled entries."""
+    tables = [np.eye(int(n), dtype=np.float32) for n in counts]
+
+    def convert(x: Any) -> Any:
+        x = xp.asarray(x)
+        flat = x.reshape((*x.shape[: int(batched)], -1)) - start
+        hots = [xp.asarray(table)[flat[..., i]] for i, table in enumerate(tables)]
+        return xp.concatenate(hots, axis=-1)
+
+    return convert
+
+
+def _observation(
+    space: gym_spaces.Space[Any], leaves: list[Leaf], env_id: str, xp: ModuleType
+) -> tuple[Any, Callable[[Any], Observation]]:
+    if not isinstance(space, gym_spaces.Dict | gym_spaces.Tuple):
+        (leaf,) = leaves
+        dtype = np.uint8 if leaf.image else np.float32
+        return jax.ShapeDtypeStruct(leaf.shape, dtype), leaf.convert
+
+    images = {_name(leaf, env_id): leaf for leaf in leaves if leaf.image}
+    vectors = [leaf for leaf in leaves if not leaf.image]
+    size = sum(math.prod(leaf.shape) for leaf in vectors)
+    vector_spec = jax.ShapeDtypeStruct((size,), np.float32)
+
+    def join(x: Any) -> Any:
+        parts = []
+        for leaf in vectors:
+            part = leaf.convert(_at(x, leaf.path))
+            lead = part.shape[: part.ndim - len(leaf.shape)]
+            parts.append(part.reshape((*lead, -1)))
+        return xp.concatenate(parts, axis=-1)
+
+    if not images:
+        return vector_spec, join
+    spec = {name: jax.ShapeDtypeStruct(leaf.shape, np.uint8) for name, leaf in images.items()}
+    if not vectors:
+        return spec, lambda x: _convert_all(images, x)
+    return {**spec, VECTOR: vector_spec}, lambda x: {**_convert_all(images, x), VECTOR: join(x)}
+
+
+def _convert_all(images: dict[str, Leaf], x: Any) -> dict[str, Any]:
+    return {name: leaf.convert(_at(x, leaf.path)) for name, leaf in images.items()}
+
+
+def _name(leaf: Leaf, env_id: str) -> str:
+    name = ".".join(str(part) for part in leaf.path)
+    if name == VECTOR:
+        raise UserError(
+            f"{env_id} names an image {VECTOR!r}, the name Dovetail gives to the joined rest of an "
+            "observation: rename the image in a wrapper."
+        )
+    return name
+
+
+def _at(x: Any, path: tuple[str | int, ...]) -> Any:
+    for part in path:
+        x = x[part]
+    return x
+
+
+def _action(
+    space: gym_spaces.Space[Any], env_id: str, xp: ModuleType, batched: bool
+) -> tuple[ActionSpace, Callable[[Any], Any]]:
+    if isinstance(space, gym_spaces.Discrete):
+        start = int(space.start)
+        if start == 0:
+            return Discrete(int(space.n)), lambda a: a
+        return Discrete(int(space.n)), lambda a: a + start
+    if isinstance(space, gym_spaces.MultiDiscrete):
+        nvec = tuple(int(n) for n in space.nvec.ravel())
+        return MultiDiscrete(nvec), _choices(space.shape, np.asarray(space.start), xp, batched)
+    if isinstance(space, gym_spaces.MultiBinary):
+        nvec = (2,) * math.prod(space.shape)
+        decode = _choices(space.shape, np.zeros(space.shape, np.int8), xp, batched, np.int8)
+        return MultiDiscrete(nvec), decode
+    if isinstance(space, gym_spaces.Box):
+        bounded = bool(np.all(space.bounded_below & space.bounded_above))
+        action = Continuous(math.prod(space.shape), bounded)
+        return action, _rescale(space, xp, batched)
+    raise UserError(
+        f"{env_id} takes actions of the space {type(space).__name__}, which Dovetail does not map: "
+        "wrap the environment so that it takes Discrete, MultiDiscrete, MultiBinary or Box actions."
+    )
+
+
+def _choices(
+    shape: tuple[int, ...],
+    start: np.ndarray,
+    xp: ModuleType,
+    batched: bool,
+    dtype: Any = np.int32,
+) -> Callable[[Any], Any]:
+    def decode(a: Any) -> Any:
+        a = xp.asarray(a)
+        return (a.reshape((*a.shape[: int(batched)], *shape)) + start).astype(dtype)
+
+    return decode
+
+
+def _rescale(space: gym_spaces.Box, xp: ModuleType, batched: bool) -> Callable[[Any], Any]:
+    """[-1, 1] → [low, high] where an entry has both bounds; every entry ends within its bounds."""
+    low = space.low.astype(np.float32).ravel()
+    high = space.high.astype(np.float32).ravel()
+    both = (space.bounded_below & space.bounded_above).ravel()
+    scale = np.where(both, _half(high) - _half(low), 1).astype(np.float32)
+    offset = np.where(both, _half(high) + _half(low), 0).astype(np.float32)
+    whole = np.issubdtype(space.dtype, np.integer)
+
+    def decode(a: Any) -> Any:
+        x = xp.minimum(xp.maximum(a * scale + offset, low), high)
+        x = xp.rint(x) if whole else x
+        return x.reshape((*x.shape[: int(batched)], *space.shape)).astype(space.dtype)
+
+    return decode
+
+
+def _half(bound: np.ndarray) -> np.ndarray:
+    """Half of each bound, 0 where there is none, so that no infinity enters the arithmetic."""
+    return np.where(np.isfinite(bound), bound, 0) * np.float32(0.5)

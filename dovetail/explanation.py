@@ -1,0 +1,46 @@
+"""`explain`: the logical graph of an algorithm and the physical plan of it, like SQL's EXPLAIN."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.algorithm import Algorithm
+from dovetail.envs.resolve import resolve
+from dovetail.graph import show as graph_show
+from dovetail.graph.ir import Graph
+from dovetail.plan.svg import svg
+from dovetail.plan import serial
+from dovetail.plan import show as plan_show
+from dovetail.plan.ir import Plan
+from dovetail.planning import plan_for, resolve_policy
+from dovetail.policies.interface import Policy
+
+STEPS = 200_000
+"""The length of run that is explained; it only moves schedules, never the graph's shape."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A graph and a plan, to print, to draw, or to read by a program."""
+
+    graph: Graph
+    plan: Plan
+
+    def __str__(self) -> str:
+        return f"{graph_show.text(self.graph)}\n{plan_show.text(self.plan, self.graph)}"
+
+    def svg(self) -> str:
+        """A drawing."""
+        return svg(self.graph, self.plan)
+
+    def json(self) -> str:
+        """Both as one JSON object: {"graph": …, "plan": …}."""
+        both = {"graph": graph_show.to_json(self.graph), "plan": serial.to_json(self.plan)}
+        return json.dumps(both, indent=2)
+
+
+def explain(algorithm: Algorithm, env: Any, policy: Policy | str | None = None) -> Explanation:
+    """What `train` would run with the same arguments; nothing is trained."""
+    chosen = resolve_policy(policy, env)
+    planned = plan_for(algorithm, resolve(env, traced=chosen.traced_envs), chosen, STEPS)
+    return Explanation(planned.graph, planned.plan)

@@ -1,0 +1,1 @@
+"""The equations of reinforcement learning: pure functions, one equation each, tested on numbers."""

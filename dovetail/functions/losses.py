@@ -1,0 +1,112 @@
+"""Terms of policy-gradient and value losses: scalars, averaged over all entries by `weights`.
+
+Weights average one: `loss_weights(valid)` leaves out the steps in which a back end only reset
+itself. Averaged over learner replicas as well (`average=rl.mean`), they make the mean of the
+replicas' losses the loss of the whole batch, however its invalid steps are spread.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+
+def loss_weights(
+    valid: jax.Array, average: Callable[[jax.Array], jax.Array] = lambda x: x
+) -> jax.Array:
+    """Weights of mean one that are zero where not valid; all zero if nothing is valid."""
+    weights = valid.astype(jnp.float32)
+    share = average(jnp.mean(weights))
+    return weights / jnp.where(share > 0, share, 1.0)
+
+
+def weighted_mean(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """The mean of x under weights that average one."""
+    return jnp.mean(x * weights)
+
+
+def standardise(
+    x: jax.Array, weights: jax.Array, average: Callable[[jax.Array], jax.Array] = lambda x: x
+) -> jax.Array:
+    """x with its weighted mean made 0 and its standard deviation 1, as PPO does to advantages."""
+    centred = x - average(weighted_mean(x, weights))
+    variance = average(weighted_mean(jnp.square(centred), weights))
+    return centred * jax.lax.rsqrt(variance + 1e-8)
+
+
+def policy_gradient(log_probs: jax.Array, advantages: jax.Array, weights: jax.Array) -> jax.Array:
+    """-E[log π(a|s) A], https://doi.org/10.1007/BF00992696; advantages get no gradient."""
+    return -weighted_mean(log_probs * jax.lax.stop_gradient(advantages), weights)
+
+
+def clipped_surrogate(
+    log_probs: jax.Array,
+    behaviour_log_probs: jax.Array,
+    advantages: jax.Array,
+    clip: float,
+    weights: jax.Array,
+) -> jax.Array:
+    """PPO's policy loss, https://arxiv.org/abs/1707.06347 (equation 7, negated)."""
+    ratio = jnp.exp(log_probs - behaviour_log_probs)
+    clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
+    return -weighted_mean(jnp.minimum(ratio * advantages, clipped * advantages), weights)
+
+
+def clip_fraction(
+    log_probs: jax.Array, behaviour_log_probs: jax.Array, clip: float, weights: jax.Array
+) -> jax.Array:
+    """The share of entries whose probability ratio left [1 - clip, 1 + clip]."""
+    ratio = jnp.exp(log_probs - behaviour_log_probs)
+    return weighted_mean((jnp.abs(ratio - 1.0) > clip).astype(jnp.float32), weights)
+
+
+def value_loss(values: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
+    """Half the mean squared error; targets get no gradient."""
+    return 0.5 * weighted_mean(jnp.square(values - jax.lax.stop_gradient(targets)), weights)
+
+
+def clipped_value_loss(
+    values: jax.Array,
+    behaviour_values: jax.Array,
+    targets: jax.Array,
+    clip: float,
+    weights: jax.Array,
+) -> jax.Array:
+    """Half the mean squared error of the worse of v and v kept within `clip` of its old value.
+
+    Not in PPO's paper but in its code, as https://arxiv.org/abs/2005.12729 (section 3) tells.
+    """
+    targets = jax.lax.stop_gradient(targets)
+    near = behaviour_values + jnp.clip(values - behaviour_values, -clip, clip)
+    worse = jnp.maximum(jnp.square(values - targets), jnp.square(near - targets))
+    return 0.5 * weighted_mean(worse, weights)
+
+
+def entropy_loss(entropies: jax.Array, weights: jax.Array) -> jax.Array:
+    """Minus the mean entropy: times a small coefficient it keeps a policy exploring.
+
+    https://arxiv.org/abs/1602.01783 (section 4).
+    """
+    return -weighted_mean(entropies, weights)
+
+
+def approximate_kl(
+    log_probs: jax.Array, behaviour_log_probs: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """KL(behaviour || policy) from actions of the behaviour, http://joschu.net/blog/kl-approx.html.
+
+    The estimator (ρ - 1) - log ρ is unbiased and never negative.
+    """
+    log_ratio = log_probs - behaviour_log_probs
+    return weighted_mean(jnp.expm1(log_ratio) - log_ratio, weights)
+
+
+def explained_variance(values: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
+    """1 - Var[targets - values] / Var[targets]: 1 is perfect, 0 no better than a constant."""
+    unexplained = _variance(targets - values, weights)
+    total = _variance(targets, weights)
+    return jnp.where(total > 0, 1.0 - unexplained / jnp.where(total > 0, total, 1.0), 0.0)
+
+
+def _variance(x: jax.Array, weights: jax.Array) -> jax.Array:
+    return weighted_mean(jnp.square(x - weighted_mean(x, weights)), weights)

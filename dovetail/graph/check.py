@@ -1,0 +1,88 @@
+"""What an algorithm may not do while it is traced, as sentences.
+
+The loop goes round: states and carries must come back as they went in. Sides are checked in
+`sides.py`, where boundaries may stand in `trace.py`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.algorithm import Algorithm
+from dovetail.envs.interface import Continuous, Discrete, EnvSpec, MultiDiscrete
+from dovetail.errors import UserError
+
+
+def two_results(algorithm: Algorithm, result: Any) -> tuple[Any, dict[str, Any]]:
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        raise UserError(
+            f"{type(algorithm).__name__}.iteration must return (state, metrics) with metrics a "
+            f"dict of scalars, got {type(result).__name__}."
+        )
+    return result
+
+
+def check_state(algorithm: Algorithm, before: Any, after: Any) -> None:
+    """The new state must have the old one's structure, shapes and dtypes: it goes round the loop."""
+    name = type(algorithm).__name__
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise UserError(
+            f"{name}.iteration returns a state of another structure than {name}.init made: "
+            f"{jax.tree.structure(after)} instead of {jax.tree.structure(before)}."
+        )
+    for (path, old), new in zip(
+        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
+    ):
+        shape, dtype = jnp.shape(new), jax.dtypes.result_type(new)
+        if (old.shape, old.dtype) != (shape, dtype):
+            raise UserError(
+                f"{name}.iteration changes state{jax.tree_util.keystr(path)} from "
+                f"{old.dtype}{list(old.shape)} to {dtype}{list(shape)}; keep its shape and dtype."
+            )
+
+
+def same_carry(algorithm: Algorithm, before: Any, after: Any) -> Any:
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise UserError(
+            f"{type(algorithm).__name__}.act returns a carry of structure "
+            f"{jax.tree.structure(after)}, but initial_carry() has {jax.tree.structure(before)}."
+        )
+    for (path, old), new in zip(
+        jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
+    ):
+        if old.shape != new.shape:
+            raise UserError(
+                f"{type(algorithm).__name__}.act changes carry{jax.tree_util.keystr(path)} from "
+                f"shape {list(old.shape[1:])} to {list(new.shape[1:])}; keep its shape."
+            )
+    return jax.tree.map(lambda old, new: new.astype(old.dtype), before, after)
+
+
+def check_action(algorithm: Algorithm, spec: EnvSpec, action: Any) -> None:
+    """What `act` returned, a batch of it by now, must be what the environment takes."""
+    match spec.action:
+        case Discrete():
+            wanted, kind = (), jnp.integer
+        case MultiDiscrete(nvec):
+            wanted, kind = (len(nvec),), jnp.integer
+        case Continuous(size):
+            wanted, kind = (size,), jnp.floating
+    leaves = jax.tree.leaves(action)
+    fits = [x.shape[1:] == wanted and jnp.issubdtype(x.dtype, kind) for x in leaves]
+    if fits != [True]:
+        found = " and ".join(f"{x.dtype}{list(x.shape[1:])}" for x in leaves) or "nothing"
+        number = "a whole number" if kind is jnp.integer else "a float"
+        raise UserError(
+            f"{type(algorithm).__name__}.act returns the action {found}, but {spec.id} takes "
+            f"{spec.action}: {number} of shape {list(wanted)}."
+        )
+
+
+def scalar(name: str, value: Any) -> jax.Array:
+    if jnp.shape(value) != ():
+        raise UserError(
+            f"metric {name!r} has shape {list(jnp.shape(value))}; metrics are scalars: reduce it, "
+            f"for instance with .mean()."
+        )
+    return jnp.asarray(value, jnp.float32)

@@ -1,0 +1,70 @@
+"""Loads a class or object that a string names: "module:Name", or "path/to/file.py:Name"."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dovetail.errors import UserError, nearest
+
+
+def load_object(target: str, what: str) -> Any:
+    """The object called Name in a module or file; `what` names its kind in errors."""
+    place, colon, name = target.rpartition(":")
+    if not colon or not name:
+        raise UserError(f"{target!r} does not name a {what}: write file.py:Name.")
+    module = load_file(Path(place).resolve()) if place.endswith(".py") else _module(place, what)
+    if not hasattr(module, name):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise UserError(f"{place} has no {what} {name!r}: {nearest(name, public)}")
+    return getattr(module, name)
+
+
+@cache
+def load_file(path: Path) -> ModuleType:
+    """A user's Python file as a module, loaded once; its folder can be imported from."""
+    if not path.is_file():
+        raise UserError(f"There is no file {path}: check the path.")
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    spec = importlib.util.spec_from_file_location(f"dovetail_user_{path.stem}_{digest}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is not a Python file: give one that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        del sys.modules[spec.name]
+        where = _line_in(error, path)
+        raise UserError(
+            f"{path}{where} cannot be loaded: {type(error).__name__}: {error}."
+        ) from error
+    return module
+
+
+def _module(name: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"The module {name!r} of a {what} cannot be imported: {error}.") from error
+
+
+def _line_in(error: BaseException, path: Path) -> str:
+    """`:line` of the deepest frame in the user's file, if there is one."""
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f":{error.lineno}"
+    line = ""
+    frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == str(path):
+            line = f":{frame.tb_lineno}"
+        frame = frame.tb_next
+    return line

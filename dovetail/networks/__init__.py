@@ -1,0 +1,1 @@
+"""Small networks: frozen options with pure `init` and `apply`; parameters are dicts of arrays."""

@@ -1,0 +1,39 @@
+"""A plan as JSON and back, exactly."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from dovetail.errors import UserError
+from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Worker
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as plain lists and dicts, as `json.loads` would give them back."""
+    fields = asdict(plan)
+    for worker in fields["workers"]:
+        worker["devices"] = list(worker["devices"])
+    for link in fields["links"]:
+        link["kind"] = link["kind"].value
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
+
+
+def from_json(fields: Mapping[str, Any]) -> Plan:
+    """The plan that `to_json` wrote."""
+    try:
+        return Plan(
+            **{
+                **fields,
+                "workers": tuple(Worker(w["name"], tuple(w["devices"])) for w in fields["workers"]),
+                "instances": tuple(Instance(**instance) for instance in fields["instances"]),
+                "links": tuple(
+                    Link(**{**link, "kind": LinkKind(link["kind"])}) for link in fields["links"]
+                ),
+                "notes": tuple(fields["notes"]),
+            }
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"This is not a plan as Dovetail writes one ({error}): write it again with "
+            f"`dovetail explain … --json`."
+        ) from error

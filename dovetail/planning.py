@@ -1,0 +1,59 @@
+"""From an algorithm, an environment and a policy to a graph and a plan: what `train` and `explain`
+have in common."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.algorithm import Algorithm, Task
+from dovetail.envs.resolve import Env, resolve
+from dovetail.errors import UserError, nearest
+from dovetail.graph.ir import Graph
+from dovetail.graph.trace import trace
+from dovetail.plan import make_plan
+from dovetail.plan.ir import Plan
+from dovetail.policies import POLICIES
+from dovetail.policies.fused import Fused
+from dovetail.policies.interface import Policy, Resources
+from dovetail.policies.local import Local
+
+
+@dataclass(frozen=True)
+class Planned:
+    """An algorithm's graph (one replica's), where it goes, and the environment it acts in."""
+
+    graph: Graph
+    plan: Plan
+    env: Env
+
+
+def plan_for(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Planned:
+    """Traces one replica's share of the task, and places it on this machine."""
+    task = Task(env.spec, policy.envs, steps)
+    graph = trace(algorithm, task, env.jax, replicas=policy.replicas)
+    return Planned(graph, make_plan(policy, graph, machine()), env)
+
+
+def machine() -> Resources:
+    """What this machine has."""
+    import jax
+
+    return Resources(devices=len(jax.devices()), cores=os.cpu_count() or 1)
+
+
+def resolve_policy(policy: Policy | str | None, env: Any) -> Policy:
+    """The policy that an object, a name or nothing stands for."""
+    if policy is None:
+        return default_policy(env)
+    if not isinstance(policy, str):
+        return policy
+    if policy not in POLICIES:
+        raise UserError(f"There is no policy {policy!r}: {nearest(policy, POLICIES)}")
+    import dovetail.policies as policies
+
+    return getattr(policies, POLICIES[policy].partition(":")[2])()
+
+
+def default_policy(env: Any) -> Policy:
+    """Fused for an environment written in JAX, Local for one on the host."""
+    return Local() if resolve(env).jax is None else Fused()

@@ -1,0 +1,236 @@
+"""A run: the directory in which one training leaves everything that it made.
+
+`Run.create` makes it, `Run.open` finds it again. Its files are plain (JSON, CSV, text, PNG) and
+each is written whole or not at all, so that a run can be read while it is still being written.
+"""
+
+import contextlib
+import csv
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from dovetail.errors import UserError, nearest
+
+ROOT = Path("runs")
+"""Where runs go unless told otherwise."""
+
+
+class Run:
+    """One run's directory. `dovetail.train` returns it: `run.summary["final_return"]`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+
+    @classmethod
+    def create(cls, folder: str | None, name: str, config: Mapping[str, Any]) -> Self:
+        """A new run with its config.json, in `folder` or in runs/<name>-<time>."""
+        run = cls(_new_folder(folder, name))
+        run.write_json("config.json", config)
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """The run that an earlier training left at `path`."""
+        folder = Path(path)
+        if not folder.exists():
+            hint = _other_runs(folder.name, folder.parent)
+            raise UserError(f"There is no run at {folder}: {hint}.")
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} is a file, but a run is a folder: give the folder, for instance "
+                f"{folder.parent}."
+            )
+        if not (folder / "config.json").is_file():
+            hint = _other_runs(folder.name, folder, folder.parent)
+            raise UserError(f"{folder} is not a run, it has no config.json: {hint}.")
+        return cls(folder)
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was asked for: algorithm, options, env, policy, seed, steps, settings, versions."""
+        return self._read_json("config.json")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What came out: returns, speeds, times. Empty until the run has ended."""
+        return self._read_json("summary.json")
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """The columns of metrics.csv as float64 arrays, NaN where a row had no value."""
+        return read_metrics(self.path / "metrics.csv")
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Writes a file of the run, whole or not at all; returns its path."""
+        path = self.path / name
+        write_atomically(path, text)
+        return path
+
+    def write_json(self, name: str, obj: object) -> Path:
+        """Writes `obj` as strict JSON: dataclasses as objects, NaN and infinities as null."""
+        text = json.dumps(_plain(obj), indent=2, allow_nan=False, ensure_ascii=False)
+        return self.write_text(name, text + "\n")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    def __str__(self) -> str:
+        config, summary = self.config, self.summary
+        what = " · ".join(str(config[k]) for k in ("algorithm", "env", "policy") if config.get(k))
+        parts = [f"run {self.path}" + (f": {what}" if what else "")]
+        if not summary:
+            parts.append("not finished")
+        if (steps := summary.get("env_steps")) is not None:
+            parts.append(f"{steps:,.0f} steps")
+        if (wall := summary.get("wall_s")) is not None:
+            parts.append(f"{wall:.1f} s")
+        if (final := summary.get("final_return")) is not None:
+            parts.append(f"final return {final:.4g}")
+        return ", ".join(parts)
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+        except ValueError as error:
+            raise UserError(f"{path} is not valid JSON ({error}): the run is damaged.") from error
+        if not isinstance(found, dict):
+            raise UserError(f"{path} holds no JSON object: the run is damaged.")
+        return found
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replaces the file at `path`: a reader sees the old content or the new, never a half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> UserError:
+    """The sentence for a path that the operating system did not let us write."""
+    return UserError(
+        f"Cannot write {path} ({error.strerror or error}): free some space there, or choose a "
+        "folder that can be written."
+    )
+
+
+def read_metrics(path: Path) -> dict[str, np.ndarray]:
+    """A metrics.csv as columns. A last line that is still being written is left out."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+    header, *rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines())) or [[]]
+    table = np.full((len(rows), len(header)), np.nan)
+    for line, row in enumerate(rows):
+        try:
+            cells = row[: len(header)]
+            table[line, : len(cells)] = [float(cell) if cell else np.nan for cell in cells]
+        except ValueError as error:
+            raise UserError(
+                f"{path}, line {line + 2}, holds no row of numbers ({error}): mend or remove it."
+            ) from error
+    return {name: table[:, column] for column, name in enumerate(header)}
+
+
+def _new_folder(folder: str | None, name: str) -> Path:
+    """Makes the folder; one that holds anything is refused."""
+    if folder is not None:
+        path = Path(folder)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise UserError(
+                    f"The folder {path} is not empty, and a run never overwrites anything: "
+                    "choose another folder, or resume the run that is there."
+                )
+        except FileExistsError as error:
+            raise UserError(f"{path} is a file: choose a folder for the run.") from error
+        except OSError as error:
+            raise write_error(path, error) from error
+        return path
+    stem = f"{_file_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for attempt in range(1, 1000):
+        path = ROOT / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise write_error(path, error) from error
+    raise UserError(f"{ROOT} already holds a thousand runs named {stem}: choose a folder.")
+
+
+def _file_name(name: str) -> str:
+    """`name` without what file systems and shells dislike: "a:b?c=1" becomes "a-b-c-1"."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:150] or "run"
+
+
+def _other_runs(word: str, *roots: Path) -> str:
+    """A hint for a folder that is no run: the run with the nearest name, or the newest ones."""
+    for root in (*roots, ROOT):
+        names = [config.parent.name for config in root.glob("*/config.json")]
+        if not names:
+            continue
+        hint = nearest(word, names)
+        if hint.startswith("choose"):
+            newest = sorted(names, key=lambda name: (root / name).stat().st_mtime, reverse=True)
+            hint = f"the newest runs are {', '.join(newest[:5])}"
+        return f"in {root}, {hint}"
+    return "give a folder that a training made"
+
+
+def _plain(obj: object) -> Any:
+    """`obj` in JSON's own types; what JSON does not know becomes its text."""
+    if is_dataclass(obj) and not isinstance(obj, type):
+        return _plain(asdict(obj))
+    if isinstance(obj, Mapping):
+        return {str(key): _plain(value) for key, value in obj.items()}
+    if isinstance(obj, list | tuple | set | frozenset):
+        return [_plain(item) for item in obj]
+    if hasattr(obj, "__array__"):
+        return _plain(np.asarray(obj).tolist())
+    if isinstance(obj, float):
+        return obj if np.isfinite(obj) else None
+    return obj if obj is None or isinstance(obj, bool | int | str) else str(obj)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename in `folder` durable, where the system has a way to."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

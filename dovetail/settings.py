@@ -1,0 +1,43 @@
+"""How a run is watched and kept: nothing here changes what is computed."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dovetail.errors import UserError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of `train` that no algorithm and no policy knows."""
+
+    folder: str | None = None
+    """The run's folder; by default a new one under runs/."""
+    seeds: int = 1
+    """How many seeds to train at once, as one batch (Fused only): seed, seed + 1, …"""
+    until: float | None = None
+    """Stop once the mean greedy return over the evaluation's episodes reaches this."""
+    episodes: int = 100
+    """Episodes per evaluation."""
+    evaluate_every: float = 10.0
+    """Seconds between evaluations; they run beside training. 0 for only one, at the end."""
+    checkpoint_every: float = 30.0
+    """Seconds between checkpoints; there is always one at the end."""
+    keep: int = 3
+    """How many checkpoints are kept."""
+    video: bool = True
+    """Whether the run ends with a video of the trained agent."""
+    display: Literal["live", "plain", "none"] = "live"
+    """A live panel, plain lines, or nothing, on standard error."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("seeds", 1), ("episodes", 1), ("keep", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"--{name} is {getattr(self, name)}: give {least} or more.")
+        for name in ("evaluate_every", "checkpoint_every"):
+            if getattr(self, name) < 0:
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag} is {getattr(self, name)}: give 0 or more seconds.")
+        if self.until is not None and self.seeds > 1:
+            raise UserError(
+                f"--until stops one training, but --seeds asks for {self.seeds} at once: leave one out."
+            )

@@ -1,0 +1,6 @@
+"""What people see of a training: scalars in files, the progress display, plots and videos."""
+
+from dovetail.telemetry.progress import Progress, make_progress
+from dovetail.telemetry.sinks import CsvSink, Recorder, Sink, TensorBoardSink
+
+__all__ = ["CsvSink", "Progress", "Recorder", "Sink", "TensorBoardSink", "make_progress"]

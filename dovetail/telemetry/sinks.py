@@ -1,0 +1,303 @@
+"""Where the scalars of a training go: metrics.csv, TensorBoard, or a sink of the user's own.
+
+The training loop hands them to a `Recorder`, whose one thread writes them to every sink: neither
+a slow disk nor an import ever holds up a step.
+"""
+
+import contextlib
+import csv
+import errno
+import io
+import math
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dovetail.errors import UserError
+from dovetail.run import write_atomically, write_error
+
+if TYPE_CHECKING:
+    from tensorboardX.record_writer import RecordWriter
+
+FIRST_COLUMNS = ("time_s", "env_steps", "updates")
+"""The columns with which every metrics.csv begins."""
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Sink(Protocol):
+    """Something that scalars are written to, always from one thread.
+
+    A `UserError` that it raises stops the training; any other exception only stops the sink.
+    """
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Takes the scalars known after `step` environment steps."""
+        ...
+
+    def close(self) -> None:
+        """Flushes and releases what the sink holds."""
+        ...
+
+
+class CsvSink:
+    """One row per write. A column may appear at any time: earlier rows get an empty cell."""
+
+    def __init__(self, path: str | Path, append: bool = False, after: int | None = None) -> None:
+        """`append` keeps the rows that are there, except those past `after` environment steps."""
+        self._path = Path(path)
+        self._columns = list(FIRST_COLUMNS)
+        rows: list[list[str]] = []
+        if append and self._path.exists():
+            rows = self._read()
+            if after is not None:
+                steps = self._columns.index("env_steps")
+                rows = [row for row in rows if not row[steps] or float(row[steps]) <= after]
+        self._rewrite(rows)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Appends a row, and flushes it."""
+        known = {"env_steps": step, **scalars}
+        new = [name for name in known if name not in self._columns]
+        if new:
+            rows = self._read()
+            self._file.close()
+            self._columns += new
+            self._rewrite(rows)
+        self._append(_line(_cell(known.get(name, math.nan)) for name in self._columns))
+
+    def close(self) -> None:
+        """Releases the file; every row is in it already."""
+        self._file.close()
+
+    def _append(self, line: str) -> None:
+        """Writes the whole line, or takes back what the disk had room for."""
+        end, data = self._file.seek(0, io.SEEK_END), line.encode()
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(end)
+            if error.errno in _DISK_FULL:
+                raise write_error(self._path, error) from error
+            raise
+
+    def _read(self) -> list[list[str]]:
+        """The file's whole rows, a half-written last one left out; takes over its columns."""
+        text = self._path.read_text(encoding="utf-8")
+        header, *rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines())) or [[]]
+        order = [*self._columns, *(name for name in header if name not in self._columns)]
+        if missing := [name for name in self._columns if header and name not in header]:
+            raise UserError(
+                f"{self._path} has no column {missing[0]!r}: it is no metrics file of a run."
+            )
+        places = [header.index(name) for name in order if name in header]
+        self._columns = order
+        return [[row[place] if place < len(row) else "" for place in places] for row in rows]
+
+    def _rewrite(self, rows: list[list[str]]) -> None:
+        """Puts the header and `rows`, filled up to its length, in place of the file."""
+        width = len(self._columns)
+        lines = [_line(row + [""] * (width - len(row))) for row in [self._columns, *rows]]
+        write_atomically(self._path, "".join(lines))
+        self._file = self._path.open("ab", buffering=0)
+
+
+def _line(cells: Iterable[str]) -> str:
+    """Cells as one line of CSV, quoted where a name has a comma."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(list(cells))
+    return text.getvalue()
+
+
+def _cell(value: float) -> str:
+    """A number that reads back as the same float; nothing for NaN, whole numbers without a dot."""
+    number = float(value)
+    if math.isnan(number):
+        return ""
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
+
+
+TAGS = {
+    "episode_return": ("charts/episodic_return", "rollout/ep_rew_mean"),
+    "episode_length": ("charts/episodic_length", "rollout/ep_len_mean"),
+    "steps_per_s": ("charts/SPS", "time/fps"),
+    "eval_return": ("charts/eval_return", "eval/mean_reward"),
+    "learning_rate": ("charts/learning_rate",),
+    "loss": ("losses/loss",),
+    "policy_loss": ("losses/policy_loss",),
+    "value_loss": ("losses/value_loss",),
+    "entropy": ("losses/entropy",),
+    "approx_kl": ("losses/approx_kl",),
+    "clip_fraction": ("losses/clipfrac",),
+    "explained_variance": ("losses/explained_variance",),
+    "time_s": ("time/time_elapsed",),
+    "updates": ("time/updates",),
+    "episodes": ("time/episodes",),
+}
+"""Our scalars under the names that users of CleanRL, and then of Stable-Baselines3, know."""
+
+
+def tags(name: str) -> tuple[str, ...]:
+    """A scalar's names in TensorBoard; `episode_return/seed3` keeps its seed as a suffix."""
+    metric, slash, rest = name.partition("/")
+    if metric in TAGS:
+        return tuple(tag + slash + rest for tag in TAGS[metric])
+    if metric.startswith("share_"):
+        return (f"time/{name}",)
+    return (f"losses/{name}" if metric.endswith("_loss") else f"train/{name}",)
+
+
+class TensorBoardSink:
+    """An event file for TensorBoard, under the names that its users know from other libraries."""
+
+    flush_every = 2.0
+    """Seconds between two flushes to the disk."""
+
+    def __init__(self, folder: str | Path, after: int | None = None) -> None:
+        """`after`: resumed at this step, so that TensorBoard forgets what was shown past it."""
+        self._folder = Path(folder)
+        self._after = after
+        self._writer: RecordWriter | None = None
+        self._flushed = 0.0
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Adds one event that holds all the scalars."""
+        writer = self._writer or self._open()
+        values = [
+            {"tag": tag, "simple_value": value}
+            for name, value in scalars.items()
+            if name != "env_steps" and not math.isnan(value)
+            for tag in tags(name)
+        ]
+        writer.write(_event(step=step, summary={"value": values}))
+        if time.monotonic() - self._flushed > self.flush_every:
+            self._flushed = time.monotonic()
+            writer.flush()
+
+    def close(self) -> None:
+        """Flushes and closes the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> "RecordWriter":
+        """The event file, opened at the first write: by the recorder's thread, import included."""
+        from tensorboardX.record_writer import RecordWriter
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{time.time_ns()}"
+        self._writer = RecordWriter(str(self._folder / name))
+        self._writer.write(_event(file_version="brain.Event:2"))
+        if self._after is not None:
+            self._writer.write(_event(step=self._after + 1, session_log={"status": "START"}))
+        return self._writer
+
+
+def _event(**content: object) -> bytes:
+    """TensorBoard's Event message; it is generated, and so unknown to type checkers."""
+    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
+    return Event(wall_time=time.time(), **content).SerializeToString()
+
+
+class Recorder:
+    """Writes scalars to sinks from a thread of its own; `record` never waits for them."""
+
+    def __init__(
+        self,
+        sinks: Iterable[Sink],
+        on_failure: Callable[[str], None] | None = None,
+        capacity: int = 1024,
+    ) -> None:
+        """`on_failure` is told, in a sentence and from the thread, what could not be written."""
+        self.failures: list[str] = []
+        """A sentence for each sink that failed, and for what was dropped."""
+        self.dropped = 0
+        """How many records were dropped, the oldest first, because the sinks did not keep up."""
+        self._sinks = list(sinks)
+        self._on_failure = on_failure
+        self._capacity = capacity
+        self._waiting: deque[tuple[int, dict[str, float]]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._fatal: UserError | None = None
+        self._thread = threading.Thread(target=self._work, name="dovetail-recorder", daemon=True)
+        self._thread.start()
+
+    def record(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Hands over the scalars known after `step` environment steps, arrays of one included."""
+        self._raise_fatal()
+        with self._changed:
+            if len(self._waiting) == self._capacity:
+                self._waiting.popleft()
+                self.dropped += 1
+            self._waiting.append((step, dict(scalars)))
+            self._changed.notify()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Writes what is waiting, within `timeout` seconds, and closes the sinks."""
+        with self._changed:
+            already, self._closing = self._closing, True
+            self._changed.notify()
+        self._thread.join(timeout)
+        if not already and self._thread.is_alive():
+            self._fail(
+                f"The metrics were not all written within {timeout:g} s: "
+                f"{len(self._waiting)} records are missing."
+            )
+        if not already and self.dropped:
+            self._fail(
+                f"{self.dropped} records of metrics were dropped, because writing them was slower "
+                "than the training."
+            )
+        self._raise_fatal()
+
+    def _work(self) -> None:
+        """The thread: writes until closed and empty."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    break
+                step, scalars = self._waiting.popleft()
+            try:
+                floats = {name: float(value) for name, value in scalars.items()}
+            except (TypeError, ValueError) as error:
+                self._fail(f"A record of metrics was left out, it holds no plain numbers: {error}.")
+                continue
+            for sink in list(self._sinks):
+                self._guarded(sink, sink.write, step, floats)
+        for sink in list(self._sinks):
+            self._guarded(sink, sink.close)
+
+    def _guarded(self, sink: Sink, action: Callable[..., None], *arguments: object) -> None:
+        """Runs `action`; if it fails, gives the sink up and says so, once."""
+        try:
+            action(*arguments)
+        except Exception as error:
+            self._sinks.remove(sink)
+            with contextlib.suppress(Exception):
+                sink.close()
+            if isinstance(error, UserError):
+                self._fatal = error
+                return
+            why = f"{type(error).__name__}: {error}"
+            self._fail(f"{type(sink).__name__} stopped ({why}): the training goes on without it.")
+
+    def _fail(self, sentence: str) -> None:
+        """Reports `sentence`, unless it was reported before."""
+        if sentence not in self.failures:
+            self.failures.append(sentence)
+            if self._on_failure is not None:
+                self._on_failure(sentence)
+
+    def _raise_fatal(self) -> None:
+        """Raises, once, what a sink could not do without."""
+        fatal, self._fatal = self._fatal, None
+        if fatal is not None:
+            raise fatal

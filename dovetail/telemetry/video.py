@@ -1,0 +1,220 @@
+"""A video of a policy at work, for whoever wants to see what was learned.
+
+Frames go to ffmpeg (which imageio-ffmpeg brings along) one by one, to a GIF without it. A video is
+never worth a training: whatever keeps it from being made is returned as a sentence, not raised.
+"""
+
+import contextlib
+import ctypes.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dovetail.errors import UserError
+
+if TYPE_CHECKING:
+    from imageio.core.format import Format
+
+    from dovetail.envs.render import Watched
+    from dovetail.envs.resolve import Env
+
+Policy = Callable[[Any, Any], tuple[Any, Any]]
+"""(observation, carry) → (action, carry), for one environment; the carry is None at first."""
+
+
+_UNDRAWN = "neither it nor Gymnasium can draw it."
+
+
+class Video(NamedTuple):
+    """What `record_video` made."""
+
+    path: Path | None
+    """The file; None if there is none."""
+    reason: str | None
+    """Why there is none, in a sentence."""
+    returns: tuple[float, ...] = ()
+    """The return of each episode, the last one as far as it was shown."""
+
+
+class NoVideo(Exception):
+    """What keeps a video from being made; its text ends a sentence."""
+
+
+def record_video(
+    env: "Env",
+    policy: Policy,
+    path: str | Path,
+    episodes: int = 1,
+    max_steps: int = 1000,
+    seed: int = 0,
+) -> Video:
+    """Films `episodes` episodes, `max_steps` steps at most in all; without ffmpeg as a GIF."""
+    returns: list[float] = []
+    gif = Path(path).suffix == ".gif" or not _has_ffmpeg()
+    target = Path(path).with_suffix(".gif" if gif else ".mp4")
+    try:
+        with _headless(), _opened(env) as watched:
+            film = _film(watched, policy, episodes, max_steps, seed, returns)
+            _write(target, film, _frames_per_second(watched))
+    except NoVideo as reason:
+        sentence = f"There is no video of {env.spec.id}: {reason}"
+        return Video(None, sentence, tuple(returns))
+    return Video(target, None, tuple(returns))
+
+
+@contextlib.contextmanager
+def _opened(env: "Env") -> "Iterator[Watched]":
+    """The environment that draws itself, once it has shown that it can."""
+    from dovetail.envs.render import Watched
+
+    if env.single is None:
+        raise NoVideo(_UNDRAWN)
+    try:
+        single = _ask(env.single, render_mode="rgb_array")
+    except NoVideo as reason:
+        if env.jax is not None and isinstance(reason.__cause__, UserError):
+            raise NoVideo(_UNDRAWN) from reason  # Gymnasium knows none of this name
+        raise
+    try:
+        watched = _ask(Watched, single, env.spec.id)
+        _ask(watched.reset, seed=0)
+        frame = _ask(watched.render)
+        if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+            raise NoVideo("its render() returns no picture.")
+        shown = (watched.mapped.observation, watched.mapped.action)
+        if shown != (env.spec.observation, env.spec.action):
+            raise NoVideo("the one that Gymnasium would draw has other observations or actions.")
+        yield watched
+    finally:
+        with contextlib.suppress(Exception):  # what could not draw need not close either
+            single.close()
+
+
+def _ask(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """What an environment answers; if it fails there is no video, and nothing worse."""
+    try:
+        return call(*arguments, **named)
+    except Exception as error:
+        raise NoVideo(_sentence(error)) from error
+
+
+def _film(
+    watched: "Watched",
+    policy: Policy,
+    episodes: int,
+    max_steps: int,
+    seed: int,
+    returns: list[float],
+) -> Iterator[np.ndarray]:
+    """The frames of the episodes; adds the return of each to `returns`."""
+    left = max_steps
+    for episode in range(episodes):
+        if left <= 0:
+            return
+        observation, _ = _ask(watched.reset, seed=seed + episode)
+        carry, ended = None, False
+        returns.append(0.0)
+        yield _even(_ask(watched.render))
+        while left > 0 and not ended:
+            action, carry = policy(observation, carry)
+            observation, reward, terminated, truncated, _ = _ask(watched.step, action)
+            returns[-1] += float(reward)
+            ended = bool(terminated or truncated)
+            left -= 1
+            yield _even(_ask(watched.render))
+
+
+def _even(frame: np.ndarray) -> np.ndarray:
+    """The picture with the even height and width that video players want."""
+    height, width = frame.shape[:2]
+    if height % 2 or width % 2:
+        frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    return np.ascontiguousarray(frame, np.uint8)
+
+
+def _write(path: Path, frames: Iterator[np.ndarray], frames_per_second: float) -> None:
+    """Writes beside `path` and moves there at the end, so that a half video is never seen."""
+    partial = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
+    try:
+        writer = _open_writer(partial, frames_per_second)
+        with contextlib.closing(writer):
+            for frame in frames:
+                try:
+                    writer.append_data(frame)
+                except Exception as error:
+                    raise NoVideo(_unwritten(path, error)) from error
+        os.replace(partial, path)
+    except OSError as error:
+        raise NoVideo(_unwritten(path, error)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def _open_writer(path: Path, frames_per_second: float) -> "Format.Writer":
+    """imageio's writer for an mp4 that browsers play, or for a GIF that repeats."""
+    import imageio.v2 as imageio
+
+    if path.suffix == ".gif":
+        return imageio.get_writer(path, mode="I", duration=1000 / frames_per_second, loop=0)
+    return imageio.get_writer(
+        path,
+        format="FFMPEG",  # pyright: ignore[reportArgumentType]
+        mode="I",
+        fps=frames_per_second,
+        codec="libx264",
+        pixelformat="yuv420p",
+        macro_block_size=2,
+        ffmpeg_log_level="error",
+    )
+
+
+def _has_ffmpeg() -> bool:
+    try:
+        import imageio_ffmpeg
+
+        return bool(imageio_ffmpeg.get_ffmpeg_exe())
+    except (ImportError, RuntimeError):
+        return False
+
+
+def _frames_per_second(watched: "Watched") -> float:
+    """As the environment states it, within what is pleasant to watch."""
+    stated = (watched.metadata or {}).get("render_fps") or 30
+    return float(min(max(stated, 2), 60))
+
+
+@contextlib.contextmanager
+def _headless() -> Iterator[None]:
+    """Lets pygame and MuJoCo draw without a screen or a loudspeaker, while it lasts."""
+    wanted = {"SDL_AUDIODRIVER": "dummy"}
+    if sys.platform == "linux":
+        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            wanted["SDL_VIDEODRIVER"] = "dummy"
+        libraries = {"egl": "EGL", "osmesa": "OSMesa"}
+        found = [name for name in libraries if ctypes.util.find_library(libraries[name])]
+        if found:
+            wanted["MUJOCO_GL"] = found[0]
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _unwritten(path: Path, error: Exception) -> str:
+    return f"{path} could not be written, {_sentence(error)}"
+
+
+def _sentence(error: Exception) -> str:
+    """What an exception says first, ended by a full stop."""
+    if isinstance(error, UserError):
+        return str(error)
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(" .:") + "."

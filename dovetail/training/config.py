@@ -1,0 +1,92 @@
+"""A run's `config.json`: everything needed to start the same run again, or to resume it."""
+
+import dataclasses
+import inspect
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from dovetail.algorithm import Algorithm
+from dovetail.algorithms import ALGORITHMS
+from dovetail.envs.resolve import Env
+from dovetail.errors import UserError, nearest
+from dovetail.loading import load_object
+from dovetail.policies import POLICIES
+from dovetail.policies.interface import Policy
+from dovetail.settings import Settings
+
+PACKAGES = ("dovetail", "jax", "jaxlib", "numpy", "optax", "gymnasium", "gymnax")
+
+
+def describe(
+    algorithm: Algorithm,
+    env: Any,
+    resolved: Env,
+    policy: Policy,
+    *,
+    steps: int,
+    seed: int,
+    settings: Settings,
+) -> dict[str, Any]:
+    """The config of a run. `env` is what the user gave; an object is kept by its id alone."""
+    return {
+        "algorithm": name_of(algorithm, ALGORITHMS),
+        "options": options_of(algorithm),
+        "env": env if isinstance(env, str) else resolved.spec.id,
+        "env_id": resolved.spec.id,
+        "env_given": "id" if isinstance(env, str) else "object",
+        "threshold": settings.until if settings.until is not None else resolved.spec.threshold,
+        "policy": name_of(policy, POLICIES),
+        "policy_options": options_of(policy),
+        "seed": seed,
+        "steps": steps,
+        "settings": dataclasses.asdict(settings),
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def options_of(thing: Any) -> dict[str, Any]:
+    """A dataclass's fields; tuples become lists in JSON and come back as tuples."""
+    return {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+
+
+def name_of(thing: Any, known: dict[str, str]) -> str:
+    """One of Dovetail's own by its short name, any other class as file.py:Name."""
+    kind = type(thing)
+    for name, target in known.items():
+        if target == f"{kind.__module__}:{kind.__qualname__}":
+            return name
+    try:
+        return f"{Path(inspect.getfile(kind)).resolve()}:{kind.__qualname__}"
+    except (OSError, TypeError):
+        return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def rebuild(name: str, options: dict[str, Any], known: dict[str, str], what: str) -> Any:
+    """The algorithm or policy that a config names, with its options."""
+    kind = load_object(known.get(name, name), what)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    unknown = next((key for key in options if key not in fields), None)
+    if unknown is not None:
+        raise UserError(f"{what} {name} has no option {unknown!r}: {nearest(unknown, fields)}")
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+
+
+def rebuild_all(config: dict[str, Any]) -> tuple[Algorithm, Policy, Settings]:
+    """The algorithm, policy and settings of a config."""
+    try:
+        algorithm = rebuild(config["algorithm"], config["options"], ALGORITHMS, "algorithm")
+        policy = rebuild(config["policy"], config["policy_options"], POLICIES, "policy")
+        return algorithm, policy, Settings(**config["settings"])
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"config.json cannot be read ({error}): it was changed by hand or written by another "
+            f"version of Dovetail; start a new run."
+        ) from error
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,144 @@
+"""How a run ends: the last evaluation, the summary, the exported policy, pictures, and a word on
+what to try next."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from dovetail.algorithm import Algorithm
+from dovetail.envs.resolve import Env
+from dovetail.evaluation import Evaluation, Evaluator
+from dovetail.export import export_policy, load_policy
+from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
+from dovetail.run import Run
+from dovetail.telemetry.plot import learning_curve
+from dovetail.telemetry.progress import Progress
+from dovetail.telemetry.video import record_video
+from dovetail.training.loop import Loop
+from dovetail.training.stopping import Stop
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the trained policy, or each seed's, is worth."""
+
+    final_return: float | None
+    best: int
+    """The seed whose policy is exported."""
+    seeds: dict[str, Any]
+    """Several seeds: each one's return, and the interval of their interquartile mean."""
+
+
+def seed_params(params: Any, seeds: int) -> list[Any]:
+    """Each seed's parameters; a run with one seed has no axis of seeds."""
+    if seeds == 1:
+        return [params]
+    return [jax.tree.map(lambda x, i=i: x[i], params) for i in range(seeds)]
+
+
+def judge(evaluations: list[Evaluation | None]) -> Outcome:
+    """The return of one seed, or the interquartile mean of several with its interval."""
+    means = [evaluation.mean for evaluation in evaluations if evaluation is not None]
+    if not means:
+        return Outcome(None, 0, {})
+    if len(evaluations) == 1:
+        return Outcome(means[0], 0, {})
+    returns = np.asarray(means)
+    low, high = bootstrap_interval(returns[:, None])
+    interval = [float(np.ravel(low)[0]), float(np.ravel(high)[0])]
+    seeds = {"final_returns": means, "final_return_interval": interval}
+    return Outcome(float(np.ravel(interquartile_mean(returns))[0]), int(returns.argmax()), seeds)
+
+
+def finish(
+    run: Run,
+    config: dict[str, Any],
+    loop: Loop,
+    algorithm: Algorithm,
+    env: Env,
+    evaluator: Evaluator,
+    stop: Stop,
+    progress: Progress,
+) -> None:
+    """Writes everything that a finished run holds, and says what was done."""
+    params = seed_params(algorithm.acting(loop.good.state), loop.settings.seeds)
+    if stop:
+        outcome = judge([loop.evaluation])
+    elif loop.solved:
+        outcome = judge([loop.evaluation])
+    else:
+        progress.message(f"Evaluating over {loop.settings.episodes} episodes …")
+        outcome = judge([evaluator(one) for one in params])
+    summary = summarise(run, config, loop, outcome)
+    run.write_json("summary.json", summary)
+    export_policy(run.path / "policy", algorithm, params[outcome.best])
+    progress.close()
+    if stop:
+        progress.message(
+            f"Stopped by {stop.asked_by} after {loop.reached.env_steps:,} steps; everything is "
+            f"saved. Go on with: dovetail train --resume {run.path}"
+        )
+        return
+    _draw(run, env, loop, progress)
+    progress.message(farewell(run, summary))
+
+
+def summarise(run: Run, config: dict[str, Any], loop: Loop, outcome: Outcome) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    reached = loop.reached
+    if outcome.final_return is not None and config["threshold"] is not None:
+        if reached.time_to_threshold is None and outcome.final_return >= config["threshold"]:
+            reached.time_to_threshold = loop.elapsed
+    speed = loop.steps_per_s
+    return {
+        "algorithm": config["algorithm"],
+        "env": config["env_id"],
+        "policy": config["policy"],
+        "seed": config["seed"],
+        "env_steps": reached.env_steps,
+        "updates": reached.updates,
+        "wall_s": round(loop.elapsed, 3),
+        "compile_s": round(loop.runtime.compile_seconds, 3),
+        "steps_per_s": None if math.isnan(speed) else round(speed, 1),
+        "final_return": outcome.final_return,
+        "time_to_threshold_s": reached.time_to_threshold,
+        "threshold": config["threshold"],
+        "run": str(run.path),
+        **outcome.seeds,
+    }
+
+
+def _draw(run: Run, env: Env, loop: Loop, progress: Progress) -> None:
+    """The learning curve and, if asked for and possible, a video."""
+    if run.metrics:
+        learning_curve(run, run.path / "learning_curve.png")
+    if loop.settings.video:
+        video = record_video(env, load_policy(run.path / "policy"), run.path / "video.mp4")
+        if video.reason is not None:
+            progress.message(video.reason)
+
+
+def farewell(run: Run, summary: dict[str, Any]) -> str:
+    """What was done, where it is, and what to try next."""
+    took = f"{summary['env_steps']:,} steps in {summary['wall_s']:.1f} s"
+    lines = [f"Trained {summary['algorithm']} on {summary['env']}: {took}."]
+    if summary["final_return"] is not None:
+        interval = summary.get("final_return_interval")
+        spread = f" (95 % interval {interval[0]:.1f} … {interval[1]:.1f})" if interval else ""
+        kind = "interquartile mean return" if interval else "mean greedy return"
+        lines.append(f"The {kind} is {summary['final_return']:.1f}{spread}{_verdict(summary)}.")
+    lines.append(f"The run is in {run.path}")
+    lines.append(f"Next: dovetail watch {run.path} · dovetail eval {run.path} · dovetail plot {run.path}")
+    return "\n".join(lines)
+
+
+def _verdict(summary: dict[str, Any]) -> str:
+    threshold, reached = summary["threshold"], summary["time_to_threshold_s"]
+    if threshold is None:
+        return ""
+    if reached is None:
+        return f"; the threshold is {threshold:g}, try more --steps"
+    return f"; the threshold of {threshold:g} was reached after {reached:.1f} s"

@@ -1,0 +1,262 @@
+"""The training loop: dispatches iterations, and looks at each report while the next one runs.
+
+With a compiled loop one dispatch is always in flight: metrics, checkpoints and evaluations of the
+one before are dealt with meanwhile. Nothing is saved before its metrics were seen to be finite.
+"""
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dovetail.checkpoint import Checkpoints
+from dovetail.errors import UserError
+from dovetail.evaluation import Evaluation
+from dovetail.runtime.local import Report, Runtime
+from dovetail.settings import Settings
+from dovetail.telemetry.progress import Progress
+from dovetail.telemetry.sinks import Recorder
+from dovetail.training.evaluating import BackgroundEvaluation
+from dovetail.training.stopping import Stop
+
+REPORT_SECONDS = 0.25
+"""About how long a dispatch takes: short enough to stop promptly, long enough to cost nothing."""
+
+NEAR = 0.05
+"""Training returns this close to the goal, as a share of it, are worth an evaluation."""
+
+
+@dataclass
+class Reached:
+    """How far a run is."""
+
+    updates: int = 0
+    env_steps: int = 0
+    seconds: float = 0.0
+    """Wall time before this start, when resumed."""
+    time_to_threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """States between two iterations, whose metrics were all finite."""
+
+    state: Any
+    actor: Any
+    updates: int
+    env_steps: int
+
+
+class Loop:
+    """Runs a runtime to its number of steps, its goal, or until asked to stop."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        reached: Reached,
+        settings: Settings,
+        *,
+        threshold: float | None,
+        acting: Any,
+        began: float,
+    ) -> None:
+        self.runtime = runtime
+        self.reached = reached
+        self.settings = settings
+        self.threshold = threshold
+        self.training_seconds = 0.0
+        self.evaluation: Evaluation | None = None
+        self.good = Snapshot(runtime.state, runtime.actor, reached.updates, reached.env_steps)
+        self._acting = acting
+        self._began = began
+        self._start_steps = self._steps_taken = reached.env_steps
+        self._returns: deque[tuple[float, int]] = deque(maxlen=50)
+        self._speed: deque[tuple[float, int]] = deque(maxlen=12)
+        self._chunk = 1
+        self._solved = False
+
+    def run(
+        self,
+        steps: int,
+        stop: Stop,
+        recorder: Recorder,
+        progress: Progress,
+        checkpoints: Checkpoints,
+        evaluations: BackgroundEvaluation,
+        meta: dict[str, Any],
+    ) -> None:
+        """Until `steps` environment steps were taken, the goal is reached or `stop` is asked."""
+        per_iteration = self.runtime.graph.steps_per_iteration * self.runtime.plan.replicas
+        total = -(-steps // per_iteration)
+        self._meta = meta
+        started = last_report = time.perf_counter()
+        last_checkpoint = last_evaluation = started
+        ahead: tuple[Report, Snapshot] | None = None
+        dispatched = self.reached.updates
+        self._speed.append((started, self.reached.env_steps))
+        while True:
+            following: tuple[Report, Snapshot] | None = None
+            if dispatched < total and not stop and not self._solved:
+                count = min(self._chunk, total - dispatched)
+                report = self.runtime.advance(count)
+                dispatched += count
+                steps_then = dispatched * per_iteration
+                following = (
+                    report,
+                    Snapshot(self.runtime.state, self.runtime.actor, dispatched, steps_then),
+                )
+                if not self.runtime.asynchronous:
+                    ahead, following = following, None
+            if ahead is None and following is None:
+                break
+            if ahead is not None:
+                row = self._digest(*ahead)
+                now = time.perf_counter()
+                self._adapt(ahead[0].iterations, now - last_report)
+                last_report = now
+                self.training_seconds = now - started
+                if evaluations is not None and self._wants_evaluation(now - last_evaluation):
+                    if not evaluations.busy:
+                        evaluations.ask(self._acting(self.good.state), self.good)
+                        last_evaluation = now
+                self._collect(evaluations, row)
+                recorder.record(self.reached.env_steps, row)
+                self._show(progress, row)
+                if now - last_checkpoint >= self.settings.checkpoint_every:
+                    self.save(checkpoints)
+                    last_checkpoint = now
+            ahead = following
+
+    def save(self, checkpoints: Checkpoints) -> None:
+        """Asks for a checkpoint of the last state that was seen to be good."""
+        tree = {"state": self.good.state, "actor": self.good.actor}
+        meta = {
+            **self._meta,
+            "updates": self.reached.updates,
+            "env_steps": self.reached.env_steps,
+            "seconds": self.elapsed,
+            "time_to_threshold": self.reached.time_to_threshold,
+        }
+        checkpoints.save(self.reached.updates, tree, meta)
+
+    @property
+    def elapsed(self) -> float:
+        """Wall seconds of the run so far, earlier starts included."""
+        return self.reached.seconds + time.perf_counter() - self._began
+
+    @property
+    def steps_per_s(self) -> float:
+        """Environment steps per second of this start, without compiling."""
+        steps = self._steps_taken - self._start_steps
+        return steps / self.training_seconds if self.training_seconds > 0 else math.nan
+
+    @property
+    def solved(self) -> bool:
+        """Whether the goal was reached."""
+        return self._solved
+
+    def _digest(self, report: Report, snapshot: Snapshot) -> dict[str, float]:
+        """Waits for a report, checks it, and makes the row of metrics from it."""
+        means = {
+            name: np.asarray(total) / report.iterations for name, total in report.metrics.items()
+        }
+        bad = next((name for name, value in means.items() if not np.isfinite(value).all()), None)
+        if bad is not None:
+            first = self.good.updates + 1
+            raise UserError(
+                f"{bad} became {float(np.ravel(means[bad])[0])} between updates {first} and "
+                f"{snapshot.updates}; the state before it is kept. Try a lower --learning-rate, a "
+                f"lower --max-grad-norm, or normalised observations and rewards."
+            )
+        self.good = snapshot
+        self.reached.updates = snapshot.updates
+        self.reached.env_steps = self._steps_taken = snapshot.env_steps
+        row = {"time_s": self.elapsed, "env_steps": float(self.reached.env_steps)}
+        row["updates"] = float(snapshot.updates)
+        row |= self._episode_row(report) | _columns(means)
+        now = time.perf_counter()
+        self._speed.append((now, self.reached.env_steps))
+        (before, steps), elapsed = self._speed[0], now - self._speed[0][0]
+        row["steps_per_s"] = (self.reached.env_steps - steps) / elapsed if elapsed else math.nan
+        return row
+
+    def _episode_row(self, report: Report) -> dict[str, float]:
+        """Mean return and length of the episodes that ended, per seed if there are several."""
+        if not report.episodes:
+            return {}
+        count, returns, lengths = (np.asarray(x).sum(axis=-1) for x in report.episodes)
+        if not np.all(count):
+            return {"episodes": float(np.mean(count))}
+        means = {
+            "episode_return": returns / count,
+            "episode_length": lengths / count,
+            "episodes": count.astype(float),
+        }
+        self._returns.append((float(np.mean(means["episode_return"])), int(np.mean(count))))
+        return _columns(means)
+
+    def recent_return(self) -> float | None:
+        """Mean training return over about the last hundred episodes."""
+        total = episodes = 0.0
+        for value, count in reversed(self._returns):
+            total, episodes = total + value * count, episodes + count
+            if episodes >= 100:
+                break
+        return total / episodes if episodes else None
+
+    def _wants_evaluation(self, since: float) -> bool:
+        if self.settings.seeds > 1 or self.settings.evaluate_every == 0:
+            return False
+        if since >= self.settings.evaluate_every:
+            return True
+        goal, recent = self.settings.until, self.recent_return()
+        return goal is not None and recent is not None and recent >= goal - NEAR * abs(goal)
+
+    def _collect(self, evaluations: BackgroundEvaluation, row: dict[str, float]) -> None:
+        for result in evaluations.results():
+            self.evaluation = result.evaluation
+            row["eval_return"] = result.evaluation.mean
+            if self.threshold is not None and result.evaluation.mean >= self.threshold:
+                if self.reached.time_to_threshold is None:
+                    before = self.reached.seconds - self._began
+                    self.reached.time_to_threshold = before + result.finished
+                if self.settings.until is not None:
+                    self._solved = True
+                    self._settle(result.snapshot)
+
+    def _settle(self, snapshot: Snapshot) -> None:
+        """The run ends with the state that was seen to reach the goal."""
+        self.good = snapshot
+        self.reached.updates = snapshot.updates
+        self.reached.env_steps = snapshot.env_steps
+
+    def _adapt(self, iterations: int, seconds: float) -> None:
+        """Aims at reports every quarter of a second, changing by at most a factor of two."""
+        ideal = iterations * REPORT_SECONDS / max(seconds, 1e-6)
+        self._chunk = max(1, min(int(ideal), 2 * self._chunk))
+
+    def _show(self, progress: Progress, row: dict[str, float]) -> None:
+        seconds = self.runtime.seconds
+        total = max(self.training_seconds, 1e-9)
+        shares = {name: spent / total for name, spent in seconds.items()}
+        row |= {f"share_{name}": share for name, share in shares.items()}
+        progress.update(
+            self.reached.env_steps,
+            row["steps_per_s"],
+            self.recent_return(),
+            self.evaluation.mean if self.evaluation is not None else None,
+            shares,
+        )
+
+
+def _columns(means: dict[str, np.ndarray]) -> dict[str, float]:
+    """One column per metric; with several seeds, one for each and one for their mean."""
+    row: dict[str, float] = {}
+    for name, value in means.items():
+        row[name] = float(np.mean(value))
+        if np.ndim(value):
+            row |= {f"{name}/seed{i}": float(x) for i, x in enumerate(value)}
+    return row

@@ -1,0 +1,56 @@
+"""How a run begins: the compile cache, the learner's and the actors' first state."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.algorithm import Algorithm
+from dovetail.envs import batched
+from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.graph.unroll import ActorState, environment_keys, initial_actor
+from dovetail.runtime.host import initial_observation
+
+
+def enable_compile_cache() -> None:
+    """Keeps compiled programs on disk, so that a second run starts without compiling."""
+    if jax.config.jax_compilation_cache_dir is not None:
+        return
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    jax.config.update("jax_compilation_cache_dir", str(Path(root) / "dovetail" / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def first_state(
+    algorithm: Algorithm, env: JaxEnv | HostEnv, num_envs: int, seed: int, seeds: int
+) -> tuple[Any, ActorState]:
+    """The learner's and the actors' state before the first iteration.
+
+    With several seeds every leaf has a leading axis of seeds.
+    """
+    if isinstance(env, HostEnv):
+        key = jax.random.key(seed)
+        keys = environment_keys(jax.random.fold_in(key, 1), num_envs)
+        state = jax.jit(algorithm.init)(jax.random.fold_in(key, 0))
+        observation = initial_observation(env, keys)
+        return state, initial_actor((), observation, algorithm.initial_carry(), keys)
+
+    def one(key: jax.Array) -> tuple[Any, ActorState]:
+        keys = environment_keys(jax.random.fold_in(key, 1), num_envs)
+        env_state, observation = batched.reset(env, keys)
+        actor = initial_actor(env_state, observation, algorithm.initial_carry(), keys)
+        return algorithm.init(jax.random.fold_in(key, 0)), actor
+
+    if seeds == 1:
+        return jax.jit(one)(jax.random.key(seed))
+    return jax.jit(jax.vmap(one))(jax.vmap(jax.random.key)(seed + jnp.arange(seeds)))
+
+
+def restarted(actor: ActorState, env: HostEnv, updates: int) -> ActorState:
+    """The actors' state with host environments at the start of new episodes: a resumed run."""
+    keys = jax.vmap(jax.random.fold_in, (0, None))(actor.keys, updates)
+    fresh = initial_actor((), initial_observation(env, keys), (), actor.keys)
+    return fresh._replace(carry=actor.carry, step=actor.step)

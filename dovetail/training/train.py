@@ -1,0 +1,209 @@
+"""From an algorithm, an environment and a policy to a finished run folder."""
+
+import dataclasses
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from dovetail.algorithm import Algorithm, Task
+from dovetail.checkpoint import Checkpoints
+from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.envs.resolve import Env, resolve
+from dovetail.errors import UserError
+from dovetail.evaluation import Evaluator
+from dovetail.explanation import Explanation
+from dovetail.planning import Planned, plan_for, resolve_policy
+from dovetail.policies.interface import Policy
+from dovetail.run import Run
+from dovetail.runtime.local import Runtime
+from dovetail.settings import Settings
+from dovetail.telemetry.progress import make_progress
+from dovetail.telemetry.sinks import CsvSink, Recorder, TensorBoardSink
+from dovetail.training.config import describe, rebuild_all
+from dovetail.training.evaluating import BackgroundEvaluation
+from dovetail.training.finish import finish
+from dovetail.training.loop import Loop, Reached
+from dovetail.training.start import enable_compile_cache, first_state, restarted
+from dovetail.training.stopping import stopping
+
+
+def train(
+    algorithm: Algorithm,
+    env: Any,
+    policy: Policy | str | None = None,
+    *,
+    steps: int = 200_000,
+    seed: int = 0,
+    settings: Settings = Settings(),  # noqa: B008 — frozen
+) -> Run:
+    """Trains `algorithm` on `env` for `steps` environment steps; returns the run's folder.
+
+    `env` is an id ("CartPole-v1", "gymnax:Breakout-MinAtar"), a `JaxEnv`, or a class or factory of
+    Gymnasium environments. `policy` says how the loop is distributed: Fused for JAX environments
+    and Local for others unless given.
+    """
+    began = time.perf_counter()
+    if steps < 1:
+        raise UserError(f"--steps is {steps}: give 1 or more.")
+    enable_compile_cache()
+    chosen = resolve_policy(policy, env)
+    found = resolve(env, traced=chosen.traced_envs)
+    planned = _plan(algorithm, found, chosen, steps, settings)
+    config = describe(
+        algorithm, env, found, chosen, steps=steps, seed=seed, settings=settings
+    )
+    run = Run.create(settings.folder, _run_name(config), config)
+    _write_plan(run, planned)
+    return _Start(run, algorithm, planned, config, settings, began).go(restore=False)
+
+
+def resume(run: str | Path | Run, steps: int | None = None, env: Any = None) -> Run:
+    """Goes on with a run from its last checkpoint, in its own folder.
+
+    `steps` sets a new total; `env` is needed again if the run was given a Python object.
+    """
+    began = time.perf_counter()
+    opened = run if isinstance(run, Run) else Run.open(run)
+    config = dict(opened.config)
+    algorithm, policy, settings = rebuild_all(config)
+    if env is None and config.get("env_given") == "object":
+        raise UserError(
+            f"{opened.path} was trained on a Python object ({config['env']}): resume it from Python "
+            f"with dovetail.resume(run, env=…)."
+        )
+    enable_compile_cache()
+    if steps is not None:
+        config["steps"] = steps
+    found = resolve(env if env is not None else config["env"], traced=policy.traced_envs)
+    # Annealing follows the number of steps that the run was started with.
+    planned = _plan(algorithm, found, policy, opened.config["steps"], settings)
+    return _Start(opened, algorithm, planned, config, settings, began).go(restore=True)
+
+
+def _plan(
+    algorithm: Algorithm, env: Env, policy: Policy, steps: int, settings: Settings
+) -> Planned:
+    planned = plan_for(algorithm, env, policy, steps)
+    if settings.seeds > 1 and (planned.plan.policy != "fused" or planned.plan.replicas > 1):
+        raise UserError(
+            f"--seeds {settings.seeds} trains several seeds as one compiled batch, which needs "
+            f"--policy fused on one device; this plan is {planned.plan.policy} on "
+            f"{planned.plan.replicas}."
+        )
+    return planned
+
+
+def _run_name(config: dict[str, Any]) -> str:
+    algorithm = Path(config["algorithm"]).name.rpartition(":")[2]
+    return f"{algorithm}-{config['env_id'].rpartition(':')[2]}-{config['seed']}".lower()
+
+
+def _write_plan(run: Run, planned: Planned) -> None:
+    explanation = Explanation(planned.graph, planned.plan)
+    run.write_text("plan.txt", f"{explanation}\n")
+    run.write_text("graph.svg", explanation.svg())
+
+
+@dataclasses.dataclass
+class _Start:
+    """One start of a run, new or resumed: everything that must be closed again at its end."""
+
+    run: Run
+    algorithm: Algorithm
+    planned: Planned
+    config: dict[str, Any]
+    settings: Settings
+    began: float
+
+    def go(self, restore: bool) -> Run:
+        """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
+        env, plan = self.planned.env, self.planned.plan
+        task = Task(env.spec, plan.num_envs, self.config["steps"])
+        with ExitStack() as stack:
+            stop = stack.enter_context(stopping())
+            progress = make_progress(self.settings.display, self.config["steps"])
+            stack.callback(progress.close)
+            progress.message(f"{self._title()} → {self.run.path}")
+            checkpoints = Checkpoints(self.run.path / "checkpoints", self.settings.keep)
+            stack.callback(checkpoints.close)
+            stepped = self._make_env(stack)
+            bound = self.algorithm.bind(task)
+            loop = self._loop(bound, stepped, checkpoints, restore)
+            recorder = self._recorder(loop.reached, progress.message)
+            stack.callback(recorder.close)
+            evaluator = Evaluator(
+                bound, env, episodes=self.settings.episodes, seed=self.config["seed"]
+            )
+            evaluations = BackgroundEvaluation(evaluator)
+            stack.callback(evaluations.close)
+            meta = {"algorithm": self.config["algorithm"], "options": self.config["options"]}
+            try:
+                loop.run(
+                    self.config["steps"], stop, recorder, progress, checkpoints, evaluations, meta
+                )
+            except UserError as error:
+                loop.save(checkpoints)
+                checkpoints.wait()
+                raise UserError(
+                    f"{error} Go on with: dovetail train --resume {self.run.path}"
+                ) from error
+            loop.save(checkpoints)
+            recorder.close()
+            evaluations.wait()
+            finish(self.run, self.config, loop, bound, env, evaluator, stop, progress)
+        return self.run
+
+    def _title(self) -> str:
+        plan = self.planned.plan
+        what = f"{plan.algorithm} on {plan.env}, {plan.policy}, {plan.num_envs} environments"
+        return what if self.settings.seeds == 1 else f"{what}, {self.settings.seeds} seeds"
+
+    def _make_env(self, stack: ExitStack) -> JaxEnv | HostEnv:
+        env = self.planned.env
+        if env.jax is not None:
+            return env.jax
+        assert env.host is not None
+        made = env.host(self.planned.plan.num_envs)
+        stack.callback(made.close)
+        return made
+
+    def _loop(
+        self, algorithm: Algorithm, env: JaxEnv | HostEnv, checkpoints: Checkpoints, restore: bool
+    ) -> Loop:
+        plan, settings = self.planned.plan, self.settings
+        state, actor = first_state(
+            algorithm, env, plan.num_envs, self.config["seed"], settings.seeds
+        )
+        reached = Reached()
+        if restore:
+            expect = {"algorithm": self.config["algorithm"], "options": self.config["options"]}
+            tree, meta = checkpoints.restore({"state": state, "actor": actor}, expect=expect)
+            state, actor = tree["state"], tree["actor"]
+            reached = Reached(
+                meta["updates"], meta["env_steps"], meta["seconds"], meta["time_to_threshold"]
+            )
+            if isinstance(env, HostEnv):
+                actor = restarted(actor, env, reached.updates)
+        runtime = Runtime(self.planned.graph, plan, env, settings.seeds)
+        runtime.load(state, actor)
+        return Loop(
+            runtime,
+            reached,
+            settings,
+            threshold=self.config["threshold"],
+            acting=algorithm.acting,
+            began=self.began,
+        )
+
+    def _recorder(self, reached: Reached, tell: Any) -> Recorder:
+        resumed = reached.updates > 0
+        csv = CsvSink(
+            self.run.path / "metrics.csv",
+            append=resumed,
+            after=reached.env_steps if resumed else None,
+        )
+        events = TensorBoardSink(
+            self.run.path / "events", after=reached.env_steps if resumed else None
+        )
+        return Recorder([csv, events], tell)

@@ -1,0 +1,245 @@
+"""`dovetail train` and `dovetail explain` up to the public functions that they call."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dovetail.settings import Settings
+
+import dovetail
+from dovetail import planning
+from dovetail.algorithms.ppo import PPO
+from dovetail.cli.main import main
+from dovetail.policies.fused import Fused
+from dovetail.policies.local import Local
+
+SUMMARY = {
+    "algorithm": "ppo",
+    "env": "CartPole-v1",
+    "env_steps": 1000,
+    "wall_s": 2.0,
+    "final_return": 480.0,
+    "time_to_threshold_s": 1.5,
+    "threshold": 475.0,
+    "run": "runs/x",
+}
+
+
+def command(text: str) -> int:
+    return main(text.split())
+
+
+class Calls(list[tuple[tuple[Any, ...], dict[str, Any]]]):
+    """What a public function was called with, instead of doing it."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.append((args, kwargs))
+        return SimpleNamespace(summary=SUMMARY, path=Path("runs/x"))
+
+
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    calls = Calls()
+    monkeypatch.setattr(dovetail, "train", calls, raising=False)
+    monkeypatch.setattr(dovetail, "Settings", Settings, raising=False)
+    monkeypatch.setattr(planning, "default_policy", lambda env: Local())
+    return calls
+
+
+def test_the_shortest_line(train: Calls) -> None:
+    assert command("train ppo --env CartPole-v1") == 0
+    assert train == [((PPO(), "CartPole-v1", None), {"settings": Settings()})]
+
+
+def test_options_reach_algorithm_policy_and_settings(train: Calls) -> None:
+    line = "train PPO --env X --policy fused --envs 32 --devices 2 --seed 3 --steps 2e5"
+    line += " --learning_rate 1e-3 --hidden 32,32 --no-anneal --lambda 0.9 --until -1e2 --run r"
+    assert main(line.split()) == 0
+    algorithm = PPO(learning_rate=1e-3, hidden=(32, 32), anneal=False, lambda_=0.9)
+    settings = Settings(until=-100.0, folder="r")
+    (call,) = train
+    assert call[0] == (algorithm, "X", Fused(envs=32, devices=2))
+    assert call[1] == {"seed": 3, "steps": 200_000, "settings": settings}
+
+
+def test_a_policy_option_alone_goes_to_the_default_policy(train: Calls) -> None:
+    assert command("train ppo --env X --envs 4") == 0
+    assert train[0][0][2] == Local(envs=4)
+
+
+def test_an_option_of_another_policy_is_refused(
+    train: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("train ppo --env X --devices 2") == 2
+    assert "Local, the policy for X, has no option --devices" in capsys.readouterr().err
+
+
+def test_the_same_python_is_shown_on_standard_error(
+    train: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("train ppo --env X --policy local --envs 4 --seed 3 --until 5 --json")
+    out, err = capsys.readouterr()
+    assert json.loads(out) == SUMMARY
+    assert err == (
+        "The same in Python:\n\n"
+        "import dovetail as dt\n"
+        "run = dt.train(\n"
+        "    dt.algorithms.PPO(),\n"
+        "    'X',\n"
+        "    dt.policies.Local(envs=4),\n"
+        "    seed=3,\n"
+        "    settings=dt.Settings(until=5.0),\n"
+        ")\n\n"
+    )
+
+
+def test_the_report_says_what_where_and_what_next(
+    train: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("train ppo --env X")
+    out = capsys.readouterr().out
+    assert "ppo on CartPole-v1: 1,000 steps in 2.0 s, final greedy return 480.0; reached 475" in out
+    assert "The run is in runs/x." in out
+    assert "dovetail watch runs/x" in out
+
+
+def test_quiet_shows_nothing(train: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("train ppo --env X --quiet") == 0
+    assert train[0][1]["settings"].display == "none"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_command_line_wins_over_the_config_file(train: Calls, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(
+        'env = "A"\nseed = 1\nsteps = 50\nuntil = 3\n'
+        '[algorithm]\nname = "ppo"\nlearning-rate = 0.5\nhidden = [8]\nanneal = false\n'
+        '[policy]\nname = "local"\nenvs = 2\n'
+        "[settings]\nepisodes = 7\n"
+    )
+    assert main(f"train --config {file} --seed 2 --learning-rate 0.25 --envs 3".split()) == 0
+    (call,) = train
+    assert call[0] == (PPO(learning_rate=0.25, hidden=(8,), anneal=False), "A", Local(envs=3))
+    assert call[1] == {"seed": 2, "steps": 50, "settings": Settings(until=3.0, episodes=7)}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("sed = 1", "has an unknown key 'sed' at the top level: did you mean 'seed'?"),
+        (
+            "[algorithm]\nlearnin_rate = 1",
+            "'learnin_rate' in [algorithm]: did you mean 'learning_rate'?",
+        ),
+        ("[settings]\nutil = 1", "'util' in [settings]: did you mean 'until'?"),
+        ("[algoritm]\nx = 1", "'algoritm' at the top level: did you mean 'algorithm'?"),
+        ("seed = 'a'", "--seed wants a whole number, not 'a'."),
+        ("[algorithm]\nepochs = 'a'", "--epochs wants a whole number, not 'a'."),
+        ("seed = ", "is not valid TOML"),
+        ("policy = 'fussed'", "There is no policy called 'fussed': did you mean 'fused'?"),
+        ("policy = 3", "policy wants text, not 3."),
+    ],
+)
+def test_a_wrong_config_file_is_a_sentence(
+    train: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, sentence: str
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    assert main(["train", "ppo", "--env", "X", "--config", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert not train
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("train", "Name an algorithm, as in `dovetail train ppo …`"),
+        ("train ppo", "Name an environment, for instance: dovetail train ppo --env CartPole-v1."),
+        ("train pppo --env X", "There is no algorithm called 'pppo': did you mean 'ppo'?"),
+        ("train ppo --env X --policy loca", "no policy called 'loca': did you mean 'local'?"),
+        ("train ppo --env X --lr 1", "train has no option --lr: did you mean --learning-rate?"),
+        ("train ppo --env X --ephochs=1", "has no option --ephochs: did you mean --epochs?"),
+        ("train ppo --env X --qqq 1", "has no option --qqq: see dovetail train --help."),
+        ("train ppo --env X --epochs 1.5", "--epochs wants a whole number, not '1.5'."),
+        ("train ppo --env X --seed", "--seed wants a value"),
+        ("train ppo --env X spare", "does not expect 'spare'"),
+        ("train ppo --env X --config no.toml", "Cannot read the config file no.toml: No such file"),
+        ("train ppo --resume runs/x", "options, so 'ppo' has no place beside it"),
+        ("train --resume runs/x --until 3", "options, so 'until' has no place beside it"),
+    ],
+)
+def test_a_wrong_line_is_a_sentence_and_trains_nothing(
+    train: Calls, capsys: pytest.CaptureFixture[str], line: str, sentence: str
+) -> None:
+    assert main(line.split()) == 2
+    out, err = capsys.readouterr()
+    assert sentence in err
+    assert err.startswith("dovetail: ") and err.count("\n") == 1
+    assert out == "" and not train
+
+
+def test_resume(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    calls = Calls()
+    monkeypatch.setattr(dovetail, "resume", calls, raising=False)
+    assert command("train --resume runs/x --steps 9 --json") == 0
+    assert calls == [(("runs/x",), {"steps": 9})]
+    out, err = capsys.readouterr()
+    assert json.loads(out) == SUMMARY
+    assert "run = dt.resume('runs/x', steps=9)" in err
+
+
+def test_an_algorithm_from_a_file(
+    train: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my_file.py"
+    file.write_text(
+        "from dataclasses import dataclass\n"
+        "from dovetail.algorithm import Algorithm\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(Algorithm):\n"
+        "    '''My own.'''\n"
+        "    width: int = 3\n"
+        "    '''How wide.'''\n"
+    )
+    assert main(["train", f"{file}:Mine", "--env", "X", "--width", "5"]) == 0
+    algorithm = train[0][0][0]
+    assert type(algorithm).__name__ == "Mine" and algorithm.width == 5
+    assert "from my_file import Mine\nrun = dt.train(Mine(width=5), 'X')" in capsys.readouterr().err
+    assert main(["train", f"{file}:Mine", "--help"]) == 0
+    assert re.search(r"--width int +How wide \(default 3\)", capsys.readouterr().out)
+
+
+def test_explain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Explanation:
+        def __str__(self) -> str:
+            return "the graph"
+
+        def svg(self) -> str:
+            return "<svg/>"
+
+        def json(self) -> str:
+            return '{"nodes": []}'
+
+    seen: list[tuple[Any, ...]] = []
+
+    def explain(*args: Any) -> Explanation:
+        seen.append(args)
+        return Explanation()
+
+    monkeypatch.setattr(dovetail, "explain", explain, raising=False)
+    file = tmp_path / "g.svg"
+    assert main(f"explain ppo --env X --policy fused --epochs 2 --svg {file}".split()) == 0
+    assert seen == [(PPO(epochs=2), "X", Fused())]
+    assert file.read_text() == "<svg/>"
+    assert capsys.readouterr().out == f"the graph\nThe graph is drawn in {file}.\n"
+    assert command("explain ppo --env X --json") == 0
+    assert json.loads(capsys.readouterr().out) == {"nodes": []}
+    assert main(f"explain ppo --env X --svg {tmp_path}/no/g.svg".split()) == 2
+    assert f"Cannot use {tmp_path}/no/g.svg: No such file or directory." in capsys.readouterr().err

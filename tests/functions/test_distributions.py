@@ -1,0 +1,159 @@
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dovetail.envs.interface import ActionSpace, Continuous, Discrete, MultiDiscrete
+from dovetail.functions.distributions import (
+    Categorical,
+    Distribution,
+    Gaussian,
+    MultiCategorical,
+    from_network,
+    output_size,
+)
+
+LOGITS = np.array([[0.3, -1.2, 2.0], [5.0, 5.0, 4.0]], np.float32)
+PROBS = np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)
+OTHER = np.array([[0.0, 1.0, 0.5], [1.0, 2.0, -1.0]], np.float32)
+OTHER_PROBS = np.exp(OTHER) / np.exp(OTHER).sum(-1, keepdims=True)
+MEAN = np.array([[0.5, -1.0], [2.0, 0.0]], np.float32)
+LOG_STD = np.array([-0.5, 0.7], np.float32)
+
+both = pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
+
+
+@both
+def test_categorical_equals_scipy(wrap: Callable) -> None:
+    x = np.array([2, 0])
+    found = wrap(Categorical.log_prob)(Categorical(jnp.array(LOGITS)), x)
+    np.testing.assert_allclose(
+        found[0], scipy.stats.multinomial.logpmf([0, 0, 1], 1, PROBS[0]), 1e-5
+    )
+    np.testing.assert_allclose(
+        found[1], scipy.stats.multinomial.logpmf([1, 0, 0], 1, PROBS[1]), 1e-5
+    )
+    entropy = wrap(Categorical.entropy)(Categorical(jnp.array(LOGITS)))
+    np.testing.assert_allclose(entropy, scipy.stats.entropy(PROBS, axis=-1), rtol=1e-5)
+    kl = wrap(Categorical.kl)(Categorical(jnp.array(LOGITS)), Categorical(jnp.array(OTHER)))
+    np.testing.assert_allclose(kl, scipy.stats.entropy(PROBS, OTHER_PROBS, axis=-1), rtol=1e-5)
+
+
+def test_categorical_mode_takes_the_first_of_equals() -> None:
+    np.testing.assert_array_equal(Categorical(jnp.array(LOGITS)).mode(), [2, 0])
+
+
+@both
+def test_categorical_samples_by_its_probabilities(wrap: Callable) -> None:
+    logits = jnp.broadcast_to(jnp.array(LOGITS), (20_000, 2, 3))
+    samples = wrap(Categorical.sample)(Categorical(logits), jax.random.key(0))
+    assert samples.shape == (20_000, 2)
+    assert samples.dtype == jnp.int32
+    shares = np.stack([(samples == i).mean(axis=0) for i in range(3)], axis=-1)
+    np.testing.assert_allclose(shares, PROBS, atol=0.015)
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 2])
+def test_categorical_never_samples_what_is_ruled_out(allowed: int) -> None:
+    logits = jnp.where(jnp.arange(3) == allowed, 1000.0, -1e9)
+    samples = Categorical(jnp.broadcast_to(logits, (5000, 3))).sample(jax.random.key(1))
+    assert set(np.asarray(samples).tolist()) == {allowed}
+
+
+def test_categorical_gradient_of_log_prob_is_one_hot_minus_probabilities() -> None:
+    gradient = jax.grad(lambda logits: Categorical(logits).log_prob(jnp.array(1)))(
+        jnp.array(LOGITS[0])
+    )
+    np.testing.assert_allclose(gradient, np.eye(3)[1] - PROBS[0], atol=1e-6)
+
+
+@both
+def test_multi_categorical_is_the_sum_of_its_choices(wrap: Callable) -> None:
+    nvec = (2, 3)
+    p = jnp.array([[0.1, 0.2, 1.0, 2.0, 3.0], [0.0, 0.0, 0.0, 1.0, 0.0]])
+    q = p[::-1]
+    x = jnp.array([[1, 0], [0, 2]])
+    one, other = MultiCategorical(p, nvec), MultiCategorical(q, nvec)
+    left, right = Categorical(p[:, :2]), Categorical(p[:, 2:])
+    np.testing.assert_allclose(
+        wrap(MultiCategorical.log_prob)(one, x),
+        left.log_prob(x[:, 0]) + right.log_prob(x[:, 1]),
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(
+        wrap(MultiCategorical.entropy)(one), left.entropy() + right.entropy(), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        wrap(MultiCategorical.kl)(one, other),
+        left.kl(Categorical(q[:, :2])) + right.kl(Categorical(q[:, 2:])),
+        rtol=1e-6,
+    )
+    np.testing.assert_array_equal(wrap(MultiCategorical.mode)(one), [[1, 2], [0, 1]])
+
+
+def test_multi_categorical_samples_each_choice() -> None:
+    logits = jnp.broadcast_to(jnp.log(jnp.array([0.9, 0.1, 0.2, 0.3, 0.5])), (20_000, 5))
+    samples = MultiCategorical(logits, (2, 3)).sample(jax.random.key(0))
+    assert samples.shape == (20_000, 2)
+    shares = [(samples[:, 0] == 1).mean(), *[(samples[:, 1] == i).mean() for i in range(3)]]
+    np.testing.assert_allclose(shares, [0.1, 0.2, 0.3, 0.5], atol=0.015)
+
+
+@both
+def test_gaussian_equals_scipy(wrap: Callable) -> None:
+    x = np.array([[0.0, 0.0], [2.5, -3.0]], np.float32)
+    std = np.exp(LOG_STD)
+    gaussian = Gaussian(jnp.array(MEAN), jnp.array(LOG_STD))
+    np.testing.assert_allclose(
+        wrap(Gaussian.log_prob)(gaussian, x),
+        scipy.stats.norm.logpdf(x, MEAN, std).sum(-1),
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(
+        wrap(Gaussian.entropy)(gaussian), scipy.stats.norm.entropy(MEAN, std).sum(-1), rtol=1e-5
+    )
+
+
+def test_gaussian_kl_by_hand() -> None:
+    # One entry: log(2/1) + (1² + 3²) / (2·2²) - 1/2 = log 2 + 0.75; the other: the same, so 0.
+    one = Gaussian(jnp.array([3.0, 1.0]), jnp.array([0.0, 0.3]))
+    other = Gaussian(jnp.array([0.0, 1.0]), jnp.array([np.log(2.0), 0.3]))
+    np.testing.assert_allclose(one.kl(other), np.log(2) + 0.75, rtol=1e-6)
+    np.testing.assert_allclose(one.kl(one), 0.0, atol=1e-7)
+
+
+def test_gaussian_samples() -> None:
+    gaussian = Gaussian(jnp.broadcast_to(jnp.array(MEAN[0]), (20_000, 2)), jnp.array(LOG_STD))
+    samples = gaussian.sample(jax.random.key(0))
+    np.testing.assert_allclose(samples.mean(0), MEAN[0], atol=0.05)
+    np.testing.assert_allclose(samples.std(0), np.exp(LOG_STD), rtol=0.03)
+    np.testing.assert_array_equal(gaussian.mode()[0], MEAN[0])
+
+
+@pytest.mark.parametrize(
+    ("action", "size", "kind", "event"),
+    [
+        (Discrete(3), 3, Categorical, ()),
+        (MultiDiscrete((2, 4)), 6, MultiCategorical, (2,)),
+        (Continuous(2, bounded=True), 2, Gaussian, (2,)),
+    ],
+)
+def test_from_network(action: ActionSpace, size: int, kind: type, event: tuple[int, ...]) -> None:
+    assert output_size(action) == size
+
+    def one(outputs: jax.Array, key: jax.Array) -> tuple[Distribution, jax.Array, jax.Array]:
+        distribution = from_network(action, outputs, jnp.full(size, -1.0))
+        sample = distribution.sample(key)
+        return distribution, sample, distribution.log_prob(sample)
+
+    outputs = jax.random.normal(jax.random.key(0), (5, size))
+    keys = jax.random.split(jax.random.key(1), 5)
+    mapped, samples, log_probs = jax.jit(jax.vmap(one))(outputs, keys)
+    assert isinstance(mapped, kind)
+    assert samples.shape == (5, *event)
+    whole = from_network(action, outputs, jnp.full(size, -1.0))
+    np.testing.assert_allclose(whole.log_prob(samples), log_probs, rtol=1e-5)
+    np.testing.assert_allclose(mapped.log_prob(samples), log_probs, rtol=1e-5)

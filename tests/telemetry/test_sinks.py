@@ -1,0 +1,280 @@
+"""Scalars reach the files, whatever happens to the disk, and never hold up the training."""
+
+import errno
+import math
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dovetail.errors import UserError
+from dovetail.run import read_metrics
+from dovetail.telemetry.sinks import CsvSink, Recorder, TensorBoardSink, tags
+
+
+class ListSink:
+    """Keeps what it gets; waits for `gate` before each write and fails if `error` is set."""
+
+    def __init__(self, error: Exception | None = None, gate: threading.Event | None = None) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.closed = 0
+        self.error = error
+        self.gate = gate
+
+    def write(self, step, scalars):
+        if self.gate is not None:
+            self.gate.wait(10)
+        if self.error is not None:
+            raise self.error
+        self.rows.append((step, dict(scalars)))
+
+    def close(self):
+        self.closed += 1
+
+
+@contextmanager
+def tiny_disk(folder: Path):
+    """A real file system of 16 KiB, where the test may mount one."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)]
+    able = sys.platform == "linux" and os.geteuid() == 0 and shutil.which("mount")
+    if not able or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_csv_begins_with_the_common_columns(tmp_path):
+    sink = CsvSink(tmp_path / "metrics.csv")
+    sink.write(100, {"loss": 0.1, "time_s": 1.5, "updates": 2})
+    sink.write(200, {"loss": math.nan, "time_s": 2.0, "updates": 4})
+    sink.close()
+    text = (tmp_path / "metrics.csv").read_text()
+    assert text == "time_s,env_steps,updates,loss\n1.5,100,2,0.1\n2,200,4,\n"
+
+
+def test_csv_columns_may_appear_later(tmp_path):
+    sink = CsvSink(tmp_path / "metrics.csv")
+    sink.write(1, {"a": 1 / 3})
+    sink.write(2, {"b": math.inf, "a": -2.0})
+    sink.write(3, {"b, c": 5})
+    sink.close()
+    metrics = read_metrics(tmp_path / "metrics.csv")
+    assert list(metrics) == ["time_s", "env_steps", "updates", "a", "b", "b, c"]
+    np.testing.assert_array_equal(metrics["a"], [1 / 3, -2, math.nan])
+    np.testing.assert_array_equal(metrics["b"], [math.nan, math.inf, math.nan])
+    np.testing.assert_array_equal(metrics["b, c"], [math.nan, math.nan, 5])
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert {line.count(",") for line in lines[1:]} == {5}
+
+
+def test_csv_resumed_drops_what_comes_after_and_a_torn_line(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_text("time_s,env_steps,updates,a\n1,10,1,7\n2,20,2,8\n3,30,3,9\n4,40")
+    sink = CsvSink(path, append=True, after=20)
+    sink.write(25, {"time_s": 2.5, "updates": 3, "b": 1})
+    sink.close()
+    metrics = read_metrics(path)
+    np.testing.assert_array_equal(metrics["env_steps"], [10, 20, 25])
+    np.testing.assert_array_equal(metrics["a"], [7, 8, math.nan])
+    np.testing.assert_array_equal(metrics["b"], [math.nan, math.nan, 1])
+
+
+def test_csv_append_to_nothing_and_overwrite(tmp_path):
+    path = tmp_path / "metrics.csv"
+    for step in (1, 2):
+        sink = CsvSink(path, append=True)
+        sink.write(step, {})
+        sink.close()
+    assert path.read_text() == "time_s,env_steps,updates\n,1,\n,2,\n"
+    CsvSink(path).close()
+    assert path.read_text() == "time_s,env_steps,updates\n"
+
+
+def test_csv_refuses_another_kind_of_file(tmp_path):
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match="no column 'time_s'"):
+        CsvSink(tmp_path / "x.csv", append=True)
+
+
+def test_csv_on_a_full_disk_keeps_whole_rows_only(tmp_path):
+    with tiny_disk(tmp_path / "disk") as disk:
+        sink = CsvSink(disk / "metrics.csv")
+        with pytest.raises(UserError, match=r"metrics\.csv \(No space left on device\)"):
+            for step in range(10_000):
+                sink.write(step, {"time_s": step / 3})
+        sink.close()
+        steps = read_metrics(disk / "metrics.csv")["env_steps"]
+        np.testing.assert_array_equal(steps, np.arange(len(steps)))
+        assert len(steps) > 100
+        assert (disk / "metrics.csv").read_bytes().endswith(b"\n")
+
+
+def test_csv_failing_for_another_reason_is_no_user_error(tmp_path):
+    sink = CsvSink(tmp_path / "metrics.csv")
+    sink.write(1, {})
+    sink.close()
+    with pytest.raises(ValueError, match="closed"):
+        sink.write(2, {})
+
+
+def test_tags_are_the_names_users_know():
+    assert tags("episode_return") == ("charts/episodic_return", "rollout/ep_rew_mean")
+    assert tags("episode_return/seed2")[0] == "charts/episodic_return/seed2"
+    assert tags("steps_per_s")[0] == "charts/SPS"
+    assert tags("value_loss") == ("losses/value_loss",)
+    assert tags("actor_loss") == ("losses/actor_loss",)
+    assert tags("share_learn") == ("time/share_learn",)
+    assert tags("temperature") == ("train/temperature",)
+
+
+def read_events(folder: Path) -> list:
+    """Every event in the folder's one event file."""
+    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
+    (path,) = folder.iterdir()
+    data, events = path.read_bytes(), []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        events.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    return events
+
+
+def test_tensorboard_events(tmp_path):
+    sink = TensorBoardSink(tmp_path / "events", after=99)
+    sink.write(128, {"env_steps": 128, "episode_return": 21.5, "loss": math.nan, "entropy": 0.5})
+    sink.close()
+    version, start, event = read_events(tmp_path / "events")
+    assert version.file_version == "brain.Event:2"
+    assert (start.step, start.session_log.status) == (100, 1)
+    assert event.step == 128
+    assert {value.tag: value.simple_value for value in event.summary.value} == {
+        "charts/episodic_return": 21.5,
+        "rollout/ep_rew_mean": 21.5,
+        "losses/entropy": 0.5,
+    }
+
+
+def test_tensorboard_unused_writes_nothing(tmp_path):
+    TensorBoardSink(tmp_path / "events").close()
+    assert not (tmp_path / "events").exists()
+
+
+def test_recorder_writes_everything_in_order_to_every_sink():
+    sinks = [ListSink(), ListSink()]
+    recorder = Recorder(sinks)
+    scalars = {"loss": 0.0}
+    for step in range(50):
+        scalars["loss"] = np.float64(step / 2)
+        recorder.record(step, scalars)
+    recorder.close()
+    recorder.close()
+    for sink in sinks:
+        assert sink.rows == [(step, {"loss": step / 2}) for step in range(50)]
+        assert sink.closed == 1
+    assert recorder.failures == []
+
+
+def test_recorder_never_waits_and_counts_what_it_drops():
+    gate = threading.Event()
+    sink = ListSink(gate=gate)
+    recorder = Recorder([sink], capacity=4)
+    for step in range(100):
+        recorder.record(step, {})
+    assert recorder.dropped in (95, 96)  # the thread may hold one already
+    gate.set()
+    recorder.close()
+    assert [step for step, _ in sink.rows][-4:] == [96, 97, 98, 99]
+    assert recorder.failures == [
+        f"{recorder.dropped} records of metrics were dropped, because writing them was slower "
+        "than the training."
+    ]
+
+
+def test_recorder_gives_up_closing_in_time():
+    gate = threading.Event()
+    recorder = Recorder([ListSink(gate=gate)])
+    for step in range(3):
+        recorder.record(step, {})
+    recorder.close(timeout=0.05)
+    assert "not all written within 0.05 s" in recorder.failures[0]
+    gate.set()
+    recorder.close()
+    assert len(recorder.failures) == 1
+
+
+def test_a_failing_sink_is_reported_once_and_the_others_go_on():
+    bad, good, said = ListSink(RuntimeError("broken pipe")), ListSink(), []
+    recorder = Recorder([bad, good], on_failure=said.append)
+    for step in range(3):
+        recorder.record(step, {})
+    recorder.close()
+    sentence = "ListSink stopped (RuntimeError: broken pipe): the training goes on without it."
+    assert said == recorder.failures == [sentence]
+    assert (bad.closed, len(good.rows)) == (1, 3)
+
+
+def test_what_is_no_number_is_reported_and_left_out():
+    sink = ListSink()
+    recorder = Recorder([sink])
+    recorder.record(1, {"loss": np.zeros(2)})  # pyright: ignore[reportArgumentType]
+    recorder.record(2, {"loss": 1})
+    recorder.close()
+    assert sink.rows == [(2, {"loss": 1.0})]
+    assert len(recorder.failures) == 1
+
+
+def test_a_full_disk_stops_the_training_at_the_next_record(tmp_path, monkeypatch):
+    sink = CsvSink(tmp_path / "metrics.csv")
+
+    def full(_line):
+        raise UserError("Cannot write metrics.csv (No space left on device): free some space.")
+
+    monkeypatch.setattr(sink, "_append", full)
+    recorder = Recorder([sink])
+    recorder.record(1, {})
+    with pytest.raises(UserError, match="No space left"):
+        recorder.close()
+    recorder.close()
+
+
+def test_a_full_disk_end_to_end(tmp_path):
+    with tiny_disk(tmp_path / "disk") as disk:
+        recorder = Recorder([CsvSink(disk / "metrics.csv"), TensorBoardSink(disk / "events")])
+        with pytest.raises(UserError, match="No space left on device"):
+            for step in range(100_000):
+                recorder.record(step, {"loss": step / 7})
+            recorder.close()
+        recorder.close()
+        assert [text for text in recorder.failures if "dropped" not in text] == [
+            "TensorBoardSink stopped (OSError: [Errno 28] No space left on device): "
+            "the training goes on without it."
+        ]
+
+
+def test_csv_disk_full_is_recognised_by_its_number(tmp_path):
+    class Full:
+        def seek(self, *_):
+            return 0
+
+        def truncate(self, _size):
+            raise OSError(errno.EIO, "also broken")
+
+        def write(self, _data):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    sink = CsvSink(tmp_path / "metrics.csv")
+    sink.close()
+    sink._file = Full()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UserError, match=r"[Qq]uota"):
+        sink.write(1, {})

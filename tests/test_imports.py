@@ -1,0 +1,142 @@
+"""Imports point one way, as the folders do; the front door and the help cost no JAX.
+
+Each rule says what a folder may import of Dovetail, and why. Everyone may use what everyone speaks:
+the errors, the interface of environments, lazy attributes.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "dovetail"
+
+EVERYONE = ("errors", "envs.interface", "lazy")
+
+RULES: dict[str, tuple[tuple[str, ...], str]] = {
+    "errors": ((), "everyone stands on it"),
+    "lazy": ((), "everyone stands on it"),
+    "functions": ((), "equations know nothing of where they are used"),
+    "networks": (("functions",), "a network is a pair of pure functions"),
+    "envs": ((), "an environment knows no algorithm"),
+    "algorithm": ((), "what a user implements names no machinery"),
+    "algorithms": (
+        ("algorithm", "functions", "networks"),
+        "an algorithm is its loop and equations",
+    ),
+    "graph": (("algorithm", "envs"), "what is traced, before anyone decides where it runs"),
+    "policies": (("graph", "plan.ir"), "a pure object: graph in, plan out"),
+    "plan": (("graph", "policies"), "the plan and its passes; no runtime"),
+    "runtime": (
+        ("plan", "graph", "envs", "telemetry.spans", "algorithm"),
+        "runs any plan; of RL it knows the record of an unroll, and no algorithm",
+    ),
+    "telemetry": (("run", "functions", "envs"), "shows what others measured, drives nothing"),
+}
+"""Folder or module → (what of Dovetail it may import beside its own, why)."""
+
+PUBLIC = "the command line uses the public door and modules at the top only"
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(file: Path) -> Iterator[tuple[str, int]]:
+    """Every module of Dovetail that a file imports, lazily or not, without the package's name."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in whole if node.module == "dovetail" else [node.module]:
+                if name.startswith("dovetail."):
+                    yield name.removeprefix("dovetail."), node.lineno
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("dovetail."):
+                    yield alias.name.removeprefix("dovetail."), node.lineno
+        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{file}: a relative import"
+
+
+def within(module: str, allowed: tuple[str, ...]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in allowed)
+
+
+def violations(file: Path) -> list[str]:
+    part = file.relative_to(PACKAGE).with_suffix("").parts[0]
+    found: list[str] = []
+    for module, line in imports(file):
+        if part == "cli":
+            if not within(module, ("cli",)) and "." in module:
+                found.append(f"{file}:{line} imports {module}: {PUBLIC}")
+        elif within(module, ("cli",)) and part != "__main__":
+            found.append(f"{file}:{line} imports {module}: the command line is on top of all")
+        elif part in RULES:
+            allowed, why = RULES[part]
+            if not within(module, (part, *allowed, *EVERYONE)):
+                found.append(f"{file}:{line} imports {module}, but {part}: {why}")
+    return found
+
+
+@pytest.mark.parametrize("file", modules(), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_point_one_way(file: Path) -> None:
+    assert violations(file) == []
+
+
+def test_every_folder_has_a_rule() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert folders - {"cli", "training"} <= set(RULES)  # which stand above all the others
+
+
+def test_a_violation_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    (tmp_path / "graph").mkdir()
+    file = tmp_path / "graph" / "bad.py"
+    file.write_text("def f():\n    from dovetail.runtime.local import run\n")
+    (found,) = violations(file)
+    assert found.startswith(f"{file}:2 imports runtime.local, but graph: ")
+    file.write_text("import dovetail.graph.ir\nfrom dovetail import errors\n")
+    assert violations(file) == []
+
+
+@pytest.mark.parametrize("file", modules(), ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_nothing_is_pickled(file: Path) -> None:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    names = [
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert not {"pickle", "cloudpickle", "dill", "joblib"} & {
+        name.partition(".")[0] for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import dovetail",
+        "import dovetail.algorithms, dovetail.policies",
+        "from dovetail.cli.main import main; main(['--help'])",
+        "from dovetail.cli.main import main; main(['train', 'ppo', '--help'])",
+        "from dovetail.cli.main import main; main(['explain', 'a2c', '--policy', 'fused', '-h'])",
+        "from dovetail.cli.main import main; main(['eval', '--help'])",
+        "from dovetail.cli.main import main; main(['list', '--help'])",
+    ],
+)
+def test_the_door_and_the_help_import_no_jax(program: str) -> None:
+    heavy = "{'jax', 'numpy', 'gymnasium', 'matplotlib', 'rich', 'optax'}"
+    check = f"import sys; print(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; {check}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "[]\n"

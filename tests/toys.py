@@ -1,0 +1,118 @@
+"""A tiny environment and tiny algorithms, for tests of the graph, of plans and of runtimes."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.algorithm import RL, Algorithm, Metrics, Task, Timestep
+from dovetail.envs.interface import Discrete, EnvSpec, JaxStep
+
+
+class Drift:
+    """Four numbers that drift up and down with the action; ends in both ways, at random times."""
+
+    spec = EnvSpec("toy:Drift", jax.ShapeDtypeStruct((4,), jnp.float32), Discrete(2))
+
+    def reset(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state = jax.random.uniform(key, (4,))
+        return state, state
+
+    def step(self, state: jax.Array, action: jax.Array, key: jax.Array) -> JaxStep:
+        state = state + 0.1 * (action - 0.5) + 0.05 * jax.random.normal(key, (4,))
+        return JaxStep(state, state, state.sum(), state[0] > 1.0, state[1] > 1.0)
+
+
+class ToyState(NamedTuple):
+    params: Any
+    updates: jax.Array
+
+
+@dataclass(frozen=True)
+class Toy(Algorithm):
+    """Policy gradient with a linear policy and no baseline."""
+
+    unroll_length: int = 3
+    rate: float = 0.1
+
+    def init(self, key: jax.Array) -> ToyState:
+        return ToyState({"w": 0.1 * jax.random.normal(key, (4, 2))}, jnp.int32(0))
+
+    def act(self, params: Any, carry: Any, timestep: Timestep, key: jax.Array) -> Any:
+        logits = timestep.observation @ params["w"]
+        action = jax.random.categorical(key, logits)
+        return action, jax.nn.log_softmax(logits)[action], carry
+
+    def value(self, params: Any, carry: Any, timestep: Timestep) -> jax.Array:
+        return (timestep.observation @ params["w"]).sum()
+
+    def loss(self, params: Any, batch: Any) -> jax.Array:
+        log_probs = jax.nn.log_softmax(batch.observation @ params["w"])
+        chosen = jnp.take_along_axis(log_probs, batch.action[..., None], -1)[..., 0]
+        return -(chosen * (batch.reward + batch.bootstrap)).mean()
+
+    def iteration(self, rl: RL, state: ToyState) -> tuple[ToyState, Metrics]:
+        params = rl.broadcast(state.params)
+        trajectory = rl.unroll(self.act, params, self.unroll_length, bootstrap=self.value)
+        batch = rl.gather(trajectory)
+        loss, gradients = jax.value_and_grad(self.loss)(state.params, batch)
+        return self.updated(state, rl.mean(gradients)), {"loss": loss}
+
+    def updated(self, state: ToyState, gradients: Any) -> ToyState:
+        params = jax.tree.map(lambda p, g: p - self.rate * g, state.params, gradients)
+        return ToyState(params, state.updates + 1)
+
+
+@dataclass(frozen=True)
+class RecurrentToy(Toy):
+    """As `Toy`, with a carry that remembers past observations."""
+
+    def initial_carry(self) -> Any:
+        return {"memory": jnp.full((4,), 0.5), "steps": jnp.int32(0)}
+
+    def act(self, params: Any, carry: Any, timestep: Timestep, key: jax.Array) -> Any:
+        memory = 0.5 * carry["memory"] + timestep.observation
+        action, log_prob, _ = super().act(params, (), timestep._replace(observation=memory), key)
+        return action, (log_prob, carry), {"memory": memory, "steps": carry["steps"] + 1}
+
+    def value(self, params: Any, carry: Any, timestep: Timestep) -> jax.Array:
+        return ((timestep.observation + carry["memory"]) @ params["w"]).sum()
+
+    def loss(self, params: Any, batch: Any) -> jax.Array:
+        memory = batch.extras[1]["memory"] + batch.carry["memory"]
+        return super().loss(params, batch._replace(observation=batch.observation + memory))
+
+
+@dataclass(frozen=True)
+class TwoUnrolls(Toy):
+    """Unrolls twice with different weights, which the learner computes before it broadcasts."""
+
+    def iteration(self, rl: RL, state: ToyState) -> tuple[ToyState, Metrics]:
+        first = self._unrolled(rl, state.params)
+        gradients = rl.mean(jax.grad(self.loss)(state.params, first))
+        halfway = self.updated(state, gradients)
+        second = self._unrolled(rl, halfway.params)
+        loss, gradients = jax.value_and_grad(self.loss)(halfway.params, second)
+        return self.updated(halfway, rl.mean(gradients)), {"loss": loss}
+
+    def _unrolled(self, rl: RL, params: Any) -> Any:
+        return rl.gather(
+            rl.unroll(self.act, rl.broadcast(params), self.unroll_length, bootstrap=self.value)
+        )
+
+
+@dataclass(frozen=True)
+class ActorGradients(Toy):
+    """Gradients on the actor side, applied by the learner, as A3C has it."""
+
+    def iteration(self, rl: RL, state: ToyState) -> tuple[ToyState, Metrics]:
+        params = rl.broadcast(jax.tree.map(lambda p: 2 * p, state.params))
+        trajectory = rl.unroll(self.act, params, self.unroll_length, bootstrap=self.value)
+        loss, gradients = jax.value_and_grad(self.loss)(params, trajectory)
+        loss, gradients = rl.reduce((loss, gradients))
+        return self.updated(state, rl.mean(gradients)), {"loss": loss}
+
+
+def drift_task(num_envs: int = 4) -> Task:
+    return Task(Drift.spec, num_envs, 1000)
