@@ -8,10 +8,10 @@ from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import resolve
 from dovetail.graph import show as graph_show
 from dovetail.graph.ir import Graph
-from dovetail.plan.svg import svg
 from dovetail.plan import serial
 from dovetail.plan import show as plan_show
 from dovetail.plan.ir import Plan
+from dovetail.plan.svg import svg
 from dovetail.planning import plan_for, resolve_policy
 from dovetail.policies.interface import Policy
 

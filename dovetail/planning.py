@@ -9,7 +9,7 @@ from dovetail.algorithm import Algorithm, Task
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, nearest
 from dovetail.graph.ir import Graph
-from dovetail.graph.trace import trace
+from dovetail.graph.trace import trace as trace_task
 from dovetail.plan import make_plan
 from dovetail.plan.ir import Plan
 from dovetail.policies import POLICIES
@@ -30,8 +30,14 @@ class Planned:
 def plan_for(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Planned:
     """Traces one replica's share of the task, and places it on this machine."""
     task = Task(env.spec, policy.envs, steps)
-    graph = trace(algorithm, task, env.jax, replicas=policy.replicas)
+    graph = trace_task(algorithm, task, env.jax, replicas=policy.replicas)
     return Planned(graph, make_plan(policy, graph, machine()), env)
+
+
+def trace(algorithm: Algorithm, env: Any, num_envs: int = 8, steps: int = 200_000) -> Graph:
+    """The graph of `algorithm` on `env`: what every policy starts from."""
+    found = resolve(env)
+    return trace_task(algorithm, Task(found.spec, num_envs, steps), found.jax)
 
 
 def machine() -> Resources:

@@ -11,7 +11,7 @@ def train_text(wanted: Experiment, numbers: Mapping[str, int], settings: Mapping
     words = [_choice_text(wanted.algorithm, "algorithms"), repr(wanted.env)]
     if wanted.policy is not None:
         words.append(_choice_text(wanted.policy, "policies"))
-    words += [f"{name}={value!r}" for name, value in numbers.items()]
+    words += [f"{name}={value:_}" for name, value in numbers.items()]
     if settings:
         words.append(f"settings=dt.Settings({_arguments(settings)})")
     return "\n".join([*_imports(wanted), f"run = {_call('dt.train', words)}"])
@@ -19,7 +19,7 @@ def train_text(wanted: Experiment, numbers: Mapping[str, int], settings: Mapping
 
 def resume_text(run: str, numbers: Mapping[str, int]) -> str:
     """`dovetail train --resume …` in Python."""
-    words = [repr(run), *(f"{name}={value!r}" for name, value in numbers.items())]
+    words = [repr(run), *(f"{name}={value:_}" for name, value in numbers.items())]
     return f"import dovetail as dt\nrun = {_call('dt.resume', words)}"
 
 

@@ -17,14 +17,14 @@ WITH_RESUME = {"resume", "steps", "json", "quiet"}
 
 
 def run(argv: list[str]) -> None:
-    """Trains, and says what came of it."""
+    """Trains; what came of it is said by the training itself, or in JSON."""
     words = understand(_parser(), argv)
     quiet = bool(words.values.get("quiet"))
     trained = _resume(words, quiet) if "resume" in words.values else _train(words, quiet)
     if words.values.get("json"):
         print(json.dumps(trained.summary))
-    elif not quiet:
-        print(_report(trained))
+    elif quiet:
+        print(trained)
 
 
 def _parser() -> Parser:
@@ -103,25 +103,3 @@ def _show(python: str, quiet: bool) -> None:
     """Says how the same is done in Python, on standard error."""
     if not quiet:
         print(f"The same in Python:\n\n{python}\n", file=sys.stderr, flush=True)
-
-
-def _report(trained: Any) -> str:
-    """What was done, where it is, and what to try next."""
-    told = trained.summary
-    folder = told.get("run", trained.path)
-    what = f"{told['algorithm']} on {told['env']}: {told['env_steps']:,} steps"
-    what += f" in {told['wall_s']:.1f} s"
-    if told.get("final_return") is not None:
-        what += f", final greedy return {told['final_return']:.1f}"
-    if told.get("time_to_threshold_s") is not None:
-        what += f"; reached {told['threshold']:g} after {told['time_to_threshold_s']:.1f} s"
-    return "\n".join(
-        [
-            what + ".",
-            f"The run is in {folder}.",
-            "Next:",
-            f"  dovetail watch {folder}",
-            f"  dovetail plot {folder}",
-            f"  dovetail train --resume {folder} --steps {2 * told['env_steps']}",
-        ]
-    )

@@ -8,8 +8,14 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from dovetail.errors import UserError
 
-NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-NAMES |= {Path: "a path", type(None): "none"}
+NAMES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    type(None): "none",
+}
 
 
 def convert(value: object, kind: Any, what: str) -> Any:

@@ -56,9 +56,7 @@ def make(name: str, options: Mapping[str, Any], env_id: str) -> tuple[EnvSpec, A
     return host.spec, factory
 
 
-def _build(
-    game: str, autoreset: str, kwargs: Mapping[str, Any], env_id: str, num_envs: int
-) -> Any:
+def _build(game: str, autoreset: str, kwargs: Mapping[str, Any], env_id: str, num_envs: int) -> Any:
     from ale_py.vector_env import AtariVectorEnv
 
     from dovetail.envs.gymnasium import AUTORESETS, created

@@ -30,7 +30,9 @@ _BATCH = 3
 
 def check_jax_env(env: JaxEnv, *, steps: int = 100, seed: int = 0) -> None:
     """Shapes and dtypes, fixed state types, jit and vmap, determinism, flags, action bounds."""
-    _require(isinstance(env, JaxEnv), f"{env!r} lacks spec, reset(key) or step(state, action, key).")
+    _require(
+        isinstance(env, JaxEnv), f"{env!r} lacks spec, reset(key) or step(state, action, key)."
+    )
     spec = env.spec
     _check_spec(spec)
     key = jax.random.key(seed)
@@ -74,13 +76,13 @@ def _check_jax_run(env: JaxEnv, steps: int, seed: int) -> None:
     mapped = jax.jit(jax.vmap(run, in_axes=(0, 1)))
     once, again = mapped(keys, actions), mapped(keys, actions)
     alone = jax.jit(run)(keys[1], jax.tree.map(lambda a: a[:, 1], actions))
+    _require(_finite(once), f"{spec.id} shows observations or rewards that are not finite.")
     _require(_equal(once, again), f"{spec.id} does different things with the same keys.")
     second = jax.tree.map(lambda x: x[1], once)
     _require(
         _equal(second, alone, 1e-4),
         f"{spec.id} does something else in a batch than alone: its functions must be pure.",
     )
-    _require(_finite(once), f"{spec.id} shows observations or rewards that are not finite.")
     flags: JaxStep = once[1][0]
     _require(
         not np.any(flags.terminated & flags.truncated),
@@ -114,9 +116,7 @@ def _extremes(space: ActionSpace) -> list[tuple[jax.Array, jax.Array]]:
             ends = [jnp.zeros(len(nvec), jnp.int32), jnp.asarray(nvec, jnp.int32) - 1]
         case Continuous(size, bounded):
             beyond = 3.0 if bounded else 1.0
-            return [
-                (jnp.full(size, side), jnp.full(size, side * beyond)) for side in (-1.0, 1.0)
-            ]
+            return [(jnp.full(size, side), jnp.full(size, side * beyond)) for side in (-1.0, 1.0)]
     return [(end, end) for end in ends]
 
 
@@ -147,9 +147,11 @@ def check_host_env(
     finally:
         env.close()
         env.close()
-    _require(_equal(once, again), f"{spec.id} does different things when reset with the same seeds.")
-    _check_host_semantics(spec, once[0], once[1])
     _require(_finite(once), f"{spec.id} shows observations or rewards that are not finite.")
+    _require(
+        _equal(once, again), f"{spec.id} does different things when reset with the same seeds."
+    )
+    _check_host_semantics(spec, once[0], once[1])
     if independent:
         _check_independent(factory, seeds, actions, once)
 
@@ -169,8 +171,8 @@ def _check_independent(
     )
     _require(
         _equal(second, alone, 1e-5),
-        f"{env.spec.id}: environment 1 of {len(seeds)} does something else than alone with the same "
-        "seed: its randomness depends on the others (pass independent=False to allow it).",
+        f"{env.spec.id}: environment 1 of {len(seeds)} does something else than alone with the "
+        "same seed: its randomness depends on the others (pass independent=False to allow it).",
     )
 
 

@@ -50,9 +50,7 @@ def make(
 class EnvPoolHost:
     """A pool of environments behind Dovetail's interface."""
 
-    def __init__(
-        self, name: str, options: Mapping[str, Any], spec: EnvSpec, num_envs: int
-    ) -> None:
+    def __init__(self, name: str, options: Mapping[str, Any], spec: EnvSpec, num_envs: int) -> None:
         """`options` go to `envpool.make`."""
         self.spec, self.num_envs = spec, num_envs
         self._name, self._options = name, dict(options)
@@ -63,8 +61,12 @@ class EnvPoolHost:
         self.close()
         seeds = [int(seed) & 0x7FFFFFFF for seed in seeds]
         build = partial(_envpool().make, self._name, env_type="gymnasium", **self._options)
-        pool = _quietly(partial(build, num_envs=self.num_envs, seed=seeds), self.spec.id)
-        self._host = VectorHost(pool, self.spec.id, self.spec.threshold, seeding=_already)
+
+        def host() -> VectorHost:
+            pool = build(num_envs=self.num_envs, seed=seeds)
+            return VectorHost(pool, self.spec.id, self.spec.threshold, seeding=_already)
+
+        self._host = _quietly(host, self.spec.id)
         return self._host.reset(seeds)
 
     def step(self, action: np.ndarray) -> HostStep:
@@ -93,9 +95,7 @@ def _spec(name: str, options: Mapping[str, Any], env_id: str) -> EnvSpec:
 
     def read() -> EnvSpec:
         found = _envpool().make_spec(name, **options)
-        mapped = space_map(
-            found.gymnasium_observation_space, found.gymnasium_action_space, env_id
-        )
+        mapped = space_map(found.gymnasium_observation_space, found.gymnasium_action_space, env_id)
         threshold = None if options else found.reward_threshold
         return EnvSpec(env_id, mapped.observation, mapped.action, threshold)
 
@@ -103,7 +103,7 @@ def _spec(name: str, options: Mapping[str, Any], env_id: str) -> EnvSpec:
 
 
 def _quietly(build: Callable[[], Any], env_id: str) -> Any:
-    """What `build` makes, without EnvPool's warnings that its bounds have 64 bits and its spaces 32."""
+    """What `build` makes, without the warnings that EnvPool's 64-bit bounds are cast to 32."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
         try:

@@ -172,9 +172,7 @@ def created(build: Callable[[], Any], env_id: str) -> Any:
             raise UserError(f"{env_id} needs a package that is not installed: {text}") from error
         raise missing_extra(env_id, extra, extra) from error
     except Exception as error:
-        raise UserError(
-            f"{env_id} could not be made: {type(error).__name__}: {error}"
-        ) from error
+        raise UserError(f"{env_id} could not be made: {type(error).__name__}: {error}") from error
 
 
 def split_options(

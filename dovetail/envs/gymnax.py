@@ -25,9 +25,7 @@ THRESHOLDS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "Pendulum-v1": -200.0}
 class GymnaxEnv:
     """One Gymnax environment with its parameters."""
 
-    def __init__(
-        self, env: Any, params: Any, env_id: str, threshold: float | None = None
-    ) -> None:
+    def __init__(self, env: Any, params: Any, env_id: str, threshold: float | None = None) -> None:
         """`env` and `params` as `gymnax.make` returns them."""
         self._env = env
         self._params = params

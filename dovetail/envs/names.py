@@ -45,7 +45,9 @@ def parse(text: str) -> EnvId:
     if colon and head.endswith(".py"):
         return EnvId("file", name, head, options, suffix)
     if stem.endswith(".py"):
-        raise UserError(f"The environment {stem!r} is a file: name a class in it, {stem}:ClassName.")
+        raise UserError(
+            f"The environment {stem!r} is a file: name a class in it, {stem}:ClassName."
+        )
     prefix, colon, rest = stem.partition(":")
     if colon and prefix in BACKENDS:
         return EnvId(prefix, rest, "", options, suffix)

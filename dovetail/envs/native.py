@@ -45,7 +45,7 @@ class CartPole:
 
     def step(self, state: CartPoleState, action: jax.Array, key: jax.Array) -> JaxStep:
         """A fiftieth of a second by Euler's rule, pushed with 10 N."""
-        x, x_dot, theta, theta_dot = state.physics
+        _, x_dot, theta, theta_dot = state.physics
         force = jnp.where(action == 1, 10.0, -10.0)
         cos, sin = jnp.cos(theta), jnp.sin(theta)
         push = (force + 0.05 * theta_dot**2 * sin) / 1.1

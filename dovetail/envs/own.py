@@ -26,9 +26,7 @@ def from_file(path: str, name: str, options: Mapping[str, Any], env_id: str) -> 
     return from_object(found, options, env_id, build)
 
 
-def from_object(
-    found: Any, options: Mapping[str, Any], env_id: str, build: Any = None
-) -> Env:
+def from_object(found: Any, options: Mapping[str, Any], env_id: str, build: Any = None) -> Env:
     """The environment that a class, factory or `JaxEnv` stands for.
 
     `build` makes what calling `found` makes; it is what other processes are sent.
@@ -115,8 +113,8 @@ def _from_host(
         return VectorHost(made, env_id)
     if not isinstance(made, HostEnv):
         raise UserError(
-            f"{env_id} made a {type(made).__name__}: a factory of num_envs environments must return "
-            "a HostEnv or a gymnasium.vector.VectorEnv."
+            f"{env_id} made a {type(made).__name__}: a factory of num_envs environments must "
+            "return a HostEnv or a gymnasium.vector.VectorEnv."
         )
     return made
 

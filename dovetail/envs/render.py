@@ -35,7 +35,7 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Observation, Any, bool, bool, dict[str, Any]]:
         """One transition."""
         raw, reward, terminated, truncated, info = self.env.step(
-            self.mapped.decode(np.asarray(action))
+            self.mapped.decode(np.asarray(action))[()]
         )
         return self.mapped.encode(raw), reward, terminated, truncated, info
 

@@ -95,9 +95,7 @@ def _leaves(
         )
 
 
-def _box(
-    space: gym_spaces.Box, image: bool, xp: ModuleType, batched: bool
-) -> Callable[[Any], Any]:
+def _box(space: gym_spaces.Box, image: bool, xp: ModuleType, batched: bool) -> Callable[[Any], Any]:
     if not space.shape:
         return lambda x: xp.asarray(x, np.float32)[..., None]
     dtype = np.uint8 if image else np.float32

@@ -88,9 +88,7 @@ class VectorHost:
         """One transition in every environment."""
         self._steps += 1
         try:
-            raw, reward, terminated, truncated, infos = self._venv.step(
-                self._spaces.decode(action)
-            )
+            raw, reward, terminated, truncated, infos = self._venv.step(self._spaces.decode(action))
         except Exception as error:
             raise self._failure(error, "step") from error
         observation = self._observe(raw, action)
@@ -170,7 +168,9 @@ class VectorHost:
         try:
             last = self._spaces.encode(rows)
         except Exception as error:
-            raise self._wrong(f"returned a final observation outside its space ({error})") from error
+            raise self._wrong(
+                f"returned a final observation outside its space ({error})"
+            ) from error
         if self._single:
             final = observation.copy()
             final[ended] = last
@@ -187,12 +187,11 @@ class VectorHost:
             observation = self._spaces.encode(raw)
         except Exception as error:
             raise self._wrong(f"returned an observation outside its space ({error})") from error
-        if self._single:
-            if observation.shape != self._shapes:
-                raise self._wrong(
-                    f"returned observations of shape {observation.shape}, but its space and "
-                    f"{self.num_envs} environments make {self._shapes}"
-                )
+        if self._single and observation.shape != self._shapes:
+            raise self._wrong(
+                f"returned observations of shape {observation.shape}, but its space and "
+                f"{self.num_envs} environments make {self._shapes}"
+            )
         self._check_finite(observation, action)
         return observation
 

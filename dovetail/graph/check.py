@@ -15,6 +15,7 @@ from dovetail.errors import UserError
 
 
 def two_results(algorithm: Algorithm, result: Any) -> tuple[Any, dict[str, Any]]:
+    """What `iteration` returned, if it is a state and metrics."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise UserError(
             f"{type(algorithm).__name__}.iteration must return (state, metrics) with metrics a "
@@ -24,7 +25,7 @@ def two_results(algorithm: Algorithm, result: Any) -> tuple[Any, dict[str, Any]]
 
 
 def check_state(algorithm: Algorithm, before: Any, after: Any) -> None:
-    """The new state must have the old one's structure, shapes and dtypes: it goes round the loop."""
+    """The new state must have the structure, shapes and dtypes of the old one."""
     name = type(algorithm).__name__
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise UserError(
@@ -43,6 +44,7 @@ def check_state(algorithm: Algorithm, before: Any, after: Any) -> None:
 
 
 def same_carry(algorithm: Algorithm, before: Any, after: Any) -> Any:
+    """The carry that `act` returned, if it has the structure and shapes of the one it took."""
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise UserError(
             f"{type(algorithm).__name__}.act returns a carry of structure "
@@ -80,9 +82,16 @@ def check_action(algorithm: Algorithm, spec: EnvSpec, action: Any) -> None:
 
 
 def scalar(name: str, value: Any) -> jax.Array:
-    if jnp.shape(value) != ():
+    """A metric as float32[]."""
+    try:
+        array = jnp.asarray(value, jnp.float32)
+    except (TypeError, ValueError):
         raise UserError(
-            f"metric {name!r} has shape {list(jnp.shape(value))}; metrics are scalars: reduce it, "
+            f"metric {name!r} is {value!r}; metrics are scalars, each a number."
+        ) from None
+    if array.shape != ():
+        raise UserError(
+            f"metric {name!r} has shape {list(array.shape)}; metrics are scalars: reduce it, "
             f"for instance with .mean()."
         )
-    return jnp.asarray(value, jnp.float32)
+    return array

@@ -105,19 +105,20 @@ class _Cut:
                 stage[var] = at + boundary
         last: dict[Side, int] = {}
         for eqn in self.jaxpr.eqns:
-            side = self.sides[eqn.outvars[0]] if eqn.outvars else None
+            side = self._side(eqn)
             if id(eqn) in earliest and side is not None:
                 last[side] = max(last.get(side, 0), earliest[id(eqn)])
         latest: dict[Var, int] = {}
         places: dict[int, Place] = {}
         for eqn in reversed(self.jaxpr.eqns):
-            side = self.sides[eqn.outvars[0]] if eqn.outvars else None
+            side = self._side(eqn)
             if id(eqn) in fires:
                 at = fires[id(eqn)]
             elif side is None:
                 continue
             else:
-                at = min(latest.get(v, last[side]) for v in eqn.outvars)
+                later = (latest.get(v, last[side]) for v in eqn.outvars)
+                at = min(later, default=earliest[id(eqn)])
                 places[id(eqn)] = (at, side)
             for var in eqn.invars:
                 if not isinstance(var, Literal):
@@ -125,8 +126,15 @@ class _Cut:
         self.last_learner = last.get(Side.LEARNER, 0)
         return fires, places
 
+    def _side(self, eqn: JaxprEqn) -> Side | None:
+        """Where an equation is computed; one that only has an effect (a print) joins its inputs."""
+        if eqn.outvars:
+            return self.sides[eqn.outvars[0]]
+        inputs = (self.sides[v] for v in eqn.invars if not isinstance(v, Literal))
+        return next((side for side in inputs if side is not None), Side.LEARNER)
+
     def _outputs(self) -> tuple[Value, ...]:
-        """The values that leave the iteration; constants leave through the last learner fragment."""
+        """The values that leave the iteration; constants leave by the last learner fragment."""
         place = (self.last_learner, Side.LEARNER)
         return tuple(self._operand(var, place) for var in self.jaxpr.outvars)
 
@@ -212,7 +220,7 @@ class _Cut:
             invars=invars,
             outvars=[*outvars, *piece.demanded],
             eqns=eqns,
-            effects=self.jaxpr.effects,
+            effects={effect for eqn in eqns for effect in eqn.effects},
             debug_info=self.jaxpr.debug_info._replace(arg_names=None, result_paths=None),
         )
         demanded = tuple(self.constants[place, id(atom)] for atom in piece.demanded)

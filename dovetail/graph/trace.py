@@ -212,7 +212,9 @@ class Tracing:
             step=step_inner,
             bootstrap=value_inner,
             num_inputs=len(operands),
-            out_avals=tuple(jax.core.ShapedArray(s.shape, s.dtype) for s in jax.tree.leaves(shapes)),
+            out_avals=tuple(
+                jax.core.ShapedArray(s.shape, s.dtype) for s in jax.tree.leaves(shapes)
+            ),
             trajectory_tree=jax.tree.structure(shapes[0]),
             initial_carry=tuple(leaves),
             carry_tree=carry_tree,

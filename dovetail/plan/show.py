@@ -15,7 +15,7 @@ def text(plan: Plan, graph: Graph) -> str:
     )
     lines = [head]
     for worker in plan.workers:
-        lines += ["", f"  worker {worker.name} on {_devices(worker)}"]
+        lines += ["", f"  worker {worker.name} on {devices(worker)}"]
         rows: list[Row] = [("program", "fragments", "compute")]
         for number, fragments in enumerate(plan.programs(worker.name), start=1):
             rows.append((str(number), " + ".join(fragments), program_flops(graph, fragments)))
@@ -44,7 +44,8 @@ def program_flops(graph: Graph, fragments: tuple[str, ...]) -> str:
     return flops(sum(number for number in known if number is not None))
 
 
-def _devices(worker: Worker) -> str:
+def devices(worker: Worker) -> str:
+    """Its devices in words."""
     numbers = ", ".join(map(str, worker.devices))
     return f"device{'s' if len(worker.devices) > 1 else ''} {numbers}"
 

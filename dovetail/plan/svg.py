@@ -7,11 +7,12 @@ they are in, and arrows what kind of link carries them.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from html import escape
 
-from dovetail.graph.ir import Graph, Side, Unroll, Value
+from dovetail.graph.ir import Edge, Graph, Side, Unroll, Value
 from dovetail.graph.show import base_name, count, flops, inner_flops, quantity
+from dovetail.plan.canvas import FAINT, arrow, document, label, round_top, rounded, words
 from dovetail.plan.ir import LinkKind, Plan
+from dovetail.plan.show import devices
 
 COLUMN, BOX_WIDTH, BOX_HEIGHT, BADGE = 236, 180, 74, 22
 LANE_HEIGHT, LANE_GAP, LEFT, TOP = 132, 92, 128, 112
@@ -22,19 +23,11 @@ COLOURS = {
     Side.ACTOR: ("#047857", "#ecfdf5"),
     Side.ENVIRONMENT: ("#c2410c", "#fff7ed"),
 }
+"""Line and tint of each lane."""
 PROGRAMS = ("#dbeafe", "#fde68a", "#fbcfe8", "#d9f99d", "#ddd6fe", "#fed7aa")
 """Tints that programs take in turn: boxes of one tint are compiled together."""
-STYLE = """
-  text { font-family: "Inter", "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif; }
-  .title { font-size: 18px; font-weight: 600; fill: #111827; }
-  .lane { font-size: 13px; font-weight: 600; }
-  .name { font-size: 14px; font-weight: 600; fill: #111827; }
-  .detail { font-size: 12px; fill: #4b5563; }
-  .label { font-size: 12px; font-weight: 600; fill: #1f2937; }
-  .small { font-size: 11px; fill: #6b7280; }
-  .badge { font-size: 11px; fill: #374151; }
-  path { fill: none; }
-"""
+
+Point = tuple[float, float]
 
 
 @dataclass
@@ -46,7 +39,7 @@ class Box:
     column: int
     lines: list[str] = field(default_factory=list)
     badge: str = ""
-    tint: str = ""
+    tint: str = "#ffffff"
     pill: bool = False
 
     @property
@@ -76,13 +69,13 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Arrow:
-    """A boundary between two boxes of different lanes."""
+class Crossing:
+    """An edge between two boxes of different lanes."""
 
     source: Box
     target: Box
     lines: tuple[str, str]
-    where: str
+    tip: str
     dashed: bool
 
 
@@ -91,56 +84,55 @@ def svg(graph: Graph, plan: Plan | None = None) -> str:
     boxes = _boxes(graph)
     if plan is not None:
         _add_badges(boxes, plan)
-    columns = 1 + max(box.column for box in boxes.values())
-    width = LEFT + columns * COLUMN + 24
+    title = f"{graph.algorithm} on {graph.env}"
+    width = LEFT + (1 + max(box.column for box in boxes.values())) * COLUMN + 24
     bottom = _lane_top(LANES[-1]) + LANE_HEIGHT
     notes = _plan_notes(plan) if plan is not None else []
-    height = bottom + 28 + 20 * len(notes)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" role="img">',
-        f"<title>{escape(_title(graph))}</title>",
-        f"<style>{STYLE}</style>",
-        _arrow_heads(),
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        _text(24, 40, _title(graph), "title"),
-        _text(24, 62, _subtitle(graph, plan), "detail"),
+        words(24, 40, title, "title"),
+        words(24, 62, _subtitle(graph, plan), "detail"),
         *_lanes(width),
         *_within_lanes(graph, boxes),
         *_loop(graph, boxes),
-        *_crossings(_arrows(graph, plan, boxes)),
+        *_curves(_crossings(graph, plan, boxes)),
         *_turns(graph, plan, boxes),
         *[part for box in boxes.values() for part in _draw(box)],
-        *[_text(24, bottom + 26 + 20 * i, line, "detail") for i, line in enumerate(notes)],
-        "</svg>",
+        *[words(24, bottom + 26 + 20 * i, line, "detail") for i, line in enumerate(notes)],
     ]
-    return "\n".join(parts) + "\n"
+    return document(width, bottom + 28 + 20 * len(notes), title, parts)
 
 
 def _boxes(graph: Graph) -> dict[str, Box]:
+    """Every box by its name, in columns from left to right."""
     boxes = {"state": Box("state", Side.LEARNER, 0, pill=True)}
-    column = 0
     for column, node in enumerate(graph.nodes, start=1):
-        if not isinstance(node, Unroll):
+        if isinstance(node, Unroll):
+            boxes |= _unroll_boxes(node, column, graph.num_envs)
+        else:
             lines = [flops(node.flops)] + ([f"mean ×{node.means}"] if node.means else [])
             boxes[node.name] = Box(node.name, node.side, column, lines)
-            continue
-        act, step = f"{node.name}.act", f"{node.name}.step"
-        lines = [f"{flops(node.act.flops)} × {count(node.length, 'step')}"]
-        if node.bootstrap is not None:
-            lines.append(f"bootstrap {flops(node.bootstrap.flops)}")
-        boxes[act] = Box(act, Side.ACTOR, column, lines)
-        size = inner_flops(node.step)
-        lines = [size if node.step.program is None else f"{size} × {count(node.length, 'step')}"]
-        lines.append(count(graph.num_envs, "environment"))
-        boxes[step] = Box(step, Side.ENVIRONMENT, column, lines)
     if any(not edge.targets for edge in graph.edges):
-        boxes["result"] = Box("result", Side.LEARNER, column + 1, pill=True)
+        boxes["result"] = Box("result", Side.LEARNER, len(graph.nodes) + 1, pill=True)
     return boxes
 
 
-def _box_name(graph: Graph, name: str) -> str:
-    return f"{name}.act" if name in {unroll.name for unroll in graph.unrolls} else name
+def _unroll_boxes(unroll: Unroll, column: int, num_envs: int) -> dict[str, Box]:
+    steps = count(unroll.length, "step")
+    acting = [f"{flops(unroll.act.flops)} × {steps}"]
+    if unroll.bootstrap is not None:
+        acting.append(f"bootstrap {flops(unroll.bootstrap.flops)}")
+    times = "" if unroll.step.program is None else f" × {steps}"
+    stepping = [inner_flops(unroll.step) + times, count(num_envs, "environment")]
+    act, step = f"{unroll.name}.act", f"{unroll.name}.step"
+    return {
+        act: Box(act, Side.ACTOR, column, acting),
+        step: Box(step, Side.ENVIRONMENT, column, stepping),
+    }
+
+
+def _box_name(graph: Graph, node: str) -> str:
+    """An unroll's edges begin and end at its acting half."""
+    return f"{node}.act" if node in {unroll.name for unroll in graph.unrolls} else node
 
 
 def _add_badges(boxes: dict[str, Box], plan: Plan) -> None:
@@ -154,80 +146,76 @@ def _add_badges(boxes: dict[str, Box], plan: Plan) -> None:
             total += 1
 
 
-def _arrows(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> list[Arrow]:
-    arrows: list[Arrow] = []
+def _crossings(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> list[Crossing]:
+    found: list[Crossing] = []
     for edge in graph.edges:
-        source = _box_name(graph, edge.source)
-        for target in edge.targets or ("result",):
-            target = _box_name(graph, target)
-            kind = _kind(plan, edge.boundary, source, target)
-            first = f"{edge.boundary} · {kind}" if kind else edge.boundary
-            second = f"{quantity(edge.nbytes, 'B')}, {count(len(edge.values), 'array')}"
-            where = f"{first}: {second}, {base_name(edge.where)}"
-            dashed = kind not in ("", LinkKind.FUSED)
-            arrows.append(Arrow(boxes[source], boxes[target], (first, second), where, dashed))
-    return [arrow for arrow in arrows if arrow.source.side is not arrow.target.side]
+        source = boxes[_box_name(graph, edge.source)]
+        for name in edge.targets or ("result",):
+            target = boxes[_box_name(graph, name)]
+            if source.side is not target.side:
+                found.append(_crossing(edge, plan, source, target))
+    return found
 
 
-def _kind(plan: Plan | None, boundary: str, source: str, target: str) -> str:
-    """The link that carries an edge; empty without a plan."""
-    wanted = (boundary, source, target)
-    links = plan.links if plan is not None else ()
-    kinds = [
-        link.kind.value for link in links if (link.boundary, link.source, link.target) == wanted
-    ]
-    return kinds[0] if kinds else ""
+def _crossing(edge: Edge, plan: Plan | None, source: Box, target: Box) -> Crossing:
+    kind = _kind(plan, edge.boundary, source, target)
+    first = f"{edge.boundary} · {kind}" if kind else edge.boundary
+    second = f"{quantity(edge.nbytes, 'B')}, {count(len(edge.values), 'array')}"
+    tip = f"{first}: {second}, {base_name(edge.where)}"
+    return Crossing(source, target, (first, second), tip, _is_dashed(kind))
 
 
-def _crossings(arrows: list[Arrow]) -> Iterator[str]:
+def _kind(plan: Plan | None, boundary: str, source: Box, target: Box) -> str:
+    """The kind of link that carries an edge; empty without a plan."""
+    for link in plan.links if plan is not None else ():
+        if (link.boundary, link.source, link.target) == (boundary, source.name, target.name):
+            return link.kind.value
+    return ""
+
+
+def _is_dashed(kind: str) -> bool:
+    return kind not in ("", LinkKind.FUSED)
+
+
+def _curves(crossings: list[Crossing]) -> Iterator[str]:
     """Curves between lanes; each label sits on its own curve, clear of the others."""
-    labels: list[tuple[float, float]] = []
-    for number, arrow in enumerate(arrows):
-        same = [
-            i for i, a in enumerate(arrows) if (a.source, a.target) == (arrow.source, arrow.target)
-        ]
-        shift = 44 * (same.index(number) - (len(same) - 1) / 2)
-        start, end = _ends(arrow, shift)
+    labels: list[Point] = []
+    ends = [(crossing.source.name, crossing.target.name) for crossing in crossings]
+    for number, crossing in enumerate(crossings):
+        before, all_alike = ends[:number].count(ends[number]), ends.count(ends[number])
+        start, end = _ends(crossing, shift=44 * (before - (all_alike - 1) / 2))
         bend = (start[1] + end[1]) / 2
-        path = f"M {start[0]} {start[1]} C {start[0]} {bend} {end[0]} {bend} {end[0]} {end[1]}"
-        yield _path(path, "#374151", arrow.dashed, arrow.where)
-        at = _label_place(start, end, labels)
-        labels.append(at)
-        yield from _label(*at, arrow.lines)
+        shape = f"M {start[0]} {start[1]} C {start[0]} {bend} {end[0]} {bend} {end[0]} {end[1]}"
+        yield arrow(shape, dashed=crossing.dashed, tip=crossing.tip)
+        labels.append(_label_place(start, end, labels))
+        yield from label(*labels[-1], crossing.lines)
 
 
-def _ends(arrow: Arrow, shift: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Where an arrow leaves its source and meets its target: their facing edges."""
-    down = LANES.index(arrow.source.side) < LANES.index(arrow.target.side)
-    source, target = arrow.source, arrow.target
+def _ends(crossing: Crossing, shift: float) -> tuple[Point, Point]:
+    """Where an arrow leaves its source and meets its target: at their facing edges."""
+    source, target = crossing.source, crossing.target
+    down = LANES.index(source.side) < LANES.index(target.side)
     lean = 36 if source.middle < target.middle else 0
-    start = (source.middle + shift + (0 if source.pill else lean), source.y + source.height * down)
-    end = (
-        target.middle + shift - (0 if target.pill else lean),
-        target.y + target.height * (not down),
-    )
-    return start, (end[0], end[1] + (-3 if down else 3))
+    start_x = source.middle + shift + (0 if source.pill else lean)
+    end_x = target.middle + shift - (0 if target.pill else lean)
+    if down:
+        return (start_x, source.y + source.height), (end_x, target.y - 3)
+    return (start_x, source.y), (end_x, target.y + target.height + 3)
 
 
-def _label_place(
-    start: tuple[float, float], end: tuple[float, float], taken: list[tuple[float, float]]
-) -> tuple[float, float]:
+def _label_place(start: Point, end: Point, taken: list[Point]) -> Point:
     """The first of a few points on a curve where a label would cover no other."""
-    points: list[tuple[float, float]] = []
+    points: list[Point] = []
     for t in (0.5, 0.32, 0.68, 0.2, 0.8):
-        eased = 3 * t**2 - 2 * t**3
-        height = 1.5 * t * (1 - t) + t**3
-        points.append(
-            (start[0] + (end[0] - start[0]) * eased, start[1] + (end[1] - start[1]) * height)
-        )
-    free = (
-        point
-        for point in points
-        if all(
-            abs(point[0] - x) > LABEL_WIDTH or abs(point[1] - y) > LABEL_HEIGHT for x, y in taken
-        )
-    )
-    return next(free, points[0])
+        across, along = 3 * t**2 - 2 * t**3, 1.5 * t * (1 - t) + t**3
+        x = start[0] + (end[0] - start[0]) * across
+        points.append((round(x, 1), round(start[1] + (end[1] - start[1]) * along, 1)))
+
+    def is_free(point: Point) -> bool:
+        apart = [(abs(point[0] - x), abs(point[1] - y)) for x, y in taken]
+        return all(dx > LABEL_WIDTH or dy > LABEL_HEIGHT for dx, dy in apart)
+
+    return next(filter(is_free, points), points[0])
 
 
 def _turns(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> Iterator[str]:
@@ -235,25 +223,18 @@ def _turns(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> Iterator[s
     for unroll in graph.unrolls:
         act, step = boxes[f"{unroll.name}.act"], boxes[f"{unroll.name}.step"]
         upper, lower = act.y + act.height, step.y
-        to_env, to_actor = unroll.per_step_bytes
-        ways = (("action", act, step, to_env), ("observation", step, act, to_actor))
-        for boundary, source, target, size in ways:
-            kind = _kind(plan, boundary, source.name, target.name)
-            down = source is act
-            x = act.middle + (-24 if down else 24)
-            ends = (upper, lower - 3) if down else (lower, upper + 3)
-            tip = f"{boundary}: {quantity(size, 'B')} × {unroll.length}"
-            yield _path(
-                f"M {x} {ends[0]} L {x} {ends[1]}", "#374151", kind not in ("", LinkKind.FUSED), tip
-            )
-            anchor, at = ("end", x - 10) if down else ("start", x + 10)
-            middle = (upper + lower) / 2
-            yield _text(at, middle - 4, boundary, "label", anchor)
-            yield _text(
-                at, middle + 11, f"{quantity(size, 'B')} × {unroll.length}", "small", anchor
-            )
-            if kind:
-                yield _text(at, middle + 26, kind, "small", anchor)
+        left, right = act.middle - 24, act.middle + 24
+        sizes = [f"{quantity(size, 'B')} × {unroll.length}" for size in unroll.per_step_bytes]
+        kinds = _kind(plan, "action", act, step), _kind(plan, "observation", step, act)
+        yield arrow(f"M {left} {upper} L {left} {lower - 3}", dashed=_is_dashed(kinds[0]))
+        yield arrow(f"M {right} {lower} L {right} {upper + 3}", dashed=_is_dashed(kinds[1]))
+        for x, anchor, lines in (
+            (left - 10, "end", ("action", sizes[0], kinds[0])),
+            (right + 10, "start", ("observation", sizes[1], kinds[1])),
+        ):
+            for number, line in enumerate(lines):
+                y = (upper + lower) / 2 - 4 + 15 * number
+                yield words(x, y, line, "small" if number else "label", anchor)
 
 
 def _within_lanes(graph: Graph, boxes: dict[str, Box]) -> Iterator[str]:
@@ -261,137 +242,83 @@ def _within_lanes(graph: Graph, boxes: dict[str, Box]) -> Iterator[str]:
     made: list[tuple[str, tuple[Value, ...]]] = [("state", graph.state.inputs)]
     made += [(_box_name(graph, node.name), node.outputs) for node in graph.nodes]
     for node in graph.nodes:
-        read = {v.id for v in node.inputs}
-        read |= {v.id for v in node.actor_inputs} if isinstance(node, Unroll) else set()
+        kept = node.actor_inputs if isinstance(node, Unroll) else ()
+        read = {value.id for value in node.inputs + kept}
         target = boxes[_box_name(graph, node.name)]
         for name, values in made:
             source = boxes[name]
             if source.side is target.side and any(value.id in read for value in values):
-                yield _along(source, target, list(boxes.values()))
+                between = range(source.column + 1, target.column)
+                taken = any(b.side is source.side and b.column in between for b in boxes.values())
+                yield _over(source, target) if taken else _straight(source, target)
 
 
-def _along(source: Box, target: Box, boxes: list[Box]) -> str:
-    """A straight line, or an arc over the boxes that stand between."""
-    middle = source.y + source.height / 2
+def _straight(source: Box, target: Box) -> str:
+    y = source.y + source.height / 2
+    return arrow(f"M {source.x + source.width} {y} L {target.x - 3} {y}", FAINT)
+
+
+def _over(source: Box, target: Box) -> str:
+    """An arc over the boxes that stand between."""
+    y, top = source.y + source.height / 2 - 14, _lane_top(source.side) + 8
     start, end = source.x + source.width, target.x - 3
-    between = range(source.column + 1, target.column)
-    if any(box.side is source.side and box.column in between for box in boxes):
-        top = _lane_top(source.side) + 8
-        bend = f"M {start} {middle - 14} C {start + 40} {top} {start + 40} {top} {start + 80} {top}"
-        over = f"L {end - 80} {top} C {end - 40} {top} {end - 40} {top} {end} {middle - 14}"
-        return _path(f"{bend} {over}", "#9ca3af", False, "")
-    return _path(f"M {start} {middle} L {end} {middle}", "#9ca3af", False, "")
+    up = f"M {start} {y} C {start + 40} {top} {start + 40} {top} {start + 80} {top}"
+    down = f"L {end - 80} {top} C {end - 40} {top} {end - 40} {top} {end} {y}"
+    return arrow(f"{up} {down}", FAINT)
 
 
 def _loop(graph: Graph, boxes: dict[str, Box]) -> Iterator[str]:
     """The new state goes round to the next iteration."""
-    makers = {value.id: node.name for node in graph.nodes for value in node.outputs}
-    names = {makers[value.id] for value in graph.state.outputs if value.id in makers}
-    last = max(
-        (boxes[name] for name in names if name in boxes), key=lambda b: b.column, default=None
-    )
+    new = {value.id for value in graph.state.outputs}
+    makers = [node.name for node in graph.nodes if any(v.id in new for v in node.outputs)]
+    last = boxes.get(makers[-1]) if makers else None
     if last is None:
         return
     state, top = boxes["state"], _lane_top(Side.LEARNER) - 14
     left, right = state.middle, last.middle
-    path = (
+    shape = (
         f"M {right} {last.y} L {right} {top + 10} Q {right} {top} {right - 10} {top} "
         f"L {left + 10} {top} Q {left} {top} {left} {top + 10} L {left} {state.y - 3}"
     )
-    yield _path(path, "#9ca3af", True, "")
-    yield from _label((left + right) / 2, top, ("next iteration",))
+    yield arrow(shape, FAINT, dashed=True)
+    yield from label((left + right) / 2, top, ("next iteration",))
 
 
 def _lanes(width: float) -> Iterator[str]:
     for side in LANES:
         colour, tint = COLOURS[side]
         top = _lane_top(side)
-        yield (
-            f'<rect x="24" y="{top}" width="{width - 48}" height="{LANE_HEIGHT}" rx="12" '
-            f'fill="{tint}"/>'
-        )
-        label = _text(40, top + LANE_HEIGHT / 2 + 5, side.value, "lane")
-        yield label.replace("<text ", f'<text fill="{colour}" ', 1)
+        yield rounded(24, top, width - 48, LANE_HEIGHT, 12, fill=tint)
+        yield words(40, top + LANE_HEIGHT / 2 + 5, side.value, "lane", fill=colour)
 
 
 def _draw(box: Box) -> Iterator[str]:
     colour, _ = COLOURS[box.side]
     radius = box.height / 2 if box.pill else 10
-    outline = (
-        f'<rect x="{box.x}" y="{box.y}" width="{box.width}" height="{box.height}" rx="{radius}" '
-    )
-    yield f'{outline}fill="{box.tint or "#ffffff"}"/>'
     upper = box.height - (BADGE if box.badge else 0)
+    yield rounded(box.x, box.y, box.width, box.height, radius, fill=box.tint)
     if box.badge:
-        round_top = (
-            f"M {box.x} {box.y + upper} v {10 - upper} q 0 -10 10 -10 h {box.width - 20} "
-            f"q 10 0 10 10 v {upper - 10} z"
-        )
-        yield f'<path d="{round_top}" style="fill: #ffffff"/>'
-        yield _text(box.middle, box.y + box.height - 7, box.badge, "badge", "middle")
-    yield f'{outline}fill="none" stroke="{colour}" stroke-width="1.5"/>'
+        yield round_top(box.x, box.y, box.width, upper, radius, fill="#ffffff")
+        yield words(box.middle, box.y + box.height - 7, box.badge, "badge", "middle")
+    yield rounded(box.x, box.y, box.width, box.height, radius, fill="none", stroke=colour)
     lines = [box.name, *box.lines]
-    top = box.y + upper / 2 - 9 * (len(lines) - 1) + 5
     for number, line in enumerate(lines):
-        style = "detail" if number else "name"
-        yield _text(box.middle, top + 18 * number, line, style, "middle")
-
-
-def _label(x: float, y: float, lines: tuple[str, ...]) -> Iterator[str]:
-    width = 8 + 6.9 * max(map(len, lines))
-    height = 15 * len(lines) + 3
-    yield (
-        f'<rect x="{x - width / 2:.1f}" y="{y - height / 2:.1f}" width="{width:.1f}" '
-        f'height="{height}" rx="4" fill="#ffffff" fill-opacity="0.92"/>'
-    )
-    for number, line in enumerate(lines):
-        at = y - height / 2 + 12.5 + 15 * number
-        yield _text(x, at, line, "small" if number or len(lines) == 1 else "label", "middle")
-
-
-def _title(graph: Graph) -> str:
-    return f"{graph.algorithm} on {graph.env}"
+        y = box.y + upper / 2 + 5 - 9 * (len(lines) - 1) + 18 * number
+        yield words(box.middle, y, line, "detail" if number else "name", "middle")
 
 
 def _subtitle(graph: Graph, plan: Plan | None) -> str:
     steps = f"{count(graph.steps_per_iteration, 'step')} per iteration"
-    if plan is None or plan.replicas == 1:
-        size = f"{count(graph.num_envs, 'environment')}, {steps}"
-    else:
-        size = f"{plan.replicas} replicas, on each {count(graph.num_envs, 'environment')}, {steps}"
-    return size if plan is None else f"{size} · policy {plan.policy}"
+    size = f"{count(graph.num_envs, 'environment')}, {steps}"
+    if plan is None:
+        return size
+    each = f"{plan.replicas} replicas, on each " if plan.replicas > 1 else ""
+    return f"{each}{size} · policy {plan.policy}"
 
 
 def _plan_notes(plan: Plan) -> list[str]:
-    workers = [
-        f"worker {worker.name}: device{'s' if len(worker.devices) > 1 else ''} "
-        + ", ".join(map(str, worker.devices))
-        for worker in plan.workers
-    ]
-    return [*workers, *plan.notes]
+    return [*(f"worker {worker.name} on {devices(worker)}" for worker in plan.workers), *plan.notes]
 
 
 def _lane_top(side: Side) -> float:
     return TOP + LANES.index(side) * (LANE_HEIGHT + LANE_GAP)
-
-
-def _arrow_heads() -> str:
-    heads = (
-        f'<marker id="head-{name}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" '
-        f'markerHeight="7" orient="auto"><path d="M 0 0 L 8 4 L 0 8 z" style="fill: #{name}"/></marker>'
-        for name in ("374151", "9ca3af")
-    )
-    return f"<defs>{''.join(heads)}</defs>"
-
-
-def _path(d: str, colour: str, dashed: bool, tip: str) -> str:
-    dash = ' stroke-dasharray="6 4"' if dashed else ""
-    head = f"url(#head-{colour[1:]})"
-    return (
-        f'<path d="{d}" stroke="{colour}" stroke-width="1.6"{dash} marker-end="{head}">'
-        f"<title>{escape(tip)}</title></path>"
-    )
-
-
-def _text(x: float, y: float, line: str, style: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}">{escape(line)}</text>'

@@ -86,6 +86,7 @@ class HostUnroll:
         )
         if self._stepper is None:
             self._stepper = self._make_stepper(actor.env, actor.keys)
+        self._stepper.state = actor.env
         inputs = [values[v.id] for v in unroll.inputs]
         self._buffers.reverse()
         rows = self._buffers[0]

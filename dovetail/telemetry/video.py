@@ -8,6 +8,7 @@ import contextlib
 import ctypes.util
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -66,15 +67,31 @@ def record_video(
     return Video(target, None, tuple(returns))
 
 
+def show_window(env: "Env", policy: Policy, seed: int = 0) -> float:
+    """Shows one episode in a window; returns its return. Refused where there is no screen."""
+    returns: list[float] = []
+    try:
+        if not _has_screen():
+            raise NoVideo("there is no screen here.")
+        with _opened(env, "human") as watched:
+            for _ in _film(watched, policy, 1, sys.maxsize, seed, returns):
+                pass
+    except NoVideo as reason:
+        raise UserError(
+            f"{env.spec.id} cannot be shown in a window: {reason} Leave out --window for a video."
+        ) from reason
+    return returns[0]
+
+
 @contextlib.contextmanager
-def _opened(env: "Env") -> "Iterator[Watched]":
+def _opened(env: "Env", mode: str = "rgb_array") -> "Iterator[Watched]":
     """The environment that draws itself, once it has shown that it can."""
     from dovetail.envs.render import Watched
 
     if env.single is None:
         raise NoVideo(_UNDRAWN)
     try:
-        single = _ask(env.single, render_mode="rgb_array")
+        single = _ask(env.single, render_mode=mode)
     except NoVideo as reason:
         if env.jax is not None and isinstance(reason.__cause__, UserError):
             raise NoVideo(_UNDRAWN) from reason  # Gymnasium knows none of this name
@@ -83,7 +100,7 @@ def _opened(env: "Env") -> "Iterator[Watched]":
         watched = _ask(Watched, single, env.spec.id)
         _ask(watched.reset, seed=0)
         frame = _ask(watched.render)
-        if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+        if mode == "rgb_array" and (not isinstance(frame, np.ndarray) or frame.ndim != 3):
             raise NoVideo("its render() returns no picture.")
         shown = (watched.mapped.observation, watched.mapped.action)
         if shown != (env.spec.observation, env.spec.action):
@@ -128,8 +145,10 @@ def _film(
             yield _even(_ask(watched.render))
 
 
-def _even(frame: np.ndarray) -> np.ndarray:
-    """The picture with the even height and width that video players want."""
+def _even(frame: np.ndarray | None) -> np.ndarray:
+    """The picture with the even height and width that video players want; a window has none."""
+    if frame is None:
+        return np.zeros((2, 2, 3), np.uint8)
     height, width = frame.shape[:2]
     if height % 2 or width % 2:
         frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
@@ -140,19 +159,25 @@ def _write(path: Path, frames: Iterator[np.ndarray], frames_per_second: float) -
     """Writes beside `path` and moves there at the end, so that a half video is never seen."""
     partial = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
     try:
-        writer = _open_writer(partial, frames_per_second)
-        with contextlib.closing(writer):
-            for frame in frames:
-                try:
-                    writer.append_data(frame)
-                except Exception as error:
-                    raise NoVideo(_unwritten(path, error)) from error
+        with warnings.catch_warnings():
+            # ffmpeg is started by fork and exec at once, which is safe beside JAX's threads.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            _write_frames(_open_writer(partial, frames_per_second), frames, path)
         os.replace(partial, path)
     except OSError as error:
         raise NoVideo(_unwritten(path, error)) from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()
+
+
+def _write_frames(writer: "Format.Writer", frames: Iterator[np.ndarray], path: Path) -> None:
+    with contextlib.closing(writer):
+        for frame in frames:
+            try:
+                writer.append_data(frame)
+            except Exception as error:
+                raise NoVideo(_unwritten(path, error)) from error
 
 
 def _open_writer(path: Path, frames_per_second: float) -> "Format.Writer":
@@ -188,12 +213,18 @@ def _frames_per_second(watched: "Watched") -> float:
     return float(min(max(stated, 2), 60))
 
 
+def _has_screen() -> bool:
+    """Whether a window could open; only Linux may lack a screen without saying so."""
+    screens = ("DISPLAY", "WAYLAND_DISPLAY")
+    return sys.platform != "linux" or any(os.environ.get(name) for name in screens)
+
+
 @contextlib.contextmanager
 def _headless() -> Iterator[None]:
     """Lets pygame and MuJoCo draw without a screen or a loudspeaker, while it lasts."""
     wanted = {"SDL_AUDIODRIVER": "dummy"}
     if sys.platform == "linux":
-        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        if not _has_screen():
             wanted["SDL_VIDEODRIVER"] = "dummy"
         libraries = {"egl": "EGL", "osmesa": "OSMesa"}
         found = [name for name in libraries if ctypes.util.find_library(libraries[name])]
