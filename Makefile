@@ -27,7 +27,7 @@ test: lint
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(TEST)
-	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . || \
+	@$(BIN)/ruff check --quiet --output-format concise . && $(BIN)/ruff format --check --quiet . || \
 		{ echo "Lint: run '$(BIN)/ruff check --fix . && $(BIN)/ruff format .' and look at what is left."; exit 1; }
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 

@@ -286,7 +286,8 @@ def _as_leaf(array: np.ndarray, entry: Mapping[str, Any], like: Any) -> Any:
         return type(like)(array.item())
     leaf = jnp.array(array)
     if "impl" in entry:
-        leaf = jax.random.wrap_key_data(leaf, impl=entry["impl"])
+        example = jnp.empty((), like.dtype)
+        leaf = jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(example))
     sharding = getattr(like, "sharding", None)
     pinned = sharding is not None and getattr(like, "committed", True)
     return jax.device_put(leaf, sharding) if pinned else leaf

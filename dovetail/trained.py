@@ -12,6 +12,7 @@ from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation, evaluate
 from dovetail.export import load_policy
+from dovetail.keys import seed_key
 from dovetail.graph.trace import abstract_actor
 from dovetail.policies.interface import Policy
 from dovetail.run import Run
@@ -41,7 +42,7 @@ def load_trained(run: Run, env: Any = None) -> Trained:
     task = Task(found.spec, policy.envs, config["steps"])
     bound = algorithm.bind(task)
     like = {
-        "state": jax.eval_shape(bound.init, jax.random.key(0)),
+        "state": jax.eval_shape(bound.init, seed_key(0)),
         "actor": abstract_actor(bound, task, found.jax),
     }
     if settings.seeds > 1:

@@ -1,7 +1,7 @@
 """Imports point one way, as the folders do; the front door and the help cost no JAX.
 
 Each rule says what a folder may import of Dovetail, and why. Everyone may use what everyone speaks:
-the errors, the interface of environments, lazy attributes.
+the errors, the interface of environments, random keys, lazy attributes.
 """
 
 import ast
@@ -15,10 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dovetail"
 
-EVERYONE = ("errors", "envs.interface", "lazy")
+EVERYONE = ("errors", "envs.interface", "keys", "lazy")
 
 RULES: dict[str, tuple[tuple[str, ...], str]] = {
     "errors": ((), "everyone stands on it"),
+    "keys": ((), "everyone stands on it"),
     "lazy": ((), "everyone stands on it"),
     "functions": ((), "equations know nothing of where they are used"),
     "networks": (("functions",), "a network is a pair of pure functions"),

@@ -1,13 +1,18 @@
 """A tiny environment and tiny algorithms, for tests of the graph, of plans and of runtimes."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail.algorithm import RL, Algorithm, Metrics, Task, Timestep
+from dovetail.envs import batched
 from dovetail.envs.interface import Discrete, EnvSpec, JaxStep
+from dovetail.graph.unroll import ActorState, environment_keys, initial_actor
 
 
 class Drift:
@@ -20,8 +25,8 @@ class Drift:
         return state, state
 
     def step(self, state: jax.Array, action: jax.Array, key: jax.Array) -> JaxStep:
-        state = state + 0.1 * (action - 0.5) + 0.05 * jax.random.normal(key, (4,))
-        return JaxStep(state, state, state.sum(), state[0] > 1.0, state[1] > 1.0)
+        state = state + 0.1 * (action - 0.5) + 0.1 * jax.random.normal(key, (4,))
+        return JaxStep(state, state, state.sum(), state[0] > 0.9, state[1] > 0.9)
 
 
 class ToyState(NamedTuple):
@@ -116,3 +121,41 @@ class ActorGradients(Toy):
 
 def drift_task(num_envs: int = 4) -> Task:
     return Task(Drift.spec, num_envs, 1000)
+
+
+def with_iteration(iteration: Callable[..., Any], base: type[Toy] = Toy) -> Toy:
+    """`base` with another loop: `iteration(self, rl, state)`."""
+
+    @dataclass(frozen=True)
+    class Altered(base):
+        pass
+
+    Altered.iteration = iteration
+    return Altered()
+
+
+def line_of(function: Callable[..., Any], marker: str = "# here") -> str:
+    """file:line of the marked line of a function."""
+    source, first = inspect.getsourcelines(function)
+    number = next(i for i, line in enumerate(source) if marker in line)
+    return f"{inspect.getsourcefile(function)}:{first + number}"
+
+
+def drift_actor(algorithm: Toy, num_envs: int, seed: int = 0) -> ActorState:
+    """The actors' first state in `Drift`."""
+    keys = environment_keys(jax.random.key(seed), num_envs)
+    env_state, observation = batched.reset(Drift(), keys)
+    return initial_actor(env_state, observation, algorithm.initial_carry(), keys)
+
+
+@jax.jit
+def drift_step(state: Any, action: Any, keys: jax.Array) -> batched.BatchStep:
+    return batched.step(Drift(), state, action, keys)
+
+
+def leaves_close(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
+    """Asserts that two pytrees hold the same numbers, to a tolerance; keys exactly."""
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), tolerance, tolerance)

@@ -68,7 +68,7 @@ class PPO(ActorCriticAlgorithm):
     target_kl: float = 0.0
     """Stop an update's gradient steps once the divergence passes 1.5 times this; 0 for never."""
     normalise_advantages: bool = True
-    """Whether each minibatch's advantages are standardised."""
+    """Whether each batch's advantages are standardised."""
 
     def gradient_steps(self) -> int:
         """Optimiser steps per update."""
@@ -88,13 +88,16 @@ class PPO(ActorCriticAlgorithm):
             self.discount,
             self.lambda_,
         )
+        targets = advantages + batch.extras.value
+        if self.normalise_advantages:
+            advantages = standardise(advantages, prepared.weights, rl.mean)
         samples = Samples(
             observation=prepared.observation,
             action=batch.action,
             log_prob=batch.extras.log_prob,
             value=batch.extras.value,
             advantage=advantages,
-            target=advantages + batch.extras.value,
+            target=targets,
             weights=prepared.weights,
             first=batch.first,
         )
@@ -113,14 +116,11 @@ class PPO(ActorCriticAlgorithm):
         """All gradient steps of one update; the metrics are their averages."""
         take = self._environment_groups(samples, memory) if self.recurrent else self._rows(samples)
         count = samples.first.shape[0] if not self.recurrent else self.minibatches
-
-        def epoch(progress: Progress, key: jax.Array) -> tuple[Progress, Metrics]:
-            order = jax.random.permutation(key, count).reshape(self.minibatches, -1)
-            return jax.lax.scan(
-                lambda progress, chosen: self._step(rl, progress, *take(chosen)), progress, order
-            )
-
-        progress, metrics = jax.lax.scan(epoch, start, jax.random.split(key, self.epochs))
+        shuffle = jax.vmap(lambda key: jax.random.permutation(key, count))
+        order = shuffle(jax.random.split(key, self.epochs)).reshape(self.gradient_steps(), -1)
+        progress, metrics = jax.lax.scan(
+            lambda progress, chosen: self._step(rl, progress, *take(chosen)), start, order
+        )
         return progress, jax.tree.map(jnp.mean, metrics)
 
     def _rows(self, samples: Samples) -> Any:
@@ -160,9 +160,6 @@ class PPO(ActorCriticAlgorithm):
         self, rl: RL, progress: Progress, samples: Samples, memory: Any
     ) -> tuple[Progress, Metrics]:
         """One gradient step."""
-        if self.normalise_advantages:
-            advantage = standardise(samples.advantage, samples.weights, rl.mean)
-            samples = samples._replace(advantage=advantage)
         gradients, metrics = jax.grad(self._loss, has_aux=True)(progress.params, samples, memory)
         gradients = rl.mean(gradients)
         updates, optimiser = self.optimiser().update(gradients, progress.optimiser, progress.params)

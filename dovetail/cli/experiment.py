@@ -31,7 +31,8 @@ class Choice:
         try:
             return self.kind(**self.options)
         except TypeError as error:
-            raise UserError(f"{self.kind.__name__} cannot be made: {error}.") from error
+            hint = "is it decorated with @dataclass(frozen=True)?"
+            raise UserError(f"{self.kind.__name__} cannot be made ({error}): {hint}") from error
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Experiment:
 
 def understand(parser: Parser, words: list[str]) -> Words:
     """Reads a command line whose first word names the algorithm."""
-    name, rest = (words[0], words[1:]) if words[:1] and words[0][0] != "-" else (None, words)
+    name, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
     peek = Parser(parser.prog.partition(" ")[2], "")
     peek.flag("--config", "", "FILE")
     peek.flag("--policy", "", "POLICY")
@@ -100,6 +101,12 @@ def experiment(words: Words, command: str) -> Experiment:
 
 def _choice(reference: Reference, texts: Mapping[str, Any]) -> Choice:
     kind = reference.load()
+    wanted = "iteration" if reference.kind == "algorithm" else "plan"
+    if not isinstance(kind, type) or not callable(getattr(kind, wanted, None)):
+        raise UserError(
+            f"{reference.word} is no {reference.kind}, it has no method {wanted}: "
+            f"name another class, or see `dovetail list`."
+        )
     file = None if reference.own else reference.file
     return Choice(kind, _converted(kind, texts), file)
 

@@ -31,7 +31,8 @@ def _parser() -> Parser:
     parser = Parser(
         "train",
         "Trains an algorithm on an environment until the steps are done or the return is reached,\n"
-        "and leaves a run folder. Ctrl-C saves and stops.",
+        "and leaves a run folder. Ctrl-C saves and stops. `dovetail train ppo --help` lists the\n"
+        "options of PPO too.",
         "dovetail train ppo --env CartPole-v1 --until 475",
         "dovetail train my_file.py:MyAlgorithm --env gymnax:CartPole-v1 --policy fused --envs 2048",
         "dovetail train --resume runs/ppo-CartPole-v1-0-20260101-120000 --steps 400_000",

@@ -8,6 +8,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from dovetail.errors import UserError
 
+WRONG = (ValueError, TypeError, OverflowError, KeyError)
+"""What a value that does not fit raises."""
 NAMES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -22,7 +24,7 @@ def convert(value: object, kind: Any, what: str) -> Any:
     """`value` as `kind`; `what` names the option in the sentence if that cannot be."""
     try:
         return _convert(value, kind)
-    except (ValueError, TypeError, OverflowError):
+    except WRONG:
         raise UserError(f"{what} wants {describe(kind)}, not {value!r}.") from None
 
 
@@ -49,7 +51,7 @@ def describe(kind: Any) -> str:
 def _convert(value: object, kind: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return next(_found(choice for choice in arguments if str(choice) == str(value)))
+        return {str(choice): choice for choice in arguments}[str(value)]
     if origin in (Union, types.UnionType):
         return _first_that_fits(value, arguments)
     if origin in (tuple, list):
@@ -94,16 +96,9 @@ def _first_that_fits(value: object, kinds: tuple[Any, ...]) -> Any:
     for kind in sorted(kinds, key=lambda kind: kind is not type(None)):
         try:
             return _convert(value, kind)
-        except (ValueError, TypeError, OverflowError):
+        except WRONG:
             continue
     raise ValueError
-
-
-def _found(choices: Any) -> Any:
-    found = list(choices)
-    if not found:
-        raise ValueError
-    return iter(found)
 
 
 def _only(value: Any, fits: bool) -> Any:

@@ -14,7 +14,7 @@ def run(argv: list[str]) -> None:
     parser.add_argument("run", metavar="RUN", help="The run's folder")
     parser.flag("--window", "Open a window instead of writing a video")
     parser.flag("--out", "The video's file (default video.mp4 in the run's folder)", "FILE")
-    parser.flag("--seed", "Seed of the episode (default 0)", "N")
+    parser.flag("--seed", "Seed of the episode", "N")
     given = dict(parser.read(argv))
     given |= numbers(given, "seed")
 

@@ -28,11 +28,10 @@ from dovetail.errors import UserError
 _BATCH = 3
 
 
-def check_jax_env(env: JaxEnv, *, steps: int = 100, seed: int = 0) -> None:
+def check_jax_env(env: JaxEnv | None, *, steps: int = 100, seed: int = 0) -> None:
     """Shapes and dtypes, fixed state types, jit and vmap, determinism, flags, action bounds."""
-    _require(
-        isinstance(env, JaxEnv), f"{env!r} lacks spec, reset(key) or step(state, action, key)."
-    )
+    if not isinstance(env, JaxEnv):
+        raise UserError(f"{env!r} lacks spec, reset(key) or step(state, action, key).")
     spec = env.spec
     _check_spec(spec)
     key = jax.random.key(seed)
@@ -42,7 +41,7 @@ def check_jax_env(env: JaxEnv, *, steps: int = 100, seed: int = 0) -> None:
         after = jax.eval_shape(env.step, state, action, key)
     except Exception as error:
         raise UserError(f"{spec.id} cannot be traced by JAX: {error}") from error
-    _require(isinstance(after, JaxStep), f"{spec.id}: step must return a JaxStep.")
+    _require_kind(after, JaxStep, f"{spec.id}: step must return a JaxStep.")
     _check_tree(spec, "reset's observation", observation, ())
     _check_tree(spec, "step's observation", after.observation, ())
     _check_scalars(spec, after)
@@ -121,7 +120,7 @@ def _extremes(space: ActionSpace) -> list[tuple[jax.Array, jax.Array]]:
 
 
 def check_host_env(
-    factory: Callable[[int], HostEnv],
+    factory: Callable[[int], HostEnv] | None,
     *,
     steps: int = 100,
     seed: int = 0,
@@ -132,10 +131,12 @@ def check_host_env(
     `independent` also asks that environment i depends on seeds[i] alone, which makes a run the
     same however its environments are split among workers; some vector back ends cannot do it.
     """
+    if factory is None:
+        raise UserError("There are no host environments here: use check_jax_env(env.jax).")
     seeds = [seed + 10 * i for i in range(_BATCH)]
     env = factory(_BATCH)
+    _require_kind(env, HostEnv, f"{env!r} lacks spec, num_envs, reset, step or close.")
     try:
-        _require(isinstance(env, HostEnv), f"{env!r} lacks spec, num_envs, reset, step or close.")
         spec = env.spec
         _check_spec(spec)
         _require(
@@ -184,7 +185,7 @@ def _host_run(env: HostEnv, seeds: list[int], actions: np.ndarray) -> tuple[Any,
     run = []
     for action in actions:
         step = env.step(action)
-        _require(isinstance(step, HostStep), f"{spec.id}: step must return a HostStep.")
+        _require_kind(step, HostStep, f"{spec.id}: step must return a HostStep.")
         _check_tree(spec, "observation", step.observation, lead)
         _check_tree(spec, "next_observation", step.next_observation, lead)
         for name in ("terminated", "truncated", "first", "valid"):
@@ -281,6 +282,10 @@ def _actions(space: ActionSpace, steps: int, batch: int, seed: int) -> np.ndarra
 def _require(kept: bool, otherwise: str) -> None:
     if not kept:
         raise UserError(otherwise)
+
+
+def _require_kind(found: object, kind: type, otherwise: str) -> None:
+    _require(isinstance(found, kind), otherwise)
 
 
 def _types(tree: Any) -> str:

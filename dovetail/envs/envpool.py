@@ -66,8 +66,9 @@ class EnvPoolHost:
             pool = build(num_envs=self.num_envs, seed=seeds)
             return VectorHost(pool, self.spec.id, self.spec.threshold, seeding=_already)
 
-        self._host = _quietly(host, self.spec.id)
-        return self._host.reset(seeds)
+        made: VectorHost = _quietly(host, self.spec.id)
+        self._host = made
+        return made.reset(seeds)
 
     def step(self, action: np.ndarray) -> HostStep:
         """One transition in every environment."""

@@ -210,7 +210,7 @@ def _entry_point(
     return creator
 
 
-def _creator(registered: Registered) -> Callable[..., Any]:
+def _creator(registered: Registered) -> Any:
     entry_point = registered.vector_entry_point
     if entry_point == _CARTPOLE:
         from dovetail.envs.gymnasium_cartpole import CartPoles

@@ -54,5 +54,6 @@ class CartPoles(CartPoleVectorEnv):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """A new episode everywhere; `seed` is a list with one seed for each environment."""
         if seed is not None:
-            self.np_random = _Streams(self, list(seed))
+            streams: Any = _Streams(self, list(seed))
+            self.np_random = streams
         return super().reset(seed=None, options=options)

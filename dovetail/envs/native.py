@@ -7,7 +7,7 @@ They import nothing but JAX, so they are quick to load, and their options are da
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -184,4 +184,4 @@ def make(name: str, options: Mapping[str, Any], env_id: str) -> JaxEnv:
             raise UserError(f"{env_id} has no option {option!r}: {nearest(option, known)}")
         if not isinstance(value, int) or value < 1:
             raise UserError(f"{env_id} takes a whole number of at least 1 for {option}.")
-    return kind(**options)
+    return cast(JaxEnv, kind(**options))

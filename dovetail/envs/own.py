@@ -79,7 +79,7 @@ def _single(build: Any, options: Mapping[str, Any], env_id: str) -> Env:
 
 
 def _traced(env: Any, env_id: str) -> Env:
-    if not isinstance(env, JaxEnv) or not isinstance(env.spec, EnvSpec):
+    if not isinstance(getattr(env, "spec", None), EnvSpec) or not isinstance(env, JaxEnv):
         raise UserError(
             f"{env_id} is a {type(env).__name__}, which is no environment: it needs spec (an "
             "EnvSpec), reset(key) and step(state, action, key), or be a gymnasium.Env class."

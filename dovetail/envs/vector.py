@@ -54,7 +54,7 @@ class VectorHost:
         self.spec = EnvSpec(env_id, self._spaces.observation, self._spaces.action, threshold)
         self.num_envs = int(venv.num_envs)
         listed = isinstance(venv, SyncVectorEnv | AsyncVectorEnv)
-        self._seeding = seeding or (list if listed else one_seed)
+        self._seeding: Callable[[list[int]], Any] = seeding or (list if listed else one_seed)
         self._mode = autoreset_mode(venv, env_id)
         self._finish = {
             AutoresetMode.NEXT_STEP: self._next_step,
@@ -79,7 +79,8 @@ class VectorHost:
         self._steps = 0
         self._ended = np.zeros(self.num_envs, np.bool_)
         try:
-            raw, _ = self._venv.reset(seed=self._seeding([int(seed) for seed in seeds]))
+            seed: Any = self._seeding([int(seed) for seed in seeds])
+            raw, _ = self._venv.reset(seed=seed)
         except Exception as error:
             raise self._failure(error, "reset") from error
         return self._observe(raw, None)
@@ -258,7 +259,7 @@ def _take(raw: Any, rows: np.ndarray) -> Any:
 _INDEX_VARIABLE = {
     SyncVectorEnv.step.__code__: "i",
     SyncVectorEnv.reset.__code__: "i",
-    AsyncVectorEnv._raise_if_errors.__code__: "index",
+    AsyncVectorEnv._raise_if_errors.__code__: "index",  # pyright: ignore[reportPrivateUsage]
 }
 """Where Gymnasium's own loops hold the index of the environment they are at."""
 
@@ -278,7 +279,8 @@ def _misfit(venv: SyncVectorEnv) -> tuple[int, str, str] | None:
     space = venv.single_observation_space
     if not isinstance(space, gymnasium.spaces.Box):
         return None
-    for index, observation in enumerate(venv._env_obs):
+    seen: list[Any] = venv._env_obs  # pyright: ignore[reportPrivateUsage]
+    for index, observation in enumerate(seen):
         if observation is None:  # not reset yet
             continue
         found = np.asarray(observation)

@@ -22,6 +22,7 @@ from dovetail.algorithm import Algorithm, Params, Task, Trajectory
 from dovetail.envs import batched
 from dovetail.envs.interface import EnvSpec, JaxEnv
 from dovetail.errors import UserError
+from dovetail.keys import seed_key
 from dovetail.graph import primitives
 from dovetail.graph.check import check_action, check_state, same_carry, scalar, two_results
 from dovetail.graph.cost import flops
@@ -63,7 +64,7 @@ def _share(task: Task, replicas: int) -> Task:
 
 def trace_iteration(algorithm: Algorithm, task: Task, env: JaxEnv | None) -> Traced:
     """Runs `iteration` on abstract values and records what it did."""
-    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    state = jax.eval_shape(algorithm.init, seed_key(0))
     actor = abstract_actor(algorithm, task, env)
     carry = jax.tree.map(np.asarray, algorithm.initial_carry())
     names: list[str] = []
@@ -97,7 +98,7 @@ def abstract_actor(algorithm: Algorithm, task: Task, env: JaxEnv | None) -> Acto
             env_state, observation = (), _zeros(task.env.observation, task.num_envs)
         return initial_actor(env_state, observation, algorithm.initial_carry(), keys)
 
-    return jax.eval_shape(build, jax.random.key(0))
+    return jax.eval_shape(build, seed_key(0))
 
 
 class Tracing:

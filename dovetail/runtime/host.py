@@ -63,6 +63,47 @@ class JaxStepper:
         return jax.tree.map(np.asarray, after._replace(state=()))
 
 
+class Rows:
+    """Buffers for one unroll, with a view of every row made beforehand."""
+
+    def __init__(self, unroll: Unroll) -> None:
+        self.trajectory: Trajectory = unroll.trajectory_tree.unflatten(
+            [
+                np.zeros(value.shape, value.dtype)
+                if live or name in ALWAYS
+                else np.broadcast_to(np.zeros((), value.dtype), value.shape)
+                for value, live, name in zip(
+                    unroll.trajectory, unroll.live, leaf_fields(unroll), strict=True
+                )
+            ]
+        )
+        live = unroll.trajectory_tree.unflatten(unroll.live)
+        self.observations = [
+            jax.tree.map(lambda buffer, t=t: buffer[t], self.trajectory.observation)
+            for t in range(unroll.length)
+        ]
+        self.next_observation = _kept(self.trajectory.next_observation, live.next_observation)
+        self.action = _kept(self.trajectory.action, live.action)
+        self.extras = _kept(self.trajectory.extras, live.extras)
+        self.carry = _kept(self.trajectory.carry, live.carry)
+
+
+ALWAYS = frozenset({"observation", "reward", "terminated", "truncated", "first", "valid"})
+"""Fields that the loop itself reads, whoever else does."""
+
+
+def leaf_fields(unroll: Unroll) -> list[str]:
+    """The field of `Trajectory` to which each leaf belongs."""
+    numbered = unroll.trajectory_tree.unflatten(range(len(unroll.trajectory)))
+    return [name for name in Trajectory._fields for _ in jax.tree.leaves(getattr(numbered, name))]
+
+
+def _kept(tree: Any, live: Any) -> list[tuple[int, np.ndarray]]:
+    """The leaves that somebody reads, each with its position."""
+    flags = zip(jax.tree.leaves(tree), jax.tree.leaves(live), strict=True)
+    return [(i, leaf) for i, (leaf, is_live) in enumerate(flags) if is_live]
+
+
 class HostUnroll:
     """Runs one unroll node with environments on the host."""
 
@@ -73,81 +114,99 @@ class HostUnroll:
         self._graph = graph
         self._make_stepper = make_stepper
         self._stepper: Stepper | None = None
-        self._live = _by_field(unroll)
-        self._act = self._compile_act()
+        self._rows = [Rows(unroll), Rows(unroll)]
+        self._act = self._compile_act([i for i, _ in self._rows[0].extras])
         self._bootstrap = self._compile_bootstrap()
-        self._buffers = [self._allocate(), self._allocate()]
+
+    def can_warm_up(self, values: Values) -> bool:
+        """Whether everything that acting takes is there before the iteration begins."""
+        return all(v.id in values for v in self._unroll.inputs + self._unroll.actor_inputs)
+
+    def warm_up(self, values: Values) -> None:
+        """Compiles the acting programs by one call of each; nothing is kept of it."""
+        actor = self._actor(values)
+        inputs = [values[v.id] for v in self._unroll.inputs]
+        arguments = actor.carry, actor.timestep, actor.keys, np.int32(0)
+        self._act(self._unroll.act_inputs(inputs), *jax.tree.map(_as_host, arguments))
+        if self._bootstrap is not None:
+            at = jax.tree.map(_as_host, actor.timestep)
+            self._bootstrap(self._unroll.bootstrap_inputs(inputs), actor.carry, at)
 
     def run(self, values: Values) -> None:
         """`length` steps of every environment; puts the trajectory and the actors' state."""
         unroll = self._unroll
-        actor: ActorState = self._graph.actor.tree.unflatten(
-            [values[v.id] for v in unroll.actor_inputs]
-        )
+        actor = self._actor(values)
         if self._stepper is None:
             self._stepper = self._make_stepper(actor.env, actor.keys)
-        self._stepper.state = actor.env
         inputs = [values[v.id] for v in unroll.inputs]
-        self._buffers.reverse()
-        rows = self._buffers[0]
+        self._rows.reverse()
+        rows = self._rows[0]
         after = self._steps(inputs, actor, rows)
-        trajectory = jax.tree.leaves(rows)
-        values.update(zip((v.id for v in unroll.trajectory), trajectory, strict=True))
-        episodes, after = _count_episodes(rows, after)
-        values.update(zip((v.id for v in unroll.episodes), episodes, strict=True))
-        values.update(zip((v.id for v in unroll.actor_outputs), jax.tree.leaves(after), strict=True))
+        episodes, after = _count_episodes(rows.trajectory, after)
+        made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]
+        values.update(zip((v.id for v in unroll.outputs), made, strict=True))
 
-    def _steps(self, inputs: list[Any], actor: ActorState, rows: Trajectory) -> ActorState:
-        unroll, stepper, live = self._unroll, self._stepper, self._live
+    def _actor(self, values: Values) -> ActorState:
+        return self._graph.actor.tree.unflatten([values[v.id] for v in self._unroll.actor_inputs])
+
+    def _steps(self, inputs: list[Any], actor: ActorState, rows: Rows) -> ActorState:
+        """The loop. Observations go straight into their row, and actors see that row."""
+        unroll, stepper, act = self._unroll, self._stepper, self._act
         assert stepper is not None
-        act_inputs = unroll.act_inputs(inputs)
-        timestep, carry, start = actor.timestep, actor.carry, int(np.asarray(actor.step)[0])
-        if live.carry:
-            for row, leaf in zip(jax.tree.leaves(rows.carry), jax.tree.leaves(carry), strict=True):
-                row[0] = leaf
-        clock = time.perf_counter
+        length, buffers, clock = unroll.length, rows.trajectory, time.perf_counter
+        act_inputs, keys = unroll.act_inputs(inputs), actor.keys
+        carry, reward, first = actor.carry, _as_host(actor.timestep.reward), actor.timestep.first
+        start = int(np.asarray(actor.step)[0])
+        _copy(actor.timestep.observation, rows.observations[0])
+        for i, buffer in rows.carry:
+            buffer[0] = jax.tree.leaves(carry)[i]
+        buffers.first[0] = first
         acting = stepping = 0.0
-        for t in range(unroll.length):
+        for t in range(length):
             began = clock()
-            action, extras, carry = self._act(
-                act_inputs, carry, timestep, actor.keys, np.int32(start + t)
-            )
+            seen = Timestep(rows.observations[t], reward, buffers.first[t])
+            action, extras, carry = act(act_inputs, carry, seen, keys, np.int32(start + t))
             action = jax.tree.map(np.asarray, action)
             between = clock()
             after = stepper.step(action, start + t)
             stepping += clock() - between
             acting += between - began
-            _write(rows, t, timestep, action, extras, after, live)
-            if unroll.bootstrap is not None and after.truncated.any():
+            buffers.reward[t] = after.reward
+            buffers.terminated[t] = after.terminated
+            buffers.truncated[t] = after.truncated
+            buffers.valid[t] = after.valid
+            for (_, buffer), leaf in zip(rows.extras, extras, strict=True):
+                buffer[t] = leaf
+            for i, buffer in rows.action:
+                buffer[t] = jax.tree.leaves(action)[i]
+            for i, buffer in rows.next_observation:
+                buffer[t] = jax.tree.leaves(after.next_observation)[i]
+            if self._bootstrap is not None and after.truncated.any():
                 final = Timestep(after.next_observation, after.reward, np.zeros_like(after.first))
-                self._write_bootstrap(rows, t, inputs, carry, final, after.truncated)
-            timestep = Timestep(
-                jax.tree.map(np.copy, after.observation),
-                np.where(after.first, np.float32(0), after.reward),
-                np.array(after.first),
-            )
-        if unroll.bootstrap is not None:
-            ongoing = ~rows.truncated[-1]
-            self._write_bootstrap(rows, unroll.length - 1, inputs, carry, timestep, ongoing)
+                self._write_bootstrap(buffers, t, inputs, carry, final, after.truncated)
+            reward = np.where(after.first, np.float32(0), after.reward)
+            if t + 1 < length:
+                _copy(after.observation, rows.observations[t + 1])
+                buffers.first[t + 1] = after.first
+        last = Timestep(jax.tree.map(np.copy, after.observation), reward, np.copy(after.first))
+        if self._bootstrap is not None:
+            ongoing = ~buffers.truncated[-1]
+            self._write_bootstrap(buffers, length - 1, inputs, carry, last, ongoing)
         self.seconds[f"{unroll.name}.act"] += acting
         self.seconds[f"{unroll.name}.step"] += stepping
-        return actor._replace(
-            env=stepper.state,
-            timestep=timestep,
-            carry=carry,
-            step=np.asarray(actor.step) + np.int32(unroll.length),
-        )
+        step = np.asarray(actor.step) + np.int32(length)
+        return actor._replace(env=stepper.state, timestep=last, carry=carry, step=step)
 
     def _write_bootstrap(
         self, rows: Trajectory, t: int, inputs: list[Any], carry: Any, at: Timestep, mask: np.ndarray
     ) -> None:
         assert self._bootstrap is not None
         found = self._bootstrap(self._unroll.bootstrap_inputs(inputs), carry, at)
-        for row, leaf in zip(jax.tree.leaves(rows.bootstrap), jax.tree.leaves(found), strict=True):
-            row[t][mask] = np.asarray(leaf)[mask]
+        for row, leaf in zip(jax.tree.leaves(rows.bootstrap), found, strict=True):
+            row[t] = np.where(mask.reshape(mask.shape + (1,) * (leaf.ndim - 1)), leaf, row[t])
 
-    def _compile_act(self) -> Callable[..., Any]:
-        inner, live = self._unroll.act, self._live
+    def _compile_act(self, kept: list[int]) -> Callable[..., Any]:
+        inner = self._unroll.act
         assert inner.program is not None and inner.out_tree is not None
         function, tree = jaxpr_as_fun(inner.program), inner.out_tree
 
@@ -155,8 +214,8 @@ class HostUnroll:
             acting_keys = jax.vmap(act_key, (0, None))(keys, step)
             leaves = jax.tree.leaves((carry, timestep, acting_keys))
             action, extras, carry = tree.unflatten(function(*inputs, *leaves))
-            wanted = [x for x, is_live in zip(jax.tree.leaves(extras), live.extras, strict=True) if is_live]
-            return action, wanted, carry
+            extras = jax.tree.leaves(extras)
+            return action, [extras[i] for i in kept], carry
 
         return jax.jit(act)
 
@@ -168,64 +227,20 @@ class HostUnroll:
         function = jaxpr_as_fun(inner.program)
         return jax.jit(lambda inputs, carry, at: function(*inputs, *jax.tree.leaves((carry, at))))
 
-    def _allocate(self) -> Trajectory:
-        """Buffers for one unroll; leaves that nobody reads share one row of zeros."""
-        unroll = self._unroll
-        needed = {"reward", "terminated", "truncated", "valid"}
-        leaves: list[np.ndarray] = []
-        fields = _field_of_leaf(unroll)
-        for value, is_live, name in zip(unroll.trajectory, unroll.live, fields, strict=True):
-            if is_live or name in needed:
-                leaves.append(np.zeros(value.shape, value.dtype))
-            else:
-                zero = np.zeros((), value.dtype)
-                leaves.append(np.broadcast_to(zero, value.shape))
-        return unroll.trajectory_tree.unflatten(leaves)
+
+def _copy(tree: Any, rows: Any) -> None:
+    """Copies every leaf into its row; a bare array, the common case, without walking a tree."""
+    if isinstance(rows, np.ndarray):
+        rows[...] = tree
+        return
+    for row, leaf in zip(jax.tree.leaves(rows), jax.tree.leaves(tree), strict=True):
+        row[...] = leaf
 
 
-def _field_of_leaf(unroll: Unroll) -> list[str]:
-    numbered = unroll.trajectory_tree.unflatten(range(len(unroll.trajectory)))
-    return [
-        name for name in Trajectory._fields for _ in jax.tree.leaves(getattr(numbered, name))
-    ]
-
-
-def _by_field(unroll: Unroll) -> Trajectory:
-    """For every field of the trajectory: which of its leaves are read."""
-    live = unroll.trajectory_tree.unflatten(unroll.live)
-    return Trajectory(*[jax.tree.leaves(getattr(live, name)) for name in Trajectory._fields])
-
-
-def _write(
-    rows: Trajectory,
-    t: int,
-    timestep: Timestep,
-    action: Any,
-    extras: list[Any],
-    after: Any,
-    live: Trajectory,
-) -> None:
-    """One step's row, of the leaves that somebody reads."""
-    rows.reward[t] = after.reward
-    rows.terminated[t] = after.terminated
-    rows.truncated[t] = after.truncated
-    rows.valid[t] = after.valid
-    if live.first[0]:
-        rows.first[t] = timestep.first
-    _write_live(rows.observation, t, timestep.observation, live.observation)
-    _write_live(rows.action, t, action, live.action)
-    _write_live(rows.next_observation, t, after.next_observation, live.next_observation)
-    kept = [x for x, is_live in zip(jax.tree.leaves(rows.extras), live.extras, strict=True) if is_live]
-    for buffer, leaf in zip(kept, extras, strict=True):
-        buffer[t] = leaf
-
-
-def _write_live(buffers: Any, t: int, tree: Any, live: list[bool]) -> None:
-    for buffer, leaf, is_live in zip(
-        jax.tree.leaves(buffers), jax.tree.leaves(tree), live, strict=True
-    ):
-        if is_live:
-            buffer[t] = leaf
+def _as_host(leaf: Any) -> Any:
+    """A numpy array, but for random keys, which stay as they are."""
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return leaf if is_key or isinstance(leaf, np.ndarray) else np.asarray(leaf)
 
 
 def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[Episodes, ActorState]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from dovetail.algorithm import Algorithm
 from dovetail.envs import batched
 from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.keys import seed_key
 from dovetail.graph.unroll import ActorState, environment_keys, initial_actor
 from dovetail.runtime.host import initial_observation
 
@@ -32,7 +33,7 @@ def first_state(
     With several seeds every leaf has a leading axis of seeds.
     """
     if isinstance(env, HostEnv):
-        key = jax.random.key(seed)
+        key = seed_key(seed)
         keys = environment_keys(jax.random.fold_in(key, 1), num_envs)
         state = jax.jit(algorithm.init)(jax.random.fold_in(key, 0))
         observation = initial_observation(env, keys)
@@ -45,8 +46,8 @@ def first_state(
         return algorithm.init(jax.random.fold_in(key, 0)), actor
 
     if seeds == 1:
-        return jax.jit(one)(jax.random.key(seed))
-    return jax.jit(jax.vmap(one))(jax.vmap(jax.random.key)(seed + jnp.arange(seeds)))
+        return jax.jit(one)(seed_key(seed))
+    return jax.jit(jax.vmap(one))(jax.vmap(seed_key)(seed + jnp.arange(seeds)))
 
 
 def restarted(actor: ActorState, env: HostEnv, updates: int) -> ActorState:

@@ -201,6 +201,26 @@ def test_an_algorithm_from_a_file(
     assert re.search(r"--width int +How wide \(default 3\)", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("class Mine:\n    width: int = 3\n", "mine.py:Mine is no algorithm, it has no method"),
+        (
+            "import dovetail as dt\nclass Mine(dt.Algorithm):\n    width: int = 3\n",
+            "is it decorated with @dataclass(frozen=True)?",
+        ),
+    ],
+)
+def test_a_class_that_is_no_algorithm_is_refused(
+    train: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, sentence: str
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    assert main(["train", f"{file}:Mine", "--env", "X", "--width", "5"]) == 2
+    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not train
+
+
 def test_explain(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

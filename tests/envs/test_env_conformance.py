@@ -74,7 +74,8 @@ class NotANumber(Fair):
 
 class NotTraceable(Fair):
     def step(self, state, action, key):
-        return super().step(state, action, key) if action[0] > 0 else None
+        after = super().step(state, action, key)
+        return after if action[0] > 0 else after._replace(reward=-after.reward)
 
 
 def test_a_fair_jax_environment_passes():
@@ -146,7 +147,8 @@ class Counters:
                 return step._replace(truncated=end)
             case "next":
                 return step._replace(next_observation=led_to + 1)
-        return step
+            case _:
+                return step
 
     def close(self) -> None:
         """Nothing is held."""

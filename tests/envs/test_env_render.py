@@ -28,7 +28,7 @@ def test_actions_are_rescaled_as_in_training():
     assert watched is not None
     watched.reset(seed=0)
     watched.step(np.array([0.5], np.float32))
-    assert watched.unwrapped.last_u == 1.0
+    assert watched.get_wrapper_attr("last_u") == 1.0
     watched.close()
 
 

@@ -159,7 +159,8 @@ def test_thresholds(env, threshold):
 
 def test_actions_outside_minus_one_to_one_are_clipped():
     one, other = host("Pendulum-v1", 1), host("Pendulum-v1", 1)
-    one.reset([0]), other.reset([0])
+    one.reset([0])
+    other.reset([0])
     at, beyond = np.ones((1, 1), np.float32), np.full((1, 1), 9, np.float32)
     np.testing.assert_array_equal(one.step(at).observation, other.step(beyond).observation)
 
@@ -192,7 +193,7 @@ class Faulty(gymnasium.Env):
                     observation = np.zeros(3, np.float32)
                 case "dtype":
                     observation = np.zeros(2, np.complex64)
-                case "reward":
+                case _:
                     reward = float("inf")
         return observation, reward, False, False, {}
 

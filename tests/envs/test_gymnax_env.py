@@ -1,5 +1,7 @@
 """Gymnax behind our interface: true ends, true final observations, every environment."""
 
+from typing import Any
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ from dovetail.errors import UserError
 KEY = jax.random.key(0)
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FourRooms-misc"])
+@pytest.mark.parametrize("name", ["Pendulum-v1", "FourRooms-misc"])
 def test_it_conforms(name):
     check_jax_env(resolve(f"gymnax:{name}").jax, steps=30)
 
@@ -27,7 +29,7 @@ def test_specs_and_thresholds():
 
 
 def test_pendulum_steps_like_gymnasiums():
-    reference = gymnasium.make("Pendulum-v1").unwrapped
+    reference: Any = gymnasium.make("Pendulum-v1").unwrapped
     env = resolve("gymnax:Pendulum-v1").jax
     step = jax.jit(env.step)
     state, _ = env.reset(KEY)

@@ -121,7 +121,7 @@ def test_discrete_actions_are_shifted_to_their_start():
 
 
 def test_multidiscrete_actions_take_the_shape_of_their_space():
-    m = mapped(action=gs.MultiDiscrete([[2, 3], [4, 5]]))
+    m = mapped(action=gs.MultiDiscrete(np.array([[2, 3], [4, 5]])))
     assert m.action == MultiDiscrete((2, 3, 4, 5))
     assert m.decode(np.array([[0, 1, 2, 3]], np.int32)).tolist() == [[[0, 1], [2, 3]]]
 

@@ -64,9 +64,9 @@ def test_generalised_advantages(wrap: Callable) -> None:
 
 @both
 def test_lambda_returns_are_advantages_plus_values(wrap: Callable) -> None:
-    keys = jax.random.split(jax.random.key(0), 5)
-    rewards, values, bootstrap = (jax.random.normal(key, (7, 3)) for key in keys[:3])
-    terminated, truncated = (jax.random.bernoulli(key, 0.2, (7, 3)) for key in keys[3:])
+    rng = np.random.default_rng(0)
+    rewards, values, bootstrap = jnp.array(rng.normal(size=(3, 7, 3)), jnp.float32)
+    terminated, truncated = jnp.array(rng.random((2, 7, 3)) < 0.2)
     ends = (terminated, truncated)
     next_values = returns.successor_values(values, bootstrap, *ends)
     found = wrap(returns.lambda_returns)(rewards, next_values, *ends, 0.9, 0.8)
@@ -107,9 +107,9 @@ def test_n_step_returns(n: int, expected: list[float], wrap: Callable) -> None:
 
 
 def test_n_step_returns_of_many_steps_are_discounted_returns() -> None:
-    keys = jax.random.split(jax.random.key(1), 4)
-    rewards, next_values = (jax.random.normal(key, (6, 2)) for key in keys[:2])
-    terminated, truncated = (jax.random.bernoulli(key, 0.2, (6, 2)) for key in keys[2:])
+    rng = np.random.default_rng(0)
+    rewards, next_values = jnp.array(rng.normal(size=(2, 6, 2)), jnp.float32)
+    terminated, truncated = jnp.array(rng.random((2, 6, 2)) < 0.2)
     ends = (terminated, truncated)
     np.testing.assert_allclose(
         returns.n_step_returns(rewards, next_values, *ends, 0.9, 6),

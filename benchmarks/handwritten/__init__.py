@@ -1,0 +1,1 @@
+"""Complete training programs written by hand, to compare Dovetail with."""

@@ -1,0 +1,1 @@
+"""Drivers of the peers, each run in a virtual environment of its own."""

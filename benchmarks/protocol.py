@@ -1,0 +1,132 @@
+"""What every contestant is asked, and how it answers: one JSON object on its last line.
+
+The question is a `Job`. In mode `speed` a contestant trains for `steps` environment steps after
+everything was compiled and warmed up; in mode `threshold` it trains until the shared evaluation
+reaches `THRESHOLD`, and neither compiling nor evaluating counts as training time. Standard library
+and numpy only: this file is imported in the peers' own environments.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+UNROLL = 128
+EPOCHS = 4
+MINIBATCHES = 4
+HIDDEN = (64, 64)
+LEARNING_RATE = 1e-3
+DISCOUNT = 0.99
+LAMBDA = 0.95
+CLIP = 0.2
+VALUE_COEFFICIENT = 0.5
+ENTROPY_COEFFICIENT = 0.01
+MAX_GRAD_NORM = 0.5
+ADAM_EPSILON = 1e-5
+
+THRESHOLD = 475.0
+EVALUATE_EVERY = 8192
+"""Environment steps between two evaluations."""
+EVALUATION_EPISODES = 100
+
+
+@dataclass(frozen=True)
+class Job:
+    mode: Literal["speed", "threshold"]
+    envs: int
+    steps: int
+    """In mode `threshold`, the most that is trained."""
+    seed: int
+    threads: int
+    """Of torch; JAX has one pool for all cores."""
+    devices: int
+    env: str
+    """Used by contestants that have the choice."""
+
+    @property
+    def per_iteration(self) -> int:
+        """Environment steps between two updates."""
+        return UNROLL * self.envs
+
+    @property
+    def iterations(self) -> int:
+        return max(1, self.steps // self.per_iteration)
+
+
+def parse_job() -> Job:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", choices=("speed", "threshold"), default="speed")
+    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=50_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--env", default="dovetail:CartPole-v1")
+    return Job(**vars(parser.parse_args()))
+
+
+def answer(job: Job, steps: int, seconds: float, **more: Any) -> None:
+    """Prints the contestant's one line."""
+    line = {"steps": steps, "seconds": seconds, "steps_per_s": steps / seconds, **more}
+    print(json.dumps({"mode": job.mode, "envs": job.envs, "seed": job.seed, **line}), flush=True)
+
+
+def train_and_answer(
+    job: Job,
+    iterate: Callable[[int], None],
+    greedy: Callable[[Any], Any],
+    compile_s: float = 0.0,
+) -> None:
+    """Runs a contestant that can be advanced by a number of iterations.
+
+    `iterate(n)` trains n iterations and returns when they are done; `greedy` maps observations
+    [N, 4] to actions [N], both numpy.
+    """
+    if job.mode == "speed":
+        iterate(max(1, job.iterations // 8))
+        began = time.perf_counter()
+        iterate(job.iterations)
+        seconds = time.perf_counter() - began
+        answer(job, job.iterations * job.per_iteration, seconds, compile_s=compile_s)
+        return
+    chunk = max(1, EVALUATE_EVERY // job.per_iteration)
+    steps, seconds, mean = 0, 0.0, 0.0
+    while mean < THRESHOLD and steps < job.steps:
+        began = time.perf_counter()
+        iterate(chunk)
+        seconds += time.perf_counter() - began
+        steps += chunk * job.per_iteration
+        mean = evaluate(greedy, job.seed)
+    answer(job, steps, seconds, compile_s=compile_s, **reached(mean, steps, seconds))
+
+
+def reached(mean: float, steps: int, seconds: float) -> dict[str, float | None]:
+    """The fields that say when the threshold was reached, if it was."""
+    solved = mean >= THRESHOLD
+    return {
+        "final_return": mean,
+        "time_to_threshold_s": seconds if solved else None,
+        "env_steps_to_threshold": steps if solved else None,
+    }
+
+
+def evaluate(greedy: Callable[[Any], Any], seed: int) -> float:
+    """The mean return of the first episode in each of 100 fresh Gymnasium CartPoles."""
+    import gymnasium
+    import numpy as np
+
+    envs = gymnasium.make_vec(
+        "CartPole-v1", num_envs=EVALUATION_EPISODES, vectorization_mode="vector_entry_point"
+    )
+    observation, _ = envs.reset(seed=10_000 + seed)
+    returns = np.zeros(EVALUATION_EPISODES)
+    going = np.ones(EVALUATION_EPISODES, bool)
+    while going.any():
+        action = np.asarray(greedy(observation.astype(np.float32)))
+        observation, reward, terminated, truncated, _ = envs.step(action)
+        returns += going * reward
+        going &= ~(terminated | truncated)
+    envs.close()
+    return float(returns.mean())

@@ -1,0 +1,29 @@
+"""Four CPU devices, and one cache of compiled programs for all the workers of a test session."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+CACHE = "JAX_COMPILATION_CACHE_DIR"
+_made_here: str | None = None
+if CACHE not in os.environ:  # the first process of the session; its workers inherit the variable
+    os.environ[CACHE] = _made_here = tempfile.mkdtemp(prefix="dovetail-tests-")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+
+
+def pytest_unconfigure() -> None:
+    """Removes the session's cache, from the process that made it."""
+    if _made_here is not None:
+        shutil.rmtree(_made_here, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
+    """Whatever a test writes without saying where goes to a folder of its own."""
+    monkeypatch.chdir(tmp_path)

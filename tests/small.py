@@ -1,0 +1,84 @@
+"""The smallest trainings that still go through everything: for tests of runtimes and of training."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dovetail.algorithm import Algorithm, Task
+from dovetail.algorithms.a2c import A2C
+from dovetail.algorithms.ppo import PPO
+from dovetail.algorithms.reinforce import REINFORCE
+from dovetail.envs import batched
+from dovetail.envs.batched import BatchStep
+from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.graph.interpret import interpret
+from dovetail.graph.trace import trace
+from dovetail.plan import make_plan
+from dovetail.policies.interface import Policy, Resources
+from dovetail.runtime.local import Runtime
+from dovetail.settings import Settings
+
+LENGTH = 8
+QUIET = Settings(episodes=2, evaluate_every=0, checkpoint_every=1e9, video=False, display="none")
+"""Nothing but training, one evaluation at the end."""
+
+
+def ppo(**options: Any) -> PPO:
+    """PPO with eight hidden units."""
+    return PPO(**{"unroll_length": LENGTH, "hidden": (8,), "epochs": 2, "minibatches": 2} | options)
+
+
+def a2c(**options: Any) -> A2C:
+    """A2C with eight hidden units."""
+    return A2C(**{"unroll_length": LENGTH, "hidden": (8,)} | options)
+
+
+def reinforce(**options: Any) -> REINFORCE:
+    """REINFORCE with eight hidden units."""
+    return REINFORCE(**{"unroll_length": LENGTH, "hidden": (8,)} | options)
+
+
+def runtime_of(
+    algorithm: Algorithm, env: JaxEnv | HostEnv, policy: Policy, steps: int = 1000, seeds: int = 1
+) -> Runtime:
+    """The runtime of a plan, as training makes it."""
+    traced = env if isinstance(env, JaxEnv) else None
+    task = Task(env.spec, policy.envs, steps)
+    graph = trace(algorithm, task, traced, replicas=policy.replicas)
+    plan = make_plan(policy, graph, Resources(len(jax.devices()), 2))
+    return Runtime(graph, plan, env, seeds)
+
+
+def jax_step(env: JaxEnv) -> Callable[..., BatchStep]:
+    """How the interpreter steps a batch of JAX environments."""
+    return lambda state, action, keys: batched.step(env, state, action, keys)
+
+
+def host_step(env: HostEnv) -> Callable[..., BatchStep]:
+    """How the interpreter steps host environments, which keep their own state."""
+
+    def step(_: Any, action: Any, keys: Any) -> BatchStep:
+        after = env.step(np.asarray(action))
+        return BatchStep((), *jax.tree.map(jax.numpy.array, after))
+
+    return step
+
+
+def interpreted(algorithm: Algorithm, step: Any, state: Any, actor: Any, count: int) -> Any:
+    """(state, actor) after `count` interpreted iterations."""
+    for _ in range(count):
+        state, _, actor, _ = interpret(algorithm, step, state, actor)
+    return state, actor
+
+
+def numbers(tree: Any) -> np.ndarray:
+    """All leaves of a tree in one vector; random keys as their data."""
+
+    def plain(leaf: Any) -> np.ndarray:
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        return np.ravel(np.asarray(leaf)).astype(np.float64)
+
+    return np.concatenate([plain(leaf) for leaf in jax.tree.leaves(tree)])
