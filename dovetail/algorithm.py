@@ -32,7 +32,7 @@ class Timestep(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """What `unroll` returns: time-major leaves [T, B, …]; the environment axis is 1 in every leaf."""
+    """What `unroll` returns: leaves [T, B, …], time first; axis 1 is the environments' in each."""
 
     observation: Any
     action: Any
@@ -110,7 +110,7 @@ class Algorithm:
             return self.__dict__["_task"]
         except KeyError:
             raise UserError(
-                f"{type(self).__name__} is not bound to a task yet: call bind(task) before init or act."
+                f"{type(self).__name__} is not bound to a task yet: call bind(task) first."
             ) from None
 
     def bind(self, task: Task) -> Self:

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -294,7 +294,7 @@ def _as_leaf(array: np.ndarray, entry: Mapping[str, Any], like: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet_orbax() -> Iterator[None]:
+def _quiet_orbax() -> Generator[None]:
     """Orbax logs several tracebacks about an error that it also raises: one sentence is enough."""
 
     def drop(record: logging.LogRecord) -> bool:
@@ -345,7 +345,7 @@ def _read_arrays(folder: Path, leaves: list[dict[str, Any]], place: str) -> list
 
 def _write_record(folder: Path, request: _Request) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    record = {
+    record: dict[str, Any] = {
         "format": FORMAT,
         "versions": {name: version_of(name) for name in ("dovetail", "jax", "orbax-checkpoint")},
         "step": request.step,

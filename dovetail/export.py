@@ -195,7 +195,9 @@ def _program(algorithm: Algorithm, params: Params, carry: Any) -> tuple[Any, boo
     raise failures[-1]
 
 
-def _flat_greedy(algorithm: Algorithm, initial: Any, trees: tuple[Any, Any, Any]) -> Callable:
+def _flat_greedy(
+    algorithm: Algorithm, initial: Any, trees: tuple[Any, Any, Any]
+) -> Callable[..., Any]:
     """`algorithm.greedy` on tuples of leaves, its carry renewed where an episode begins."""
 
     def greedy(

@@ -7,6 +7,7 @@ with 20 rounds), and every function of `jax.random` takes such keys.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ def _split(key: jax.Array, shape: Sequence[int]) -> jax.Array:
     return jnp.stack(_hash(key, _counts(shape)), axis=-1)
 
 
-def _fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
+def _fold_in(key: jax.Array, data: Any) -> jax.Array:
     return jnp.stack(_hash(key, (jnp.zeros((), jnp.uint32), data.astype(jnp.uint32))))
 
 

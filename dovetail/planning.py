@@ -1,6 +1,7 @@
 """From an algorithm, an environment and a policy to a graph and a plan: what `train` and `explain`
 have in common."""
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ class Planned:
 
 def plan_for(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Planned:
     """Traces one replica's share of the task, and places it on this machine."""
+    provide_devices(policy.replicas)
     task = Task(env.spec, policy.envs, steps)
     graph = trace_task(algorithm, task, env.jax, replicas=policy.replicas)
     return Planned(graph, make_plan(policy, graph, machine()), env)
@@ -38,6 +40,17 @@ def trace(algorithm: Algorithm, env: Any, num_envs: int = 8, steps: int = 200_00
     """The graph of `algorithm` on `env`: what every policy starts from."""
     found = resolve(env)
     return trace_task(algorithm, Task(found.spec, num_envs, steps), found.jax)
+
+
+def provide_devices(count: int) -> None:
+    """Splits the CPU into that many devices, if it is all there is and JAX has not started yet."""
+    import jax
+
+    if count > 1 and "--xla_force_host_platform_device_count" not in os.environ.get(
+        "XLA_FLAGS", ""
+    ):
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", count)
 
 
 def machine() -> Resources:

@@ -39,5 +39,5 @@ class Settings:
                 raise UserError(f"--{flag} is {getattr(self, name)}: give 0 or more seconds.")
         if self.until is not None and self.seeds > 1:
             raise UserError(
-                f"--until stops one training, but --seeds asks for {self.seeds} at once: leave one out."
+                f"--until stops one training, but --seeds asks for {self.seeds}: leave one out."
             )

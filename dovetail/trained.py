@@ -12,8 +12,8 @@ from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation, evaluate
 from dovetail.export import load_policy
-from dovetail.keys import seed_key
 from dovetail.graph.trace import abstract_actor
+from dovetail.keys import seed_key
 from dovetail.policies.interface import Policy
 from dovetail.run import Run
 from dovetail.telemetry.video import record_video, show_window
@@ -96,7 +96,7 @@ def watch(
 def _environment(run: Run, policy: Policy, env: Any) -> Env:
     if env is None and run.config.get("env_given") == "object":
         raise UserError(
-            f"{run.path} was trained on a Python object ({run.config['env']}): call this from Python "
-            f"and give it again as env=…."
+            f"{run.path} was trained on a Python object ({run.config['env']}): call this from "
+            f"Python and give it again as env=…."
         )
     return resolve(env if env is not None else run.config["env"], traced=policy.traced_envs)

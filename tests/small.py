@@ -20,7 +20,7 @@ from dovetail.policies.interface import Policy, Resources
 from dovetail.runtime.local import Runtime
 from dovetail.settings import Settings
 
-LENGTH = 8
+LENGTH = 4
 QUIET = Settings(episodes=2, evaluate_every=0, checkpoint_every=1e9, video=False, display="none")
 """Nothing but training, one evaluation at the end."""
 
@@ -44,7 +44,7 @@ def runtime_of(
     algorithm: Algorithm, env: JaxEnv | HostEnv, policy: Policy, steps: int = 1000, seeds: int = 1
 ) -> Runtime:
     """The runtime of a plan, as training makes it."""
-    traced = env if isinstance(env, JaxEnv) else None
+    traced = None if isinstance(env, HostEnv) else env
     task = Task(env.spec, policy.envs, steps)
     graph = trace(algorithm, task, traced, replicas=policy.replicas)
     plan = make_plan(policy, graph, Resources(len(jax.devices()), 2))

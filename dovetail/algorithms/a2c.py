@@ -24,9 +24,7 @@ class A2C(ActorCriticAlgorithm):
     normalise_advantages: bool = False
     """Whether each batch's advantages are standardised."""
 
-    def learn(
-        self, rl: RL, state: LearnerState, batch: Trajectory
-    ) -> tuple[LearnerState, Metrics]:
+    def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """One gradient step on the whole batch."""
         prepared = self.prepare(rl, state, batch)
         advantages = generalised_advantages(

@@ -188,9 +188,7 @@ class ActorCriticAlgorithm(Algorithm):
         batch = rl.gather(trajectory)
         return self.learn(rl, state, batch)
 
-    def learn(
-        self, rl: RL, state: LearnerState, batch: Trajectory
-    ) -> tuple[LearnerState, Metrics]:
+    def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """One update from a batch; each algorithm has its own."""
         raise NotImplementedError(f"{type(self).__name__} does not define learn(rl, state, batch).")
 

@@ -16,6 +16,7 @@ import optax
 from dovetail.algorithm import RL, Metrics, Trajectory
 from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
 from dovetail.errors import UserError
+from dovetail.functions.gradients import gradient
 from dovetail.functions.losses import (
     approximate_kl,
     clip_fraction,
@@ -74,9 +75,7 @@ class PPO(ActorCriticAlgorithm):
         """Optimiser steps per update."""
         return self.epochs * self.minibatches
 
-    def learn(
-        self, rl: RL, state: LearnerState, batch: Trajectory
-    ) -> tuple[LearnerState, Metrics]:
+    def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """Advantages once, then epochs of minibatches."""
         prepared = self.prepare(rl, state, batch)
         advantages = generalised_advantages(
@@ -160,7 +159,12 @@ class PPO(ActorCriticAlgorithm):
         self, rl: RL, progress: Progress, samples: Samples, memory: Any
     ) -> tuple[Progress, Metrics]:
         """One gradient step."""
-        gradients, metrics = jax.grad(self._loss, has_aux=True)(progress.params, samples, memory)
+        if self.recurrent:
+            gradients, metrics = jax.grad(self._loss, has_aux=True)(
+                progress.params, samples, memory
+            )
+        else:
+            gradients, metrics = gradient(self._loss, progress.params, samples, memory)
         gradients = rl.mean(gradients)
         updates, optimiser = self.optimiser().update(gradients, progress.optimiser, progress.params)
         after = Progress(optax.apply_updates(progress.params, updates), optimiser, progress.going)

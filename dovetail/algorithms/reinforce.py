@@ -23,9 +23,7 @@ class REINFORCE(ActorCriticAlgorithm):
     normalise_advantages: bool = True
     """Whether each batch's advantages are standardised."""
 
-    def learn(
-        self, rl: RL, state: LearnerState, batch: Trajectory
-    ) -> tuple[LearnerState, Metrics]:
+    def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """One gradient step on the whole batch."""
         prepared = self.prepare(rl, state, batch)
         returns = discounted_returns(

@@ -78,7 +78,7 @@ def usage() -> str:
         [
             "usage: dovetail COMMAND …",
             "",
-            "Write a reinforcement-learning algorithm once; a distribution policy decides how it runs.",
+            "Write a reinforcement-learning algorithm once; a policy decides how it runs.",
             "",
             "commands:",
             *lines,

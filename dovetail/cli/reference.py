@@ -8,7 +8,7 @@ import ast
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dovetail import algorithms, policies
 from dovetail.errors import UserError, nearest
@@ -39,8 +39,8 @@ class Reference:
         lines = (ast.get_docstring(class_in(self.file, self.name)) or "").splitlines()
         return lines[0] if lines else ""
 
-    def load(self) -> type:
-        """Imports the class."""
+    def load(self) -> Any:
+        """Imports it; what a file holds under a class's name need not be one."""
         own = catalogue(self.kind)[self.own] if self.own else None
         return load_object(own or f"{self.file}:{self.name}", self.kind)
 

@@ -5,6 +5,7 @@ in one process (`sync`) or one process each (`async`). Episodes that end are res
 step unless the entry point does otherwise or the user asks for another autoreset mode.
 """
 
+import contextlib
 import copy
 import importlib
 import inspect
@@ -83,7 +84,13 @@ def find(name: str) -> Registered:
         if name.startswith("ALE/"):
             raise missing_extra("gymnasium:" + name, "ale-py", "atari")
         raise unknown_env(name, "Gymnasium", names())
-    return gymnasium.registry[name.rpartition(":")[2]]
+    registered = gymnasium.registry[name.rpartition(":")[2]]
+    if "box2d" in str(registered.entry_point):
+        with warnings.catch_warnings(), contextlib.suppress(ImportError):
+            # its generated code warns as it loads, and crashes if warnings are errors
+            warnings.simplefilter("ignore", DeprecationWarning)
+            importlib.import_module("Box2D")
+    return registered
 
 
 def maker(registered: Registered, kwargs: Mapping[str, Any]) -> Maker:

@@ -4,6 +4,8 @@ JAX and native back ends do not draw, so their pictures come from the Gymnasium 
 same name, if it shows and takes the same as the one that was trained in.
 """
 
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,7 +69,9 @@ def make_single(
     from dovetail.envs import ale
     from dovetail.envs import gymnasium as registry
 
+    _without_screen()
     atari = name.startswith("ALE/") or f"ALE/{name}" in gymnasium.registry
+    atari = atari and options.get("vectorization") not in ("sync", "async")  # which show raw frames
     if backend == "ale" or (atari and backend in ("gymnasium", "envpool")):
         return _atari(ale.game_of(name), **more)
     if backend == "gymnasium":
@@ -85,3 +89,11 @@ def _atari(game: str, **more: Any) -> gymnasium.Env[Any, Any]:
 
     env = AtariEnv(game, frameskip=1, repeat_action_probability=0.0, **more)
     return FrameStackObservation(AtariPreprocessing(env), 4)
+
+
+def _without_screen() -> None:
+    """Tells pygame not to greet or look for a sound card, and MuJoCo to draw without a screen."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
+        os.environ.setdefault("MUJOCO_GL", "egl")

@@ -119,6 +119,8 @@ class VectorHost:
         infos: dict[str, Any],
     ) -> HostStep:
         first = self._ended
+        if np.count_nonzero(first):  # some vector environments pay for the step that only resets
+            reward = np.where(first, np.float32(0), reward)
         self._ended = terminated | truncated
         return HostStep(observation, observation, reward, terminated, truncated, first, ~first)
 

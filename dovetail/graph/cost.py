@@ -18,25 +18,29 @@ def flops(jaxpr: Jaxpr) -> int:
 
 def _equation(eqn: JaxprEqn) -> int:
     params: dict[str, Any] = eqn.params
+    shapes_in: list[tuple[int, ...]] = [getattr(var.aval, "shape", ()) for var in eqn.invars]
+    shapes_out: list[tuple[int, ...]] = [getattr(var.aval, "shape", ()) for var in eqn.outvars]
     match eqn.primitive.name:
         case "dot_general":
             contract, _ = params["dimension_numbers"]
-            depth = prod(eqn.invars[0].aval.shape[axis] for axis in contract[0])
-            return 2 * depth * prod(eqn.outvars[0].aval.shape)
+            depth = prod(shapes_in[0][axis] for axis in contract[0])
+            return 2 * depth * prod(shapes_out[0])
         case "conv_general_dilated":
-            kernel = eqn.invars[1].aval.shape
+            kernel = shapes_in[1]
             out_axis = params["dimension_numbers"].rhs_spec[0]
-            return 2 * prod(eqn.outvars[0].aval.shape) * prod(kernel) // kernel[out_axis]
+            return 2 * prod(shapes_out[0]) * prod(kernel) // kernel[out_axis]
         case "scan":
             return params["length"] * flops(params["jaxpr"].jaxpr)
         case "while":
             return flops(params["body_jaxpr"].jaxpr) + flops(params["cond_jaxpr"].jaxpr)
         case "cond":
             return max(flops(branch.jaxpr) for branch in params["branches"])
+        case _:
+            pass
     inner = [_open(value) for value in params.values() if hasattr(_open(value), "eqns")]
     if inner:
         return sum(flops(jaxpr) for jaxpr in inner)
-    return sum(prod(getattr(var.aval, "shape", ())) for var in eqn.outvars)
+    return sum(map(prod, shapes_out))
 
 
 def _open(value: Any) -> Any:

@@ -261,9 +261,7 @@ class _Cut:
             direct.append(resolved if sideless else atom)
         return eqn.replace(invars=direct)
 
-    def _unroll(
-        self, name: str, eqn: JaxprEqn, operands: list[Value], needed: set[Var]
-    ) -> Unroll:
+    def _unroll(self, name: str, eqn: JaxprEqn, operands: list[Value], needed: set[Var]) -> Unroll:
         spec: UnrollSpec = eqn.params["spec"]
         size = spec.trajectory_tree.num_leaves
         outputs = [self._value(var) for var in eqn.outvars]

@@ -6,6 +6,7 @@ inside loops as well. It is the reference that every synchronous policy must equ
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -67,13 +68,15 @@ class Interpreting:
         rows: list[Trajectory] = []
         for _ in range(length):
             actor = self.actor
-            keys = jax.vmap(act_key)(actor.keys, actor.step), jax.vmap(env_key)(actor.keys, actor.step)
+            keys = (
+                jax.vmap(act_key)(actor.keys, actor.step),
+                jax.vmap(env_key)(actor.keys, actor.step),
+            )
             record = step_once(batched_act, self._step, params, actor, keys)
             row = record.row
             if value is not None:
                 found = value(params, record.actor.carry, final_timestep(row))
-                mask = lambda v, row=row: row.truncated.reshape((-1,) + (1,) * (v.ndim - 1))  # noqa: E731
-                row = row._replace(bootstrap=jax.tree.map(lambda v: jnp.where(mask(v), v, 0), found))
+                row = row._replace(bootstrap=jax.tree.map(partial(_where, row.truncated), found))
             rows.append(row)
             self.actor = record.actor
             self.episodes = Episodes(*map(jnp.add, self.episodes, record.episodes))
@@ -82,6 +85,11 @@ class Interpreting:
             last = value(params, self.actor.carry, self.actor.timestep)
             trajectory = trajectory._replace(bootstrap=with_last(trajectory, last))
         return trajectory._replace(carry=initial_row(carry_before))
+
+
+def _where(mask: jax.Array, value: jax.Array) -> jax.Array:
+    """`value` where the mask [B] says so, else zero."""
+    return jnp.where(mask.reshape(mask.shape + (1,) * (value.ndim - 1)), value, 0)
 
 
 def interpret(

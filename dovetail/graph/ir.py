@@ -9,17 +9,31 @@
 A graph knows what is computed and what crosses, and nothing of devices, workers or links.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr
-from jax.tree_util import PyTreeDef
 
 T = TypeVar("T")
+
+
+class Tree(Protocol):
+    """The structure of a pytree: what JAX calls a PyTreeDef."""
+
+    @property
+    def num_leaves(self) -> int:
+        """How many arrays it has."""
+        ...
+
+    def unflatten(self, leaves: Iterable[Any], /) -> Any:
+        """The pytree with these leaves."""
+        ...
 
 
 class Side(StrEnum):
@@ -70,7 +84,7 @@ class Inner:
     flops: int
     captured: int
     """How many values of the iteration it captured: its first inputs, before the weights."""
-    out_tree: PyTreeDef | None
+    out_tree: Tree | None
 
 
 @dataclass(frozen=True)
@@ -92,10 +106,10 @@ class Unroll:
     episodes: tuple[Value, ...]
     live: tuple[bool, ...]
     """Which leaves of the trajectory somebody reads; the others are not recorded."""
-    trajectory_tree: PyTreeDef
+    trajectory_tree: Tree
     initial_carry: tuple[np.ndarray, ...]
     """The leaves of one environment's carry at an episode's start."""
-    carry_tree: PyTreeDef
+    carry_tree: Tree
     per_step_bytes: tuple[int, int]
     """Bytes per step that cross actor → environment (actions) and back (observations, rewards)."""
 
@@ -146,7 +160,7 @@ class Edge:
 class Slots:
     """A pytree that every iteration takes and gives back: the learner's or the actor's state."""
 
-    tree: PyTreeDef
+    tree: Tree
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
 
@@ -190,10 +204,11 @@ class Graph:
         return sum(node.length for node in self.unrolls) * self.num_envs
 
 
-def value_of(aval: jax.core.ShapedArray, number: int, side: Side) -> Value:
+def value_of(aval: AbstractValue, number: int, side: Side) -> Value:
     """A `Value` for an abstract array; a typed random key counts as its uint32 words."""
+    assert isinstance(aval, ShapedArray)
     dtype = aval.dtype
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, dtype))
         return Value(number, tuple(words.shape), np.dtype(words.dtype), side)
     return Value(number, tuple(aval.shape), np.dtype(dtype), side)

@@ -1,11 +1,11 @@
 """The boundaries as JAX primitives: markers that tracing leaves in the jaxpr.
 
-`broadcast`, `gather`, `reduce` and `unroll` exist only until the graph is cut: they become edges and
+`broadcast`, `gather`, `reduce` and `unroll` exist only until the graph is cut, and become edges and
 nodes. `mean` stays inside fragments: it lowers to an all-reduce where the replica axis is bound and
 to the identity elsewhere, so one traced program serves any number of learner replicas.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -38,9 +38,10 @@ def _crossing(name: str) -> Primitive:
     def keep_used(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
         if not any(used):
             return [False] * len(eqn.invars), None
-        pick: Callable[[Sequence[Any]], list[Any]] = lambda xs: [
-            x for x, u in zip(xs, used, strict=True) if u
-        ]
+
+        def pick(atoms: Sequence[Any]) -> list[Any]:
+            return [atom for atom, is_used in zip(atoms, used, strict=True) if is_used]
+
         return list(used), eqn.replace(invars=pick(eqn.invars), outvars=pick(eqn.outvars))
 
     pe.dce_rules[primitive] = keep_used

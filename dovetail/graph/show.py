@@ -85,7 +85,7 @@ def flops(number: int) -> str:
 def quantity(number: int, unit: str) -> str:
     """Three figures and a decimal prefix: 1234 B → "1.23 kB"."""
     for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if number >= 10**power:
+        if number >= 0.9995 * 10**power:  # what would round up to it counts as it
             return f"{number / 10**power:#.3g}".rstrip(".") + f" {prefix}{unit}"
     return f"{number} {unit}"
 

@@ -14,6 +14,7 @@ import jax
 import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval as pe
 
@@ -22,7 +23,6 @@ from dovetail.algorithm import Algorithm, Params, Task, Trajectory
 from dovetail.envs import batched
 from dovetail.envs.interface import EnvSpec, JaxEnv
 from dovetail.errors import UserError
-from dovetail.keys import seed_key
 from dovetail.graph import primitives
 from dovetail.graph.check import check_action, check_state, same_carry, scalar, two_results
 from dovetail.graph.cost import flops
@@ -37,6 +37,7 @@ from dovetail.graph.unroll import (
     reset_carry,
     unroll_scan,
 )
+from dovetail.keys import seed_key
 
 PACKAGE = os.path.dirname(os.path.abspath(dovetail.__file__))
 for _internal in ("graph", "functions", "networks", "envs", "algorithm.py"):
@@ -141,7 +142,7 @@ class Tracing:
     ) -> Trajectory:
         """Actors ↔ environments."""
         self._refuse_nested("unroll")
-        if not isinstance(length, int) or length < 1:
+        if isinstance(length, Tracer) or length != int(length) or length < 1:
             raise UserError(
                 f"{primitives.where(jex.source_info_util.current())}: rl.unroll needs a whole "
                 f"number of steps, at least 1, but its length is {length!r}."
@@ -213,9 +214,7 @@ class Tracing:
             step=step_inner,
             bootstrap=value_inner,
             num_inputs=len(operands),
-            out_avals=tuple(
-                jax.core.ShapedArray(s.shape, s.dtype) for s in jax.tree.leaves(shapes)
-            ),
+            out_avals=tuple(ShapedArray(s.shape, s.dtype) for s in jax.tree.leaves(shapes)),
             trajectory_tree=jax.tree.structure(shapes[0]),
             initial_carry=tuple(leaves),
             carry_tree=carry_tree,
@@ -254,16 +253,16 @@ def step_function(env: JaxEnv | None, spec: EnvSpec, batch: int) -> Callable[...
 
 def _inner(
     name: str, function: Callable[..., Any], *args: Any, side: Side = Side.ACTOR
-) -> tuple[Inner, list[jax.Array]]:
+) -> tuple[Inner, list[Any]]:
     """A per-step program, and the traced values it captured, which become its first inputs."""
     closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
-    captured = [const for const in closed.consts if isinstance(const, jax.core.Tracer)]
-    fixed = [const for const in closed.consts if not isinstance(const, jax.core.Tracer)]
+    captured = [const for const in closed.consts if isinstance(const, Tracer)]
+    fixed = [const for const in closed.consts if not isinstance(const, Tracer)]
     jaxpr = closed.jaxpr
     if captured:
         pairs = list(zip(jaxpr.constvars, closed.consts, strict=True))
-        moved = [var for var, const in pairs if isinstance(const, jax.core.Tracer)]
-        kept = [var for var, const in pairs if not isinstance(const, jax.core.Tracer)]
+        moved = [var for var, const in pairs if isinstance(const, Tracer)]
+        kept = [var for var, const in pairs if not isinstance(const, Tracer)]
         jaxpr = jaxpr.replace(constvars=kept, invars=[*moved, *jaxpr.invars])
         jaxpr = jaxpr.replace(debug_info=jaxpr.debug_info._replace(arg_names=None))
     program = ClosedJaxpr(jaxpr, fixed)

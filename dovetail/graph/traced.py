@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-import jax
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
-from jax.tree_util import PyTreeDef
 
-from dovetail.graph.ir import Inner
+from dovetail.graph.ir import Inner, Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,10 +18,10 @@ class UnrollSpec:
     step: Inner
     bootstrap: Inner | None
     num_inputs: int
-    out_avals: tuple[jax.core.ShapedArray, ...]
-    trajectory_tree: PyTreeDef
+    out_avals: tuple[ShapedArray, ...]
+    trajectory_tree: Tree
     initial_carry: tuple[np.ndarray, ...]
-    carry_tree: PyTreeDef
+    carry_tree: Tree
     per_step_bytes: tuple[int, int]
 
 
@@ -31,6 +30,6 @@ class Traced:
     """One iteration as a jaxpr over flat leaves, with the trees to read them by."""
 
     closed: ClosedJaxpr
-    state_tree: PyTreeDef
-    actor_tree: PyTreeDef
+    state_tree: Tree
+    actor_tree: Tree
     metric_names: tuple[str, ...]

@@ -37,7 +37,7 @@ class ActorState(NamedTuple):
 class Episodes(NamedTuple):
     """Episodes that ended, per environment [B]: how many, and the sums over them."""
 
-    count: jax.Array
+    number: jax.Array
     returns: jax.Array
     lengths: jax.Array
 
@@ -104,7 +104,9 @@ def step_once(
     episode_return = actor.episode_return + after.reward
     episode_length = actor.episode_length + after.valid
     episodes = Episodes(
-        done.astype(jnp.int32), jnp.where(done, episode_return, 0), jnp.where(done, episode_length, 0)
+        done.astype(jnp.int32),
+        jnp.where(done, episode_return, 0),
+        jnp.where(done, episode_length, 0),
     )
     row = Trajectory(
         observation=actor.timestep.observation,
@@ -137,7 +139,12 @@ def final_timestep(row: Trajectory) -> Timestep:
 
 
 def unroll_scan(
-    act: Act, step: Step, bootstrap: Bootstrap | None, length: int, params: Params, actor: ActorState
+    act: Act,
+    step: Step,
+    bootstrap: Bootstrap | None,
+    length: int,
+    params: Params,
+    actor: ActorState,
 ) -> tuple[Trajectory, ActorState, Episodes]:
     """The compiled unroll: one `lax.scan` over acting and environment.
 

@@ -68,11 +68,8 @@ def _instances_exist(plan: Plan, graph: Graph) -> None:
             hint = nearest(instance.fragment, fragments)
             raise _refusal(plan, f"places {instance.fragment!r}, which is no fragment; {hint}")
         if instance.worker not in workers:
-            hint = nearest(instance.worker, workers)
-            raise _refusal(
-                plan,
-                f"places {instance.fragment!r} on {instance.worker!r}, no worker of it; {hint}",
-            )
+            what = f"places {instance.fragment!r} on {instance.worker!r}, which is no worker"
+            raise _refusal(plan, f"{what}; {nearest(instance.worker, workers)}")
 
 
 def _fragments_are_placed(plan: Plan, graph: Graph) -> None:
@@ -181,4 +178,5 @@ def _names(workers: set[str]) -> str:
 
 
 def _refusal(plan: Plan, found: str) -> UserError:
-    return UserError(f"The plan of policy {plan.policy!r} {found}.")
+    stop = "" if found.endswith("?") else "."
+    return UserError(f"The plan of policy {plan.policy!r} {found}{stop}")

@@ -21,19 +21,21 @@ def to_json(plan: Plan) -> dict[str, Any]:
 def from_json(fields: Mapping[str, Any]) -> Plan:
     """The plan that `to_json` wrote."""
     try:
-        return Plan(
-            **{
-                **fields,
-                "workers": tuple(Worker(w["name"], tuple(w["devices"])) for w in fields["workers"]),
-                "instances": tuple(Instance(**instance) for instance in fields["instances"]),
-                "links": tuple(
-                    Link(**{**link, "kind": LinkKind(link["kind"])}) for link in fields["links"]
-                ),
-                "notes": tuple(fields["notes"]),
-            }
-        )
+        rebuilt: dict[str, Any] = {
+            **fields,
+            "workers": tuple(Worker(w["name"], tuple(w["devices"])) for w in fields["workers"]),
+            "instances": tuple(Instance(**instance) for instance in fields["instances"]),
+            "links": tuple(_link(link) for link in fields["links"]),
+            "notes": tuple(fields["notes"]),
+        }
+        return Plan(**rebuilt)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"This is not a plan as Dovetail writes one ({error}): write it again with "
             f"`dovetail explain … --json`."
         ) from error
+
+
+def _link(fields: Mapping[str, Any]) -> Link:
+    rebuilt: dict[str, Any] = {**fields, "kind": LinkKind(fields["kind"])}
+    return Link(**rebuilt)

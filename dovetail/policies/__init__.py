@@ -1,4 +1,4 @@
-"""Distribution policies, one file each: a graph and the machine's resources go in, a plan comes out."""
+"""Distribution policies, one file each: a graph and resources go in, a plan comes out."""
 
 from dovetail.lazy import lazy_attributes
 

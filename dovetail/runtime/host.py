@@ -1,8 +1,8 @@
 """An unroll whose environments step on the host: a lean Python loop round two compiled calls.
 
-What the trajectory's readers use is written row by row into numpy buffers that the learner's program
-takes as they are. Two sets of buffers take turns: while the learner still reads one, the next
-unroll fills the other, and acting waits for the learner's weights before a set comes round again.
+What the trajectory's readers use is written row by row into numpy buffers, which the learner's
+program takes as they are. Two sets of buffers take turns: while the learner still reads one, the
+next unroll fills the other, and acting waits for the learner's weights before a set comes round.
 """
 
 import time
@@ -86,6 +86,7 @@ class Rows:
         self.action = _kept(self.trajectory.action, live.action)
         self.extras = _kept(self.trajectory.extras, live.extras)
         self.carry = _kept(self.trajectory.carry, live.carry)
+        self.bootstrap = _kept(self.trajectory.bootstrap, live.bootstrap)
 
 
 ALWAYS = frozenset({"observation", "reward", "terminated", "truncated", "first", "valid"})
@@ -138,6 +139,7 @@ class HostUnroll:
         actor = self._actor(values)
         if self._stepper is None:
             self._stepper = self._make_stepper(actor.env, actor.keys)
+        self._stepper.state = actor.env
         inputs = [values[v.id] for v in unroll.inputs]
         self._rows.reverse()
         rows = self._rows[0]
@@ -160,11 +162,14 @@ class HostUnroll:
         _copy(actor.timestep.observation, rows.observations[0])
         for i, buffer in rows.carry:
             buffer[0] = jax.tree.leaves(carry)[i]
+        for _, buffer in rows.bootstrap:
+            buffer[...] = 0
         buffers.first[0] = first
         acting = stepping = 0.0
+        after: Any = None
         for t in range(length):
             began = clock()
-            seen = Timestep(rows.observations[t], reward, buffers.first[t])
+            seen = _timestep(rows.observations[t], reward, buffers.first[t])
             action, extras, carry = act(act_inputs, carry, seen, keys, np.int32(start + t))
             action = jax.tree.map(np.asarray, action)
             between = clock()
@@ -181,29 +186,30 @@ class HostUnroll:
                 buffer[t] = jax.tree.leaves(action)[i]
             for i, buffer in rows.next_observation:
                 buffer[t] = jax.tree.leaves(after.next_observation)[i]
-            if self._bootstrap is not None and after.truncated.any():
-                final = Timestep(after.next_observation, after.reward, np.zeros_like(after.first))
-                self._write_bootstrap(buffers, t, inputs, carry, final, after.truncated)
+            if rows.bootstrap and after.truncated.any():
+                final = _timestep(after.next_observation, after.reward, np.zeros_like(after.first))
+                self._write_bootstrap(rows, t, inputs, carry, final, after.truncated)
             reward = np.where(after.first, np.float32(0), after.reward)
             if t + 1 < length:
                 _copy(after.observation, rows.observations[t + 1])
                 buffers.first[t + 1] = after.first
-        last = Timestep(jax.tree.map(np.copy, after.observation), reward, np.copy(after.first))
-        if self._bootstrap is not None:
-            ongoing = ~buffers.truncated[-1]
-            self._write_bootstrap(buffers, length - 1, inputs, carry, last, ongoing)
+        last = _timestep(jax.tree.map(np.copy, after.observation), reward, np.copy(after.first))
+        if rows.bootstrap:
+            ongoing = np.logical_not(buffers.truncated[-1])
+            self._write_bootstrap(rows, length - 1, inputs, carry, last, ongoing)
         self.seconds[f"{unroll.name}.act"] += acting
         self.seconds[f"{unroll.name}.step"] += stepping
         step = np.asarray(actor.step) + np.int32(length)
         return actor._replace(env=stepper.state, timestep=last, carry=carry, step=step)
 
     def _write_bootstrap(
-        self, rows: Trajectory, t: int, inputs: list[Any], carry: Any, at: Timestep, mask: np.ndarray
+        self, rows: Rows, t: int, inputs: list[Any], carry: Any, at: Timestep, mask: np.ndarray
     ) -> None:
         assert self._bootstrap is not None
         found = self._bootstrap(self._unroll.bootstrap_inputs(inputs), carry, at)
-        for row, leaf in zip(jax.tree.leaves(rows.bootstrap), found, strict=True):
-            row[t] = np.where(mask.reshape(mask.shape + (1,) * (leaf.ndim - 1)), leaf, row[t])
+        for i, buffer in rows.bootstrap:
+            chosen = mask.reshape(mask.shape + (1,) * (found[i].ndim - 1))
+            buffer[t] = np.where(chosen, found[i], buffer[t])
 
     def _compile_act(self, kept: list[int]) -> Callable[..., Any]:
         inner = self._unroll.act
@@ -228,6 +234,11 @@ class HostUnroll:
         return jax.jit(lambda inputs, carry, at: function(*inputs, *jax.tree.leaves((carry, at))))
 
 
+def _timestep(observation: Any, reward: Any, first: Any) -> Timestep:
+    """What actors see, as numpy arrays."""
+    return Timestep(observation, reward, first)
+
+
 def _copy(tree: Any, rows: Any) -> None:
     """Copies every leaf into its row; a bare array, the common case, without walking a tree."""
     if isinstance(rows, np.ndarray):
@@ -239,7 +250,7 @@ def _copy(tree: Any, rows: Any) -> None:
 
 def _as_host(leaf: Any) -> Any:
     """A numpy array, but for random keys, which stay as they are."""
-    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return leaf if is_key or isinstance(leaf, np.ndarray) else np.asarray(leaf)
 
 

@@ -39,9 +39,7 @@ class Report(NamedTuple):
 class Runtime:
     """Runs a plan. Holds the learner's and the actors' state between calls of `advance`."""
 
-    def __init__(
-        self, graph: Graph, plan: Plan, env: JaxEnv | HostEnv | None, seeds: int = 1
-    ) -> None:
+    def __init__(self, graph: Graph, plan: Plan, env: JaxEnv | HostEnv, seeds: int = 1) -> None:
         self.graph = graph
         self.plan = plan
         self.compile_seconds = 0.0
@@ -112,14 +110,16 @@ class _FusedWorker:
 class _StepWorker:
     """One program per fragment, environments on the host."""
 
-    def __init__(self, graph: Graph, env: JaxEnv | HostEnv | None) -> None:
+    def __init__(self, graph: Graph, env: JaxEnv | HostEnv) -> None:
         self._graph = graph
 
         def make_stepper(state: Any, keys: Any) -> HostStepper | JaxStepper:
             return HostStepper(env) if isinstance(env, HostEnv) else JaxStepper(env, state, keys)
 
         self._programs: list[HostUnroll | FragmentProgram] = [
-            HostUnroll(node, graph, make_stepper) if isinstance(node, Unroll) else FragmentProgram(node)
+            HostUnroll(node, graph, make_stepper)
+            if isinstance(node, Unroll)
+            else FragmentProgram(node)
             for node in graph.nodes
         ]
         self._spent = {program.name: 0.0 for program in self._programs}

@@ -31,7 +31,9 @@ class FragmentProgram:
         self._inputs = [value.id for value in fragment.inputs]
         self._outputs = [value.id for value in fragment.outputs]
         self._call: Callable[..., Any] = jax.jit(jaxpr_as_fun(fragment.program))
-        self._shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in fragment.program.jaxpr.invars]
+        self._shapes = [
+            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in fragment.program.jaxpr.invars
+        ]
 
     def compile(self) -> None:
         """Compiles ahead of the first call."""
@@ -57,7 +59,9 @@ def bootstrap_function(unroll: Unroll, inputs: Sequence[Any]) -> Callable[..., A
     return _inner_function(inner.program, inner.out_tree, unroll.bootstrap_inputs(inputs))
 
 
-def _inner_function(program: ClosedJaxpr | None, tree: Any, filled: list[Any]) -> Callable[..., Any]:
+def _inner_function(
+    program: ClosedJaxpr | None, tree: Any, filled: list[Any]
+) -> Callable[..., Any]:
     assert program is not None and tree is not None
     function = jaxpr_as_fun(program)
 
@@ -129,7 +133,7 @@ def over_seeds(program: Callable[..., Any]) -> Callable[..., Any]:
     return jax.vmap(program, in_axes=(0, 0, None))
 
 
-def over_devices(program: Callable[..., Any], devices: Sequence[jax.Device]) -> Callable[..., Any]:
+def over_devices(program: Callable[..., Any], devices: Sequence[Any]) -> Callable[..., Any]:
     """The program on several devices: environments split, the learner's state replicated."""
     mesh = Mesh(list(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
     whole, split = PartitionSpec(), PartitionSpec(REPLICA_AXIS)

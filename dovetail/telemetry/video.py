@@ -9,7 +9,7 @@ import ctypes.util
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,7 +84,7 @@ def show_window(env: "Env", policy: Policy, seed: int = 0) -> float:
 
 
 @contextlib.contextmanager
-def _opened(env: "Env", mode: str = "rgb_array") -> "Iterator[Watched]":
+def _opened(env: "Env", mode: str = "rgb_array") -> "Generator[Watched]":
     """The environment that draws itself, once it has shown that it can."""
     from dovetail.envs.render import Watched
 
@@ -220,7 +220,7 @@ def _has_screen() -> bool:
 
 
 @contextlib.contextmanager
-def _headless() -> Iterator[None]:
+def _headless() -> Generator[None]:
     """Lets pygame and MuJoCo draw without a screen or a loudspeaker, while it lasts."""
     wanted = {"SDL_AUDIODRIVER": "dummy"}
     if sys.platform == "linux":

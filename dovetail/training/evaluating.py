@@ -32,7 +32,7 @@ class BackgroundEvaluation:
         return self._thread is not None and self._thread.is_alive()
 
     def ask(self, params: Any, snapshot: Any) -> None:
-        """Starts an evaluation of `params`, which are of `snapshot`; nothing while one is under way."""
+        """Starts an evaluation of a snapshot's `params`; does nothing while one is under way."""
         if self.busy:
             return
         self._thread = threading.Thread(

@@ -65,9 +65,7 @@ def finish(
 ) -> None:
     """Writes everything that a finished run holds, and says what was done."""
     params = seed_params(algorithm.acting(loop.good.state), loop.settings.seeds)
-    if stop:
-        outcome = judge([loop.evaluation])
-    elif loop.solved:
+    if stop or loop.solved:
         outcome = judge([loop.evaluation])
     else:
         progress.message(f"Evaluating over {loop.settings.episodes} episodes …")
@@ -89,9 +87,10 @@ def finish(
 def summarise(run: Run, config: dict[str, Any], loop: Loop, outcome: Outcome) -> dict[str, Any]:
     """The object that `--json` prints."""
     reached = loop.reached
-    if outcome.final_return is not None and config["threshold"] is not None:
-        if reached.time_to_threshold is None and outcome.final_return >= config["threshold"]:
-            reached.time_to_threshold = loop.elapsed
+    threshold, final = config["threshold"], outcome.final_return
+    solved = threshold is not None and final is not None and final >= threshold
+    if solved and reached.time_to_threshold is None:
+        reached.time_to_threshold = loop.elapsed
     speed = loop.steps_per_s
     return {
         "algorithm": config["algorithm"],
@@ -131,7 +130,9 @@ def farewell(run: Run, summary: dict[str, Any]) -> str:
         kind = "interquartile mean return" if interval else "mean greedy return"
         lines.append(f"The {kind} is {summary['final_return']:.1f}{spread}{_verdict(summary)}.")
     lines.append(f"The run is in {run.path}")
-    lines.append(f"Next: dovetail watch {run.path} · dovetail eval {run.path} · dovetail plot {run.path}")
+    lines.append(
+        f"Next: dovetail watch {run.path} · dovetail eval {run.path} · dovetail plot {run.path}"
+    )
     return "\n".join(lines)
 
 

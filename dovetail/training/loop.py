@@ -118,10 +118,9 @@ class Loop:
                 self._adapt(ahead[0].iterations, now - last_report)
                 last_report = now
                 self.training_seconds = now - started
-                if evaluations is not None and self._wants_evaluation(now - last_evaluation):
-                    if not evaluations.busy:
-                        evaluations.ask(self._acting(self.good.state), self.good)
-                        last_evaluation = now
+                if not evaluations.busy and self._wants_evaluation(now - last_evaluation):
+                    evaluations.ask(self._acting(self.good.state), self.good)
+                    last_evaluation = now
                 self._collect(evaluations, row)
                 recorder.record(self.reached.env_steps, row)
                 self._show(progress, row)
@@ -179,8 +178,8 @@ class Loop:
         row |= self._episode_row(report) | _columns(means)
         now = time.perf_counter()
         self._speed.append((now, self.reached.env_steps))
-        (before, steps), elapsed = self._speed[0], now - self._speed[0][0]
-        row["steps_per_s"] = (self.reached.env_steps - steps) / elapsed if elapsed else math.nan
+        before, steps = self._speed[0]
+        row["steps_per_s"] = (self.reached.env_steps - steps) / max(now - before, 1e-9)
         return row
 
     def _episode_row(self, report: Report) -> dict[str, float]:

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from dovetail.algorithm import Algorithm
 from dovetail.envs import batched
 from dovetail.envs.interface import HostEnv, JaxEnv
-from dovetail.keys import seed_key
 from dovetail.graph.unroll import ActorState, environment_keys, initial_actor
+from dovetail.keys import seed_key
 from dovetail.runtime.host import initial_observation
 
 
 def enable_compile_cache() -> None:
     """Keeps compiled programs on disk, so that a second run starts without compiling."""
-    if jax.config.jax_compilation_cache_dir is not None:
+    if getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
         return
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     jax.config.update("jax_compilation_cache_dir", str(Path(root) / "dovetail" / "compiled"))

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -24,7 +24,7 @@ class Stop:
 
 
 @contextmanager
-def stopping() -> Iterator[Stop]:
+def stopping() -> Generator[Stop]:
     """Turns SIGINT and SIGTERM into a question while the block runs (in the main thread)."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():

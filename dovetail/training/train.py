@@ -35,7 +35,7 @@ def train(
     *,
     steps: int = 200_000,
     seed: int = 0,
-    settings: Settings = Settings(),  # noqa: B008 — frozen
+    settings: Settings = Settings(),
 ) -> Run:
     """Trains `algorithm` on `env` for `steps` environment steps; returns the run's folder.
 
@@ -50,9 +50,7 @@ def train(
     chosen = resolve_policy(policy, env)
     found = resolve(env, traced=chosen.traced_envs)
     planned = _plan(algorithm, found, chosen, steps, settings)
-    config = describe(
-        algorithm, env, found, chosen, steps=steps, seed=seed, settings=settings
-    )
+    config = describe(algorithm, env, found, chosen, steps=steps, seed=seed, settings=settings)
     run = Run.create(settings.folder, _run_name(config), config)
     _write_plan(run, planned)
     return _Start(run, algorithm, planned, config, settings, began).go(restore=False)
@@ -69,8 +67,8 @@ def resume(run: str | Path | Run, steps: int | None = None, env: Any = None) -> 
     algorithm, policy, settings = rebuild_all(config)
     if env is None and config.get("env_given") == "object":
         raise UserError(
-            f"{opened.path} was trained on a Python object ({config['env']}): resume it from Python "
-            f"with dovetail.resume(run, env=…)."
+            f"{opened.path} was trained on a Python object ({config['env']}): resume it from "
+            f"Python with dovetail.resume(run, env=…)."
         )
     enable_compile_cache()
     if steps is not None:

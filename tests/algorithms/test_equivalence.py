@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from small import a2c, host_step, interpreted, jax_step, numbers, ppo, reinforce, runtime_of
+from small import LENGTH, a2c, host_step, interpreted, jax_step, numbers, ppo, reinforce, runtime_of
 
 from dovetail.algorithm import Algorithm, Task
 from dovetail.envs.interface import HostEnv
@@ -37,10 +37,18 @@ def assert_close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-5, atol=1e-5)
 
 
+def without_counts(state: Any) -> Any:
+    """With several learners the moments count one learner's samples; all weigh the same."""
+    return state._replace(
+        moments=state.moments._replace(count=np.zeros(())),
+        return_moments=state.return_moments._replace(count=np.zeros(())),
+    )
+
+
 @pytest.fixture(scope="module", params=ALGORITHMS)
 def cartpole(request: pytest.FixtureRequest) -> Any:
     """An algorithm, its first states on the JAX cart-pole, and where the interpreter takes them."""
-    env = resolve("dovetail:CartPole-v1?limit=10").jax
+    env = resolve("dovetail:CartPole-v1?limit=5").jax
     assert env is not None
     algorithm = ALGORITHMS[request.param]
     bound = algorithm.bind(Task(env.spec, ENVS, 1000))
@@ -61,7 +69,7 @@ def test_a_policy_equals_the_interpreter(cartpole: Any, policy: Policy) -> None:
     runtime.advance(1)
     runtime.advance(UPDATES - 1)
     assert_close(runtime.state.params, state.params)
-    assert_close(runtime.state, state)
+    assert_close(without_counts(runtime.state), without_counts(state))
     assert_close(runtime.actor, actor)
 
 
@@ -69,7 +77,7 @@ def test_the_interpreter_moved(cartpole: Any) -> None:
     _, _, (before, _), (after, actor) = cartpole
     assert np.abs(numbers(after.params) - numbers(before.params)).max() > 1e-4
     assert int(after.updates) == UPDATES
-    assert np.asarray(actor.step).tolist() == [UPDATES * 8] * ENVS
+    assert np.asarray(actor.step).tolist() == [UPDATES * LENGTH] * ENVS
 
 
 def first_host_state(algorithm: Algorithm, env_id: str) -> tuple[HostEnv, Any]:
@@ -79,11 +87,19 @@ def first_host_state(algorithm: Algorithm, env_id: str) -> tuple[HostEnv, Any]:
     return env, first_state(algorithm.bind(Task(env.spec, 4, 1000)), env, 4, seed=3, seeds=1)
 
 
-@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "reinforce", "ppo-recurrent"])
+@pytest.mark.parametrize(
+    ("algorithm", "autoreset"),
+    [
+        ("ppo-recurrent", "next_step"),
+        ("ppo-recurrent", "same_step"),
+        ("ppo-recurrent", "disabled"),
+        ("a2c", "next_step"),
+        ("reinforce", "same_step"),
+    ],
+)
 def test_local_equals_the_interpreter_on_the_host(algorithm: str, autoreset: str) -> None:
     chosen = ALGORITHMS[algorithm]
-    env_id = f"gymnasium:CartPole-v1?vectorization=sync&autoreset={autoreset}&max_episode_steps=6"
+    env_id = f"gymnasium:CartPole-v1?vectorization=sync&autoreset={autoreset}&max_episode_steps=5"
     env, start = first_host_state(chosen, env_id)
     bound = chosen.bind(Task(env.spec, 4, 1000))
     state, actor = interpreted(bound, host_step(env), *start, UPDATES)

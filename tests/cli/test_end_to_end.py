@@ -10,10 +10,14 @@ import pytest
 import dovetail
 from dovetail.cli.main import main
 
-TINY = "--env CartPole-v1 --policy local --envs 2 --unroll-length 8 --minibatches 2 --epochs 1"
-TINY += " --hidden 4 --episodes 2 --evaluate-every 0 --no-video"
-FIELDS = "algorithm env policy seed env_steps updates wall_s compile_s steps_per_s final_return"
-FIELDS += " time_to_threshold_s threshold run"
+TINY = (
+    "--env CartPole-v1 --policy local --envs 2 --unroll-length 8 --minibatches 2 --epochs 1"
+    " --hidden 4 --episodes 2 --evaluate-every 0 --no-video"
+)
+FIELDS = (
+    "algorithm env policy seed env_steps updates wall_s compile_s steps_per_s final_return"
+    " time_to_threshold_s threshold run"
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,15 @@
 """Gymnasium behind our interface: every mode, true final observations, sentences for failures."""
 
+import pickle
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 from dovetail.envs import check_host_env, resolve
+from dovetail.envs.gymnasium import created
 from dovetail.envs.interface import HostEnv, HostStep
 from dovetail.errors import UserError
 
@@ -165,6 +168,57 @@ def test_actions_outside_minus_one_to_one_are_clipped():
     np.testing.assert_array_equal(one.step(at).observation, other.step(beyond).observation)
 
 
+def test_box2d_loads_though_warnings_are_errors():
+    check_host_env(resolve("LunarLander-v3?max_episode_steps=9").host, steps=20)
+
+
+class Odd(gymnasium.vector.VectorEnv):
+    """Ends every second step; pays for resets; says of its autoreset mode what it is told."""
+
+    def __init__(self, num_envs: int, metadata: dict[str, Any]) -> None:
+        self.num_envs, self.metadata = num_envs, metadata
+        self.single_observation_space = gymnasium.spaces.Box(-9, 9, (1,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return np.zeros((self.num_envs, 1)), {}
+
+    def step(self, actions):
+        self.time += 1
+        ends, no = np.full(self.num_envs, self.time % 3 == 2), np.zeros(self.num_envs, np.bool_)
+        return np.zeros((self.num_envs, 1)), np.full(self.num_envs, 5), ends, no, {}
+
+
+def odd(metadata: dict[str, Any]) -> HostEnv:
+    def build(num_envs: int) -> Odd:
+        return Odd(num_envs, metadata)
+
+    return host(build, 1)
+
+
+def test_a_step_that_only_resets_pays_nothing():
+    batch = odd({"autoreset_mode": AutoresetMode.NEXT_STEP})
+    batch.reset([0])
+    steps = [batch.step(np.zeros(1, np.int32)) for _ in range(4)]
+    assert [float(step.reward[0]) for step in steps] == [5, 5, 0, 5]
+    assert [bool(step.valid[0]) for step in steps] == [True, True, False, True]
+    assert steps[0].observation.dtype == np.float32
+
+
+def test_same_step_autoreset_without_a_final_observation_is_refused():
+    batch = odd({"autoreset_mode": AutoresetMode.SAME_STEP})
+    batch.reset([0])
+    batch.step(np.zeros(1, np.int32))
+    with pytest.raises(UserError, match=r"environment 0 ended .* without infos\['final_obs'\]"):
+        batch.step(np.zeros(1, np.int32))
+
+
+def test_a_vector_environment_must_say_how_it_resets():
+    with pytest.raises(UserError, match="does not say how it resets finished episodes"):
+        odd({})
+
+
 class Faulty(gymnasium.Env):
     """Does something wrong at its third step, in the environment with an odd seed."""
 
@@ -257,6 +311,20 @@ def test_a_diverged_algorithm_is_blamed_rather_than_the_environment():
 def test_mistakes_are_sentences(env, sentence):
     with pytest.raises(UserError, match=sentence):
         host(env)
+
+
+def test_a_missing_extra_is_named():
+    def build() -> None:
+        raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed, run pip install …")
+
+    with pytest.raises(UserError, match=r"needs mujoco.*pip install 'dovetail\[mujoco\]'"):
+        created(build, "gymnasium:Ant-v5")
+
+
+def test_factories_can_be_sent_to_other_processes():
+    for env in ("CartPole-v1", "Acrobot-v1?autoreset=next_step"):
+        factory = pickle.loads(pickle.dumps(resolve(env).host))
+        assert factory(2).reset([0, 1]).shape[0] == 2
 
 
 def test_seeds_are_counted():

@@ -187,7 +187,9 @@ def test_prints_stay_on_the_side_of_what_they_print() -> None:
     assert "debug_callback" in primitives(graph.node("learner"))
     metrics = assert_as_interpreted(with_iteration(iteration))
     jax.effects_barrier()
-    assert dict(seen) == pytest.approx({"actor": metrics["reward"], "learner": 2 * metrics["reward"]})
+    assert dict(seen) == pytest.approx(
+        {"actor": metrics["reward"], "learner": 2 * metrics["reward"]}
+    )
 
 
 def test_every_value_of_a_fragment_is_on_its_side() -> None:

@@ -39,7 +39,7 @@ def test_unroll_equals_steps(spec: Any, action: ActionSpace, recurrent: int, sha
     network = ActorCritic(spec, action, (8, 8), "tanh", recurrent, shared)
     params = jax.jit(network.init)(jax.random.key(0))
     seen = observations(spec, 4, 2)
-    first = np.array([[1, 0], [0, 0], [0, 1], [0, 0]], bool)
+    first = jnp.array([[1, 0], [0, 0], [0, 1], [0, 0]], bool)
     start = jax.tree.map(lambda x: np.ones((2, *x.shape), np.float32), network.initial_carry())
 
     @jax.jit

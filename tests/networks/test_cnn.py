@@ -25,7 +25,7 @@ def test_patches_by_hand() -> None:
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (4, 2), (2, 2), (6, 3), (1, 1)])
 def test_patches_cover_what_a_convolution_covers(kernel: int, stride: int) -> None:
     """A kernel of ones sums each patch, whatever the order of a patch's entries."""
-    x = normal(0, 2, 11, 9, 3)
+    x = jnp.asarray(normal(0, 2, 11, 9, 3))
     found = cnn.patches(x, kernel, stride).sum(axis=-1)
     ones = jnp.ones((kernel, kernel, 3, 1))
     expected = jax.lax.conv_general_dilated(
@@ -37,8 +37,8 @@ def test_patches_cover_what_a_convolution_covers(kernel: int, stride: int) -> No
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (4, 2)])
 def test_a_layer_is_a_convolution(kernel: int, stride: int) -> None:
     """Each entry of a patch, found by its place, meets that place's weight."""
-    x = normal(0, 2, 8, 8, 3)
-    weight = normal(1, kernel * kernel * 3, 5)
+    x = jnp.asarray(normal(0, 2, 8, 8, 3))
+    weight = jnp.asarray(normal(1, kernel * kernel * 3, 5))
     places = jnp.arange(kernel * kernel * 3).reshape(1, kernel, kernel, 3)
     order = cnn.patches(places, kernel, stride).reshape(-1)
     as_kernel = weight[jnp.argsort(order)].reshape(kernel, kernel, 3, 5)

@@ -1,0 +1,33 @@
+"""Gradients in pieces."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dovetail.functions.gradients import gradient
+
+
+def loss(params: jax.Array, samples: jax.Array, shift: float) -> tuple[jax.Array, dict]:
+    value = jnp.mean(jnp.square(samples @ params - shift))
+    return value, {"loss": value}
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 4, 6, 12, 100])
+def test_pieces_make_the_whole(piece: int) -> None:
+    samples = jnp.arange(24.0).reshape(12, 2) / 10
+    params = jnp.array([0.5, -1.0])
+    whole, metrics = jax.grad(loss, has_aux=True)(params, samples, 1.0)
+    found, found_metrics = gradient(loss, params, samples, 1.0, piece=piece)
+    np.testing.assert_allclose(found, whole, rtol=1e-5)
+    np.testing.assert_allclose(found_metrics["loss"], metrics["loss"], rtol=1e-5)
+
+
+def test_a_count_without_divisors_is_taken_at_once() -> None:
+    samples = jnp.arange(14.0).reshape(7, 2)
+    jaxpr = jax.make_jaxpr(lambda s: gradient(loss, jnp.ones(2), s, 0.0, piece=4)[0])(samples)
+    assert "scan" not in str(jaxpr)
+    in_pieces = jax.make_jaxpr(lambda s: gradient(loss, jnp.ones(2), s, 0.0, piece=2)[0])(
+        samples[:6]
+    )
+    assert "scan" in str(in_pieces)

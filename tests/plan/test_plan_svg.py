@@ -1,0 +1,77 @@
+"""The drawing: sound XML, every box and arrow there, nothing drawn over anything else."""
+
+import xml.etree.ElementTree as ElementTree
+from itertools import combinations
+
+import pytest
+from toys import ActorGradients, Drift, Toy, TwoUnrolls, drift_task
+
+from dovetail.envs.interface import EnvSpec
+from dovetail.graph.trace import trace
+from dovetail.plan import make_plan
+from dovetail.plan.svg import svg
+from dovetail.policies.fused import Fused
+from dovetail.policies.interface import Resources
+from dovetail.policies.local import Local
+
+MACHINE = Resources(devices=4, cores=2)
+
+
+def texts(document: str) -> list[str]:
+    root = ElementTree.fromstring(document)
+    return ["".join(element.itertext()) for element in root.iter() if element.tag.endswith("text")]
+
+
+def boxes(document: str) -> list[tuple[float, float, float, float]]:
+    """(x, y, width, height) of every outlined box."""
+    root = ElementTree.fromstring(document)
+    outlined = [e for e in root.iter() if e.tag.endswith("rect") and "stroke" in e.attrib]
+    names = ("x", "y", "width", "height")
+    return [
+        (x, y, width, height)
+        for e in outlined
+        if e.attrib["stroke"] != "none"
+        for x, y, width, height in [tuple(float(e.attrib[name]) for name in names)]
+    ]
+
+
+def test_the_graph_alone() -> None:
+    words = texts(svg(trace(Toy(), drift_task(), Drift())))
+    for wanted in ("Toy on toy:Drift", "learner", "actor", "environment", "state", "unroll.act"):
+        assert wanted in words
+    assert words.count("gather") == 1
+    assert "336 B, 4 arrays" in words
+    assert "mean ×1" in words
+
+
+def test_with_a_plan_links_and_programs_are_told() -> None:
+    graph = trace(Toy(), drift_task())
+    words = texts(svg(graph, make_plan(Local(envs=4), graph, MACHINE)))
+    assert "gather · hand-off" in words
+    assert "main · program 3" in words
+    assert "on the host" in words
+    assert "worker main on device 0" in words
+
+
+def test_fused_boxes_share_a_tint() -> None:
+    graph = trace(Toy(), drift_task(), Drift())
+    document = svg(graph, make_plan(Fused(envs=4), graph, MACHINE))
+    assert texts(document).count("main · program 1") == 3
+    assert "stroke-dasharray" not in document.replace(
+        'stroke-dasharray="6 4" marker-end="url(#head-9ca3af)"', ""
+    )  # only the way to the next iteration is dashed
+
+
+@pytest.mark.parametrize("algorithm", [Toy(), TwoUnrolls(), ActorGradients()])
+def test_no_box_covers_another(algorithm: Toy) -> None:
+    graph = trace(algorithm, drift_task(), Drift())
+    drawn = boxes(svg(graph, make_plan(Fused(envs=4), graph, MACHINE)))
+    assert len(drawn) == len(graph.fragments) + 1
+    for (x, y, width, height), (x2, y2, width2, height2) in combinations(drawn, 2):
+        assert x + width <= x2 or x2 + width2 <= x or y + height <= y2 or y2 + height2 <= y
+
+
+def test_names_are_escaped() -> None:
+    spec = EnvSpec('a<b>&"c"', Drift.spec.observation, Drift.spec.action)
+    graph = trace(Toy(), drift_task().__class__(spec, 4, 1000))
+    assert 'Toy on a<b>&"c"' in texts(svg(graph))
