@@ -12,6 +12,12 @@ class UserError(Exception):
     """Something the user can put right; its text is one complete sentence."""
 
 
+def check_option(name: str, value: object, fits: bool, wanted: str) -> None:
+    """Refuses an option whose value cannot be; `wanted` says what could."""
+    if not fits:
+        raise UserError(f"--{name.strip('_').replace('_', '-')} is {value}: give {wanted}.")
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """A hint for an unknown `word`: the nearest choice, or all of them if none is near."""
     names = sorted(choices)

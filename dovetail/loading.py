@@ -4,7 +4,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,11 +24,16 @@ def load_object(target: str, what: str) -> Any:
     return getattr(module, name)
 
 
-@cache
 def load_file(path: Path) -> ModuleType:
-    """A user's Python file as a module, loaded once; its folder can be imported from."""
+    """A user's Python file as a module; its folder can be imported from."""
     if not path.is_file():
         raise UserError(f"There is no file {path}: check the path.")
+    return _load(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _load(path: Path, changed: int) -> ModuleType:
+    """Runs the file; again only when it has changed."""
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(f"dovetail_user_{path.stem}_{digest}", path)
     if spec is None or spec.loader is None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dovetail.errors import UserError
+from dovetail.errors import UserError, check_option
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,10 @@ class Settings:
     """A live panel, plain lines, or nothing, on standard error."""
 
     def __post_init__(self) -> None:
-        for name, least in (("seeds", 1), ("episodes", 1), ("keep", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name} is {getattr(self, name)}: give {least} or more.")
+        for name in ("seeds", "episodes", "keep"):
+            check_option(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         for name in ("evaluate_every", "checkpoint_every"):
-            if getattr(self, name) < 0:
-                flag = name.replace("_", "-")
-                raise UserError(f"--{flag} is {getattr(self, name)}: give 0 or more seconds.")
+            check_option(name, getattr(self, name), getattr(self, name) >= 0, "0 or more seconds")
         if self.until is not None and self.seeds > 1:
             raise UserError(
                 f"--until stops one training, but --seeds asks for {self.seeds}: leave one out."

@@ -18,6 +18,7 @@ from benchmarks.handwritten import ppo_update as ppo
 from benchmarks.protocol import UNROLL, parse_job, train_and_answer
 from dovetail.envs.interface import JaxEnv
 from dovetail.envs.resolve import resolve
+from dovetail.keys import seed_key
 
 
 class Actors(NamedTuple):
@@ -40,7 +41,7 @@ class Statistics(NamedTuple):
 
 
 def start(env: JaxEnv, num_envs: int, seed: int) -> tuple[ppo.Learner, Actors]:
-    key = jax.random.key(seed)
+    key = seed_key(seed)
     env_key = jax.random.fold_in(key, 1)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(env_key, jnp.arange(num_envs))
     state, observation = jax.vmap(env.reset)(keys)

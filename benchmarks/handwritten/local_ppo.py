@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks.handwritten import ppo_update as ppo
 from benchmarks.protocol import UNROLL, parse_job, train_and_answer
 from dovetail.envs.gymnasium_cartpole import CartPoles
+from dovetail.keys import seed_key
 
 
 @jax.jit
@@ -50,7 +51,7 @@ class Training:
     """The environments, the learner and what is kept between two unrolls."""
 
     def __init__(self, num_envs: int, seed: int) -> None:
-        key = jax.random.key(seed)
+        key = seed_key(seed)
         self.learner = jax.jit(ppo.init)(jax.random.fold_in(key, 0))
         env_key = jax.random.fold_in(key, 1)
         self.keys = jax.vmap(jax.random.fold_in, (None, 0))(env_key, np.arange(num_envs))

@@ -1,7 +1,8 @@
 """The update of Dovetail's PPO as plain functions: advantages, losses, epochs of minibatches.
 
-What `fused_ppo.py` and `local_ppo.py` share. The network is Dovetail's own object, so that both
-sides multiply the same matrices; everything else is written out here.
+What `fused_ppo.py` and `local_ppo.py` share. The network is Dovetail's own object and keys are
+Dovetail's own keys, so that both sides multiply the same matrices and hash the same way; the rest
+is written out here.
 """
 
 from typing import Any, NamedTuple
@@ -18,6 +19,9 @@ network = ActorCritic(jax.ShapeDtypeStruct((4,), jnp.float32), Discrete(2), p.HI
 optimiser = optax.chain(
     optax.clip_by_global_norm(p.MAX_GRAD_NORM), optax.adam(p.LEARNING_RATE, eps=p.ADAM_EPSILON)
 )
+
+PIECE = 8192
+"""Samples whose gradient is taken at once, at most."""
 
 
 class Learner(NamedTuple):
@@ -109,31 +113,52 @@ def loss(params: Any, samples: Samples) -> tuple[jax.Array, dict[str, jax.Array]
     }
 
 
+def gradient(params: Any, samples: Samples) -> tuple[Any, dict[str, jax.Array]]:
+    """The gradient of a minibatch, summed over pieces that fit the cache."""
+    count = samples.weight.shape[0]
+    pieces = -(-count // PIECE)
+    grad = jax.grad(loss, has_aux=True)
+    if pieces == 1:
+        return grad(params, samples)
+    split = jax.tree.map(lambda x: x.reshape(pieces, count // pieces, *x.shape[1:]), samples)
+
+    def add(total: Any, part: Samples) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, grad(params, part)), None
+
+    shapes = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], split))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    total, _ = jax.lax.scan(add, zeros, split)
+    return jax.tree.map(lambda x: x / pieces, total)
+
+
 def update(learner: Learner, batch: Batch) -> tuple[Learner, dict[str, jax.Array]]:
     """One PPO update; a minibatch is a random set of time rows of every environment."""
     length = batch.reward.shape[0]
-    advantage = advantages(batch)
     weight = batch.valid.astype(jnp.float32)
     weight = weight / jnp.maximum(jnp.mean(weight), 1e-8)
-    samples = Samples(
-        batch.observation, batch.action, batch.log_prob, advantage, advantage + batch.value, weight
-    )
+    advantage = advantages(batch)
+    target = advantage + batch.value
+    centred = advantage - jnp.mean(advantage * weight)
+    scaled = centred * jax.lax.rsqrt(jnp.mean(jnp.square(centred) * weight) + 1e-8)
+    samples = Samples(batch.observation, batch.action, batch.log_prob, scaled, target, weight)
 
-    def gradient_step(state: tuple[Any, Any], rows: jax.Array) -> tuple[Any, Any]:
+    def step(state: tuple[Any, Any], rows: jax.Array) -> tuple[Any, Any]:
         params, moments = state
         chosen = jax.tree.map(lambda x: x[rows].reshape(-1, *x.shape[2:]), samples)
-        centred = chosen.advantage - jnp.mean(chosen.advantage * chosen.weight)
-        variance = jnp.mean(jnp.square(centred) * chosen.weight)
-        chosen = chosen._replace(advantage=centred * jax.lax.rsqrt(variance + 1e-8))
-        gradients, metrics = jax.grad(loss, has_aux=True)(params, chosen)
+        gradients, metrics = gradient(params, chosen)
         changes, moments = optimiser.update(gradients, moments, params)
         return (optax.apply_updates(params, changes), moments), metrics
 
-    def epoch(state: tuple[Any, Any], key: jax.Array) -> tuple[Any, Any]:
-        order = jax.random.permutation(key, length).reshape(p.MINIBATCHES, -1)
-        return jax.lax.scan(gradient_step, state, order)
-
     keys = jax.random.split(jax.random.fold_in(learner.key, learner.updates), p.EPOCHS)
-    (params, moments), metrics = jax.lax.scan(epoch, (learner.params, learner.optimiser), keys)
+    order = jax.vmap(lambda key: jax.random.permutation(key, length))(keys)
+    order = order.reshape(p.EPOCHS * p.MINIBATCHES, -1)
+    (params, moments), metrics = jax.lax.scan(step, (learner.params, learner.optimiser), order)
     metrics = jax.tree.map(jnp.mean, metrics)
+    metrics["explained_variance"] = 1 - variance(target - batch.value, weight) / variance(
+        target, weight
+    )
     return Learner(params, moments, learner.key, learner.updates + 1), metrics
+
+
+def variance(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return jnp.mean(jnp.square(x - jnp.mean(x * weight)) * weight)

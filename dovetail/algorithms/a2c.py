@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dovetail.algorithm import RL, Metrics, Trajectory
 from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
+from dovetail.errors import check_option
 from dovetail.functions.losses import standardise
 from dovetail.functions.returns import generalised_advantages
 
@@ -23,6 +24,10 @@ class A2C(ActorCriticAlgorithm):
     """Trade-off of bias and variance in the advantages; 1 for the paper's n-step returns."""
     normalise_advantages: bool = False
     """Whether each batch's advantages are standardised."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_option("lambda_", self.lambda_, 0 <= self.lambda_ <= 1, "0 to 1")
 
     def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """One gradient step on the whole batch."""

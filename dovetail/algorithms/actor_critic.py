@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from dovetail.algorithm import RL, Algorithm, Carry, Metrics, Timestep, Trajectory
+from dovetail.errors import check_option
 from dovetail.functions.losses import (
     entropy_loss,
     explained_variance,
@@ -29,6 +30,7 @@ from dovetail.functions.normalisation import (
     update,
 )
 from dovetail.functions.returns import successor_values
+from dovetail.networks import layers
 from dovetail.networks.actor_critic import ActorCritic
 
 
@@ -106,6 +108,16 @@ class ActorCriticAlgorithm(Algorithm):
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
     recurrent: int = 0
     """Size of the recurrent memory; 0 for none."""
+
+    def __post_init__(self) -> None:
+        positive = ("unroll_length", "learning_rate", "max_grad_norm")
+        for name in positive:
+            check_option(name, getattr(self, name), getattr(self, name) > 0, "more than 0")
+        for name in ("value_coefficient", "entropy_coefficient", "recurrent"):
+            check_option(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
+        check_option("discount", self.discount, 0 <= self.discount <= 1, "0 to 1")
+        check_option("hidden", self.hidden, all(n > 0 for n in self.hidden), "sizes above 0")
+        layers.activation(self.activation)
 
     @property
     def network(self) -> ActorCritic:

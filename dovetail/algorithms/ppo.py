@@ -15,7 +15,7 @@ import optax
 
 from dovetail.algorithm import RL, Metrics, Trajectory
 from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
-from dovetail.errors import UserError
+from dovetail.errors import UserError, check_option
 from dovetail.functions.gradients import gradient
 from dovetail.functions.losses import (
     approximate_kl,
@@ -70,6 +70,14 @@ class PPO(ActorCriticAlgorithm):
     """Stop an update's gradient steps once the divergence passes 1.5 times this; 0 for never."""
     normalise_advantages: bool = True
     """Whether each batch's advantages are standardised."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epochs", "minibatches"):
+            check_option(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        check_option("clip", self.clip, self.clip > 0, "more than 0")
+        check_option("target_kl", self.target_kl, self.target_kl >= 0, "0 or more")
+        check_option("lambda_", self.lambda_, 0 <= self.lambda_ <= 1, "0 to 1")
 
     def gradient_steps(self) -> int:
         """Optimiser steps per update."""

@@ -4,19 +4,16 @@ Whatever is given must be something that can be made many times: a class, a fact
 `JaxEnv`, which is pure functions.
 """
 
-import hashlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dovetail.envs.interface import EnvSpec, HostEnv, JaxEnv
 from dovetail.envs.resolve import Env
-from dovetail.errors import UserError, nearest
+from dovetail.errors import UserError
+from dovetail.loading import load_object
 
 
 def from_file(path: str, name: str, options: Mapping[str, Any], env_id: str) -> Env:
@@ -134,27 +131,4 @@ def _build_named(path: str, name: str, **options: Any) -> Any:
 
 
 def _named(path: str, name: str) -> Any:
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise UserError(f"There is no file {path!r} to take the environment {name!r} from.")
-    module = _module(file, file.stat().st_mtime_ns)
-    if not hasattr(module, name):
-        public = [word for word in vars(module) if not word.startswith("_")]
-        raise UserError(f"{path} has no {name!r}: {nearest(name, public)}")
-    return getattr(module, name)
-
-
-@lru_cache(maxsize=32)
-def _module(file: Path, changed: int) -> ModuleType:
-    """The user's file as a module, run again only when it changed."""
-    name = f"dovetail_own_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise UserError(f"{file} could not be run: {type(error).__name__}: {error}") from error
-    return module
+    return load_object(f"{Path(path).expanduser()}:{name}", "environment")

@@ -7,7 +7,7 @@ becomes an all-reduce.
 
 from dataclasses import dataclass
 
-from dovetail.errors import UserError
+from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import LinkKind, Plan, Worker
 from dovetail.policies.interface import Resources, links, on_one_worker
@@ -21,6 +21,10 @@ class Fused:
     """Environments stepped side by side, over all devices."""
     devices: int = 1
     """Devices that each take an equal share of the environments."""
+
+    def __post_init__(self) -> None:
+        check_option("envs", self.envs, self.envs >= 1, "1 or more")
+        check_option("devices", self.devices, self.devices >= 1, "1 or more")
 
     @property
     def replicas(self) -> int:

@@ -6,6 +6,7 @@ and the whole update each one compiled call.
 
 from dataclasses import dataclass
 
+from dovetail.errors import check_option
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import LinkKind, Plan, Worker
 from dovetail.policies.interface import Resources, links, on_one_worker
@@ -17,6 +18,9 @@ class Local:
 
     envs: int = 8
     """Environments stepped side by side."""
+
+    def __post_init__(self) -> None:
+        check_option("envs", self.envs, self.envs >= 1, "1 or more")
 
     @property
     def replicas(self) -> int:

@@ -10,9 +10,10 @@ from dovetail.algorithm import Algorithm, Task
 from dovetail.checkpoint import Checkpoints
 from dovetail.envs.interface import HostEnv, JaxEnv
 from dovetail.envs.resolve import Env, resolve
-from dovetail.errors import UserError
+from dovetail.errors import UserError, check_option
 from dovetail.evaluation import Evaluator
 from dovetail.explanation import Explanation
+from dovetail.plan.ir import LinkKind
 from dovetail.planning import Planned, plan_for, resolve_policy
 from dovetail.policies.interface import Policy
 from dovetail.run import Run
@@ -44,8 +45,7 @@ def train(
     and Local for others unless given.
     """
     began = time.perf_counter()
-    if steps < 1:
-        raise UserError(f"--steps is {steps}: give 1 or more.")
+    check_option("steps", steps, steps >= 1, "1 or more")
     enable_compile_cache()
     chosen = resolve_policy(policy, env)
     found = resolve(env, traced=chosen.traced_envs)
@@ -83,11 +83,12 @@ def _plan(
     algorithm: Algorithm, env: Env, policy: Policy, steps: int, settings: Settings
 ) -> Planned:
     planned = plan_for(algorithm, env, policy, steps)
-    if settings.seeds > 1 and (planned.plan.policy != "fused" or planned.plan.replicas > 1):
+    plan = planned.plan
+    fused = all(link.kind is LinkKind.FUSED for link in plan.links)
+    if settings.seeds > 1 and not (fused and plan.replicas == 1):
         raise UserError(
             f"--seeds {settings.seeds} trains several seeds as one compiled batch, which needs "
-            f"--policy fused on one device; this plan is {planned.plan.policy} on "
-            f"{planned.plan.replicas}."
+            f"--policy fused on one device; this plan is {plan.policy} on {plan.replicas}."
         )
     return planned
 

@@ -19,6 +19,18 @@ def test_apply_by_hand() -> None:
     np.testing.assert_allclose(mlp.apply(params, x[0]), [2.0])
 
 
+def test_every_batch_size_and_shape_gives_the_same() -> None:
+    mlp = MLP((5, 6, 2))
+    params = jax.jit(mlp.init, static_argnums=1)(jax.random.key(0), 3)
+    x = np.random.default_rng(0).normal(size=(4, 7, 3)).astype(np.float32)
+    whole = np.asarray(jax.jit(mlp.apply)(params, x))
+    assert whole.shape == (4, 7, 2)
+    np.testing.assert_allclose(jax.jit(mlp.apply)(params, x[1]), whole[1], atol=1e-6)
+    np.testing.assert_allclose(jax.jit(mlp.apply)(params, x[1, :3]), whole[1, :3], atol=1e-6)
+    one_by_one = jax.jit(jax.vmap(lambda row: mlp.apply(params, row)))(x[1])
+    np.testing.assert_allclose(one_by_one, whole[1], atol=1e-6)
+
+
 def test_the_output_is_activated_on_request() -> None:
     params = {"layer_0": {"weight": jnp.array([[-1.0]]), "bias": jnp.zeros(1)}}
     x = jnp.array([3.0])

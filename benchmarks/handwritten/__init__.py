@@ -1,1 +1,0 @@
-"""Complete training programs written by hand, to compare Dovetail with."""

@@ -1,1 +1,0 @@
-"""Drivers of the peers, each run in a virtual environment of its own."""

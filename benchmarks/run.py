@@ -1,0 +1,205 @@
+"""The one entry to every measurement: `python benchmarks/run.py [name …] [--repeats N] [--quick]`.
+
+Contestants run in fresh processes, one at a time and in turn (ours, theirs, ours, theirs, …), so
+that whatever the machine does meets both. A ratio is taken in each round, and its median counts.
+Peers are installed on first use. Everything measured goes to benchmarks/results/ as JSON.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.comparisons import COMPARISONS, Comparison, Contestant, Metric  # noqa: E402
+from benchmarks.interpreters import interpreter  # noqa: E402
+
+SCRIPTS = {
+    "parity": ("the hand-written PPO computes the same numbers", ["benchmarks.parity"]),
+    "startup": ("seconds from the command to the first update", ["benchmarks.startup"]),
+    "memory": ("resident memory of long runs (20 minutes)", ["benchmarks.memory"]),
+}
+BUSY = 0.5
+"""A load average above which other work on the machine would be measured too."""
+
+Answer = dict[str, Any]
+
+
+def main() -> int:
+    options = parse()
+    warn_if_busy()
+    chosen = options.names or [*(c.name for c in COMPARISONS), *SCRIPTS]
+    results: dict[str, Any] = {"machine": machine(), "quick": options.quick}
+    for comparison in COMPARISONS:
+        if comparison.name in chosen:
+            measured = compare(comparison, options.repeats, options.quick)
+            show(comparison, measured)
+            results[comparison.name] = measured
+    for name, (title, command) in SCRIPTS.items():
+        if name in chosen:
+            print(f"\n{name}: {title}", flush=True)
+            results[name] = run_script([*command, *(["--quick"] if options.quick else [])])
+    path = save(results)
+    print(f"\nEverything is in {path.relative_to(ROOT)}")
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    names = [*(c.name for c in COMPARISONS), *SCRIPTS]
+    lines = [f"  {c.name:18}{c.title}" for c in COMPARISONS]
+    lines += [f"  {name:18}{title}" for name, (title, _) in SCRIPTS.items()]
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog="names:\n" + "\n".join(lines),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="name", help="what to measure; all if none")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of each comparison")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the steps: only a look")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in names]
+    if unknown:
+        parser.error(f"there is no {unknown[0]!r}: choose from {', '.join(names)}")
+    return options
+
+
+def warn_if_busy() -> None:
+    load = os.getloadavg()[0]
+    print(f"{os.cpu_count()} cores, load average {load:.2f}")
+    if load > BUSY:
+        print("Something else is running: these numbers will be noise. Stop it and start again.")
+
+
+def compare(comparison: Comparison, repeats: int, quick: bool) -> dict[str, Any]:
+    """Every contestant in turn, `repeats` times."""
+    print(f"\n{comparison.name}: {comparison.title}", flush=True)
+    contestants = [*comparison.ours, *comparison.others]
+    answers: dict[str, list[Answer]] = {c.name: [] for c in contestants}
+    for contestant in contestants:
+        interpreter(contestant.python)  # installs before anything is timed
+    for round_ in range(repeats):
+        for contestant in contestants:
+            answer = ask(contestant, comparison.threshold, round_, quick)
+            answers[contestant.name].append(answer)
+            print(f"  round {round_ + 1}  {contestant.name:28} {line(answer)}", flush=True)
+    verdicts = [
+        verdict(comparison, answers, metric, target) for metric, target in comparison.metrics
+    ]
+    return {"title": comparison.title, "answers": answers, "verdicts": verdicts}
+
+
+def ask(contestant: Contestant, threshold: bool, round_: int, quick: bool) -> Answer:
+    """One run in a process of its own; with a threshold each round has its own seed."""
+    steps = contestant.steps if threshold or not quick else contestant.steps // 5
+    command = [str(interpreter(contestant.python)), "-m", contestant.module]
+    command += ["--mode", "threshold" if threshold else "speed", "--steps", str(steps)]
+    command += ["--seed", str(round_ if threshold else 0), *contestant.arguments]
+    return run_json(command)
+
+
+def run_json(command: list[str]) -> Answer:
+    """Runs a command and reads the JSON object on its last line."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def run_script(command: list[str]) -> Answer:
+    """Runs one of the other measurements, which prints its own table and ends with JSON."""
+    full = [str(interpreter("dovetail")), "-m", *command]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(
+        full, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        last = ""
+        for text in process.stdout:
+            if last:
+                print(f"  {last}", flush=True)
+            last = text.rstrip()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(full)} failed.")
+    return json.loads(last)
+
+
+def line(answer: Answer) -> str:
+    if "env_steps_to_threshold" not in answer:
+        return f"{answer['steps_per_s']:12,.0f} steps/s"
+    if answer["env_steps_to_threshold"] is None:
+        return f"not reached in {answer['steps']:,} steps (return {answer['final_return']:.0f})"
+    took = answer["time_to_threshold_s"]
+    return f"seed {answer['seed']}: {answer['env_steps_to_threshold']:9,} steps, {took:7.2f} s"
+
+
+def verdict(
+    comparison: Comparison, answers: dict[str, list[Answer]], metric: Metric, target: float
+) -> dict[str, Any]:
+    """Our best variant against their best: the median of the rounds' ratios, or, for training to
+    the threshold, the ratio of the medians over seeds."""
+    more_is_better = metric == "steps_per_s"
+    worst = 0.0 if more_is_better else float("inf")
+    values = {
+        name: [worst if a[metric] is None else a[metric] for a in rows]
+        for name, rows in answers.items()
+    }
+    pick = max if more_is_better else min
+    medians = {name: statistics.median(v) for name, v in values.items()}
+    mine = pick((c.name for c in comparison.ours), key=medians.__getitem__)
+    best = pick((c.name for c in comparison.others), key=medians.__getitem__)
+    if comparison.threshold:
+        ratio = medians[best] / medians[mine]
+    else:
+        ratio = statistics.median(a / b for a, b in zip(values[mine], values[best], strict=True))
+    return {
+        "metric": metric,
+        "ours": mine,
+        "theirs": best,
+        "medians": medians,
+        "ratio": ratio,
+        "target": target,
+        "met": ratio >= target,
+    }
+
+
+def show(comparison: Comparison, measured: dict[str, Any]) -> None:
+    for found in measured["verdicts"]:
+        print(f"  {found['metric']}, medians")
+        for name, median in found["medians"].items():
+            print(f"    {name:28} {median:14,.2f}")
+        sign = "reached" if found["met"] else "MISSED"
+        print(
+            f"    {found['ours']} is {found['ratio']:.3f} × {found['theirs']}; "
+            f"target {found['target']:g}: {sign}"
+        )
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def save(results: dict[str, Any]) -> Path:
+    folder = ROOT / "benchmarks" / "results"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
