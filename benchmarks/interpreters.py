@@ -1,4 +1,4 @@
-"""Which Python runs a contestant: Dovetail's own, or a peer's virtual environment made on demand."""
+"""Which Python runs a contestant: Dovetail's own, or a peer's environment made on demand."""
 
 import subprocess
 import sys

@@ -36,7 +36,7 @@ def sample(command: tuple[str, ...], seconds: float) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         full = [sys.executable, "-m", "dovetail", "train", "ppo", *command]
         full += ["--steps", "2_000_000_000", "--no-anneal", "--no-video"]
-        full += ["--run", str(Path(folder) / "run"), "--display", "none"]
+        full += ["--run", str(Path(folder) / "run"), "--quiet"]
         process = subprocess.Popen(full, stdout=subprocess.DEVNULL)
         samples: list[float] = []
         began = time.monotonic()

@@ -53,14 +53,15 @@ def distribution_policy(name: str, job: p.Job) -> Any:
 def measure_speed(job: p.Job, policy: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = dt.Settings(
-            folder=str(Path(folder) / "run"), evaluate_every=0, episodes=1, video=False,
+            folder=str(Path(folder) / "run"),
+            evaluate_every=0,
+            episodes=1,
+            video=False,
             display="none",
-        )  # fmt: skip
+        )
         iterations = job.iterations + max(1, job.iterations // 8)
         steps = iterations * job.per_iteration
-        run = dt.train(
-            algorithm(), job.env, policy, steps=steps, seed=job.seed, settings=settings
-        )
+        run = dt.train(algorithm(), job.env, policy, steps=steps, seed=job.seed, settings=settings)
         with (Path(run.path) / "metrics.csv").open() as file:
             rows = [(float(r["time_s"]), float(r["env_steps"])) for r in csv.DictReader(file)]
         first = next(row for row in rows if row[1] >= steps / 8 or row is rows[-2])
@@ -103,8 +104,6 @@ def main() -> None:
     parser.add_argument("--policy", choices=("fused", "local"), default="fused")
     chosen, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
-    if job.devices > 1:
-        jax.config.update("jax_num_cpu_devices", job.devices)
     policy = distribution_policy(chosen.policy, job)
     if job.mode == "speed":
         measure_speed(job, policy)

@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.errors:UserError",
         "dovetail.explanation:explain",
         "dovetail.export:load_policy",
+        "dovetail.interpretation:interpret",
         "dovetail.planning:trace",
         "dovetail.run:Run",
         "dovetail.settings:Settings",

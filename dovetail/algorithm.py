@@ -51,7 +51,8 @@ class Trajectory(NamedTuple):
     """What `act` returned beside the action: log-probabilities, values, …"""
     bootstrap: Any
     """`bootstrap(params, carry, timestep)` at each true final observation of a truncated episode
-    and after the last step; zero elsewhere. Empty unless `unroll` was given one."""
+    and after the last step (also where that one terminated: mask it); zero elsewhere. Empty
+    unless `unroll` was given one."""
     carry: Any
     """The carry with which the unroll began, [1, B, …]."""
 

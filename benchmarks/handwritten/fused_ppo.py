@@ -74,7 +74,8 @@ def unroll(env: JaxEnv, params: Any, actors: Actors) -> tuple[ppo.Batch, Actors,
 
     def step(carry: tuple[Actors, Statistics], _: None) -> tuple[Any, ppo.Batch]:
         actors, statistics = carry
-        acting, stepping = fold(actors.keys, 2 * actors.step), fold(actors.keys, 2 * actors.step + 1)
+        acting = fold(actors.keys, 2 * actors.step)
+        stepping = fold(actors.keys, 2 * actors.step + 1)
         action, log_prob, value = jax.vmap(ppo.act, (None, 0, 0))(
             params, actors.observation, acting
         )

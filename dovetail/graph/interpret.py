@@ -1,12 +1,14 @@
 """The interpreter: an algorithm's loop run as the plain Python that it is.
 
 Boundaries hand their values over at once, `unroll` is a Python loop, every value that `iteration`
-sees is concrete; with `debug` jit is off too, so that breakpoints and prints work inside `act` and
-inside loops as well. It is the reference that every synchronous policy must equal.
+sees is concrete; with `debug` jit is off and `act` is called for one environment after another, so
+that breakpoints and prints work there and inside loops as well. It is the reference that every
+synchronous policy must equal.
 """
 
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -31,8 +33,11 @@ from dovetail.graph.unroll import (
 class Interpreting:
     """The `rl` of an interpreted iteration."""
 
-    def __init__(self, algorithm: Algorithm, step: Step, actor: ActorState) -> None:
+    def __init__(
+        self, algorithm: Algorithm, step: Step, actor: ActorState, debug: bool = False
+    ) -> None:
         self.actor = actor
+        self._debug = debug
         self.episodes = no_episodes(actor.step.shape[0])
         self._algorithm = algorithm
         self._step = step
@@ -60,11 +65,13 @@ class Interpreting:
         initial = self._algorithm.initial_carry()
         carry_before = self.actor.carry
 
+        act_on_batch = self._over_environments(act)
+
         def batched_act(params: Params, carry: Any, timestep: Any, keys: jax.Array) -> Any:
             carry = reset_carry(timestep.first, initial, carry)
-            return jax.vmap(act, (None, 0, 0, 0))(params, carry, timestep, keys)
+            return act_on_batch(params, carry, timestep, keys)
 
-        value = jax.vmap(bootstrap, (None, 0, 0)) if bootstrap is not None else None
+        value = self._over_environments(bootstrap) if bootstrap is not None else None
         rows: list[Trajectory] = []
         for _ in range(length):
             actor = self.actor
@@ -86,6 +93,23 @@ class Interpreting:
             trajectory = trajectory._replace(bootstrap=with_last(trajectory, last))
         return trajectory._replace(carry=initial_row(carry_before))
 
+    def _over_environments(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function(params, …)` for every environment: mapped, or in a loop when debugging."""
+        if self._debug:
+            return _one_by_one(function)
+        return lambda params, *batch: jax.vmap(partial(function, params))(*batch)
+
+
+def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` called for one environment after another, with concrete values."""
+
+    def looped(params: Params, *batch: Any) -> Any:
+        size = jax.tree.leaves(batch)[0].shape[0]
+        rows = [function(params, *jax.tree.map(itemgetter(i), batch)) for i in range(size)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+
+    return looped
+
 
 def _where(mask: jax.Array, value: jax.Array) -> jax.Array:
     """`value` where the mask [B] says so, else zero."""
@@ -101,6 +125,6 @@ def interpret(
     environment filled in, or a host environment's.
     """
     with jax.disable_jit(debug):
-        rl = Interpreting(algorithm, step, actor)
+        rl = Interpreting(algorithm, step, actor, debug)
         state, metrics = algorithm.iteration(rl, state)
     return state, metrics, rl.actor, rl.episodes

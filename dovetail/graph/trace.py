@@ -7,6 +7,7 @@ could not be cut, and are refused with the user's file and line.
 
 import dataclasses
 import os
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -40,8 +41,10 @@ from dovetail.graph.unroll import (
 from dovetail.keys import seed_key
 
 PACKAGE = os.path.dirname(os.path.abspath(dovetail.__file__))
-for _internal in ("graph", "functions", "networks", "envs", "algorithm.py"):
-    jex.source_info_util.register_exclusion(os.path.join(PACKAGE, _internal))
+INTERNAL = ("graph", "functions", "networks", "envs", "algorithm.py", "planning.py")
+"""Where a user's mistake shows but does not lie."""
+for _name in INTERNAL:
+    jex.source_info_util.register_exclusion(os.path.join(PACKAGE, _name))
 
 
 def trace(
@@ -78,9 +81,25 @@ def trace_iteration(algorithm: Algorithm, task: Task, env: JaxEnv | None) -> Tra
         scalars = [scalar(name, metrics[name]) for name in names]
         return new_state, rl.actor, scalars, rl.episodes
 
-    closed = jax.make_jaxpr(one_iteration)(state, actor)
+    try:
+        closed = jax.make_jaxpr(one_iteration)(state, actor)
+    except jax.errors.ConcretizationTypeError as error:
+        raise UserError(
+            f"{_user_line(error)}: Python needs the value of a traced array here, in an if, a loop "
+            f"or a conversion; use jnp.where, jax.lax.cond or jax.lax.scan instead."
+        ) from error
     closed = _without_dead_code(closed)
     return Traced(closed, jax.tree.structure(state), jax.tree.structure(actor), tuple(names))
+
+
+def _user_line(error: Exception) -> str:
+    """The file and line, outside Dovetail's machinery and JAX, that led to an error."""
+    internal = tuple(os.path.join(PACKAGE, name) for name in INTERNAL)
+    frames = traceback.extract_tb(error.__traceback__)
+    jax_folder = os.path.dirname(os.path.abspath(jax.__file__))
+    theirs = [f for f in frames if not f.filename.startswith((*internal, jax_folder))]
+    last = theirs[-1] if theirs else frames[-1]
+    return f"{last.filename}:{last.lineno}"
 
 
 def _without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -34,8 +34,8 @@ class MLP:
     def apply(self, params: Params, x: jax.Array) -> jax.Array:
         """The last layer's output.
 
-        With more samples than features the samples are laid out as columns: on a CPU a gradient
-        step of a 2×64 network then takes 7 % less time with 2048 samples, 22 % less with 8192.
+        With more samples than features the samples are laid out as columns: a gradient step of a
+        2×64 network on a CPU then takes 15 % less time with 2048 samples, 20 % less with 8192.
         """
         activate = activation(self.activation)
         samples = x.reshape(-1, x.shape[-1]) if x.ndim > 2 else x

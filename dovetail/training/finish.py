@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import Env
+from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation, Evaluator
 from dovetail.export import export_policy, load_policy
 from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
@@ -112,8 +113,10 @@ def summarise(run: Run, config: dict[str, Any], loop: Loop, outcome: Outcome) ->
 
 def _draw(run: Run, env: Env, loop: Loop, progress: Progress) -> None:
     """The learning curve and, if asked for and possible, a video."""
-    if run.metrics:
+    try:
         learning_curve(run, run.path / "learning_curve.png")
+    except UserError as nothing_to_draw:
+        progress.message(str(nothing_to_draw))
     if loop.settings.video:
         video = record_video(env, load_policy(run.path / "policy"), run.path / "video.mp4")
         if video.reason is not None:

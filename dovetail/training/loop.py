@@ -122,8 +122,8 @@ class Loop:
                     evaluations.ask(self._acting(self.good.state), self.good)
                     last_evaluation = now
                 self._collect(evaluations, row)
-                recorder.record(self.reached.env_steps, row)
                 self._show(progress, row)
+                recorder.record(self.reached.env_steps, row)
                 if now - last_checkpoint >= self.settings.checkpoint_every:
                     self.save(checkpoints)
                     last_checkpoint = now

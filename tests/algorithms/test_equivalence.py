@@ -37,11 +37,11 @@ def assert_close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-5, atol=1e-5)
 
 
-def without_counts(state: Any) -> Any:
-    """With several learners the moments count one learner's samples; all weigh the same."""
+def without_weights(state: Any) -> Any:
+    """With several learners the moments weigh one learner's samples; only ratios matter."""
     return state._replace(
-        moments=state.moments._replace(count=np.zeros(())),
-        return_moments=state.return_moments._replace(count=np.zeros(())),
+        moments=state.moments._replace(weight=np.zeros(())),
+        return_moments=state.return_moments._replace(weight=np.zeros(())),
     )
 
 
@@ -69,7 +69,7 @@ def test_a_policy_equals_the_interpreter(cartpole: Any, policy: Policy) -> None:
     runtime.advance(1)
     runtime.advance(UPDATES - 1)
     assert_close(runtime.state.params, state.params)
-    assert_close(without_counts(runtime.state), without_counts(state))
+    assert_close(without_weights(runtime.state), without_weights(state))
     assert_close(runtime.actor, actor)
 
 

@@ -59,8 +59,7 @@ def test_the_command_runs_and_the_example_learns(
     summaries = list(tmp_path.glob("runs/*/summary.json"))
     assert len(summaries) == (" train " in command)
     for summary in summaries:
-        least = 475 if "--until 475" in command else 200
-        assert json.loads(summary.read_text())["final_return"] >= least
+        assert json.loads(summary.read_text())["final_return"] > 200
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""The fragmented dataflow graph: traced from the loop, checked, cut, shown, interpreted."""

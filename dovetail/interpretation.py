@@ -1,0 +1,71 @@
+"""`interpret`: an algorithm's loop as plain Python, to debug in and to compare with."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.algorithm import Algorithm, Task
+from dovetail.envs import batched
+from dovetail.envs.interface import HostEnv
+from dovetail.envs.resolve import resolve
+from dovetail.graph import interpret as interpreter
+from dovetail.graph.unroll import Step
+from dovetail.training.start import first_state
+
+
+class Interpreted(NamedTuple):
+    """Where an interpreted run stands."""
+
+    state: Any
+    metrics: dict[str, jax.Array]
+    """Of the last iteration."""
+    actor: Any
+
+
+def interpret(
+    algorithm: Algorithm,
+    env: Any,
+    *,
+    iterations: int = 1,
+    num_envs: int = 2,
+    steps: int = 200_000,
+    seed: int = 0,
+    debug: bool = True,
+) -> Interpreted:
+    """Runs some iterations without compiling the loop; every synchronous policy equals it.
+
+    With `debug`, jit is off and `act` is called for one environment after another: breakpoints
+    and prints work anywhere. Without, it is faster, and only `iteration` itself sees values.
+    """
+    found = resolve(env)
+    bound = algorithm.bind(Task(found.spec, num_envs, steps))
+    stepped = found.jax if found.jax is not None else _made(found.host, num_envs)
+    try:
+        state, actor = first_state(bound, stepped, num_envs, seed, 1)
+        metrics: dict[str, jax.Array] = {}
+        step = stepper(stepped)
+        for _ in range(iterations):
+            state, metrics, actor, _ = interpreter.interpret(bound, step, state, actor, debug)
+        return Interpreted(state, metrics, actor)
+    finally:
+        if isinstance(stepped, HostEnv):
+            stepped.close()
+
+
+def stepper(env: Any) -> Step:
+    """How the interpreter steps a batch of JAX or host environments."""
+    if not isinstance(env, HostEnv):
+        return lambda state, action, keys: batched.step(env, state, action, keys)
+
+    def on_host(state: Any, action: Any, keys: jax.Array) -> batched.BatchStep:
+        after = env.step(jax.tree.map(np.asarray, action))
+        return batched.BatchStep(state, *jax.tree.map(jnp.array, tuple(after)))
+
+    return on_host
+
+
+def _made(host: Any, num_envs: int) -> HostEnv:
+    assert host is not None
+    return host(num_envs)
