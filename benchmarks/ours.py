@@ -104,6 +104,8 @@ def main() -> None:
     parser.add_argument("--policy", choices=("fused", "local"), default="fused")
     chosen, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
+    if job.devices > 1:
+        jax.config.update("jax_num_cpu_devices", job.devices)
     policy = distribution_policy(chosen.policy, job)
     if job.mode == "speed":
         measure_speed(job, policy)

@@ -86,10 +86,11 @@ def train_and_answer(
     """
     if job.mode == "speed":
         iterate(max(1, job.iterations // 8))
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         iterate(job.iterations)
-        seconds = time.perf_counter() - began
-        answer(job, job.iterations * job.per_iteration, seconds, compile_s=compile_s)
+        seconds, used = time.perf_counter() - began, time.process_time() - used
+        steps = job.iterations * job.per_iteration
+        answer(job, steps, seconds, processor_s=used, compile_s=compile_s)
         return
     chunk = max(1, EVALUATE_EVERY // job.per_iteration)
     steps, seconds, mean = 0, 0.0, 0.0

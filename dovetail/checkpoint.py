@@ -62,20 +62,21 @@ class Checkpoints:
 
         One save is in flight at most; a newer request replaces one that still waits. `meta` is any
         JSON object; `restore` compares it with what is expected. An earlier save's error is raised
-        here. A step that this run has already written or restored is not written again.
+        here. The step that was written or restored last is not written again; going back to an
+        earlier one drops those after it.
         """
         step = int(step)
         self._raise_error()
         if self._closed:
             raise UserError(f"The checkpoints in {self.folder} are closed: save before close().")
-        if step in self._known:
+        if self._known and step == max(self._known):
             return
         if not self._known:
             self._refuse_other_run(step)
         leaves, arrays = _snapshot(tree)
         request = _Request(step, leaves, arrays, json.loads(json.dumps(dict(meta))))
         with self._changed:
-            self._known.add(step)
+            self._known = {known for known in self._known if known < step} | {step}
             if self._waiting is not None:
                 self._known.discard(self._waiting.step)
             self._waiting = request
@@ -207,27 +208,30 @@ class Checkpoints:
     def _write(self, request: _Request) -> None:
         """Writes under a hidden name, renames, then drops what is surplus."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob(".tmp-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        self._sweep()
         hidden = self.folder / f".tmp-{request.step}"
         try:
             _write_arrays(hidden / "arrays", request)
             _write_record(hidden, request)
-            for abandoned in [step for step in self.steps() if step > self._base >= 0]:
-                if abandoned not in self._known or abandoned == request.step:
-                    self._remove(abandoned)
+            for step in self.steps():
+                abandoned = step > self._base >= 0 and step not in self._known
+                if abandoned or step >= request.step:
+                    self._hide(step)
             os.rename(hidden, self.folder / str(request.step))
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
         for surplus in self.steps()[: -self.keep]:
-            self._remove(surplus)
+            self._hide(surplus)
+        self._sweep()
 
-    def _remove(self, step: int) -> None:
-        """Hides the checkpoint first: a half-deleted one is never seen."""
-        hidden = self.folder / f".tmp-removed-{step}"
-        os.rename(self.folder / str(step), hidden)
-        shutil.rmtree(hidden, ignore_errors=True)
+    def _hide(self, step: int) -> None:
+        """Takes a checkpoint away at once; `_sweep` deletes it: a half-deleted one is never seen."""
+        os.rename(self.folder / str(step), self.folder / f".tmp-removed-{step}")
+
+    def _sweep(self) -> None:
+        for leftover in self.folder.glob(".tmp-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def snapshot(tree: PyTree) -> PyTree:

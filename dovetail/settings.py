@@ -34,6 +34,8 @@ class Settings:
             check_option(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         for name in ("evaluate_every", "checkpoint_every"):
             check_option(name, getattr(self, name), getattr(self, name) >= 0, "0 or more seconds")
+        known = ("live", "plain", "none")
+        check_option("display", self.display, self.display in known, "live, plain or none")
         if self.until is not None and self.seeds > 1:
             raise UserError(
                 f"--until stops one training, but --seeds asks for {self.seeds}: leave one out."

@@ -2,8 +2,8 @@
 
     python -m benchmarks.handwritten.local_ppo --envs 8 --steps 200000
 
-Acting and the whole update are one compiled call each; rows are written into numpy buffers. What
-Dovetail's Local policy should cost next to nothing against.
+Acting and the whole update are one compiled call each, run in the calling thread; rows are written
+into numpy buffers. What Dovetail's Local policy should cost next to nothing against.
 """
 
 import time
@@ -109,6 +109,7 @@ class Training:
 
 def main() -> None:
     job = parse_job()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     began = time.perf_counter()
     training = Training(job.envs, job.seed)
     if job.mode == "threshold":  # so that compiling is not part of the training

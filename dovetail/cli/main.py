@@ -1,7 +1,7 @@
 """The command's entrance: finds the command, and turns every failure into a sentence and a code.
 
-Exit codes: 0 done, 1 an error in Dovetail, 2 something the user can put right, 130 interrupted,
-141 the reader of the output went away.
+Exit codes: 0 done, 1 an error in Dovetail, 2 something the user can put right, 130 interrupted
+(143 by SIGTERM), 141 the reader of the output went away.
 """
 
 import importlib
@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2, debug)
     except SystemExit as ended:  # argparse has shown a help
         return ended.code if isinstance(ended.code, int) else 0
-    except KeyboardInterrupt:
-        return _fail("Interrupted.", 130, debug)
+    except KeyboardInterrupt as interrupted:
+        return _fail(str(interrupted) or "Interrupted.", getattr(interrupted, "code", 130), debug)
     except Exception as error:
         if _reader_has_gone(error):
             return 141

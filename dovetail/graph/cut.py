@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, subjaxprs
 
-from dovetail.errors import UserError
 from dovetail.graph.cost import flops
 from dovetail.graph.ir import Edge, Fragment, Graph, Node, Side, Slots, Unroll, Value, value_of
 from dovetail.graph.primitives import BOUNDARIES, CROSSINGS, mean_p, unroll_p, where
@@ -44,7 +43,6 @@ class _Cut:
         self.jaxpr: Jaxpr = traced.closed.jaxpr
         self.sides: Sides = infer_sides(self.jaxpr, traced.state_tree.num_leaves)
         check_outputs(self.jaxpr, self.sides, traced)
-        _refuse_nested(self.jaxpr)
         self.consts = dict(zip(self.jaxpr.constvars, traced.closed.consts, strict=True))
         self.makers = {var: eqn for eqn in self.jaxpr.eqns for var in eqn.outvars}
         self.source = self._sources()
@@ -322,18 +320,6 @@ def _edge(eqn: JaxprEqn, source: str, values: list[Value], nodes: tuple[Node, ..
         values=tuple(values),
         where=where(eqn.source_info),
     )
-
-
-def _refuse_nested(jaxpr: Jaxpr) -> None:
-    """A boundary inside jit, scan or cond cannot be cut."""
-    for inner in subjaxprs(jaxpr):
-        for eqn in inner.eqns:
-            if eqn.primitive in BOUNDARIES:
-                raise UserError(
-                    f"{where(eqn.source_info)}: rl.{eqn.primitive.name} stands inside jit, scan or "
-                    f"cond, where the graph cannot be cut; call it in iteration itself."
-                )
-        _refuse_nested(inner)
 
 
 def _count_means(jaxpr: Jaxpr) -> int:

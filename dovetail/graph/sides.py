@@ -5,6 +5,7 @@ equation are an error that names the user's line and the boundary that would men
 depend on neither side (constants) have none, and may be used anywhere.
 """
 
+import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from dovetail.errors import UserError
@@ -35,17 +36,32 @@ def infer_sides(jaxpr: Jaxpr, state_size: int) -> Sides:
 
 def check_outputs(jaxpr: Jaxpr, sides: Sides, traced: Traced) -> None:
     """The learner's new state and the metrics must live on the learner's side."""
-    state, actor = traced.state_tree.num_leaves, traced.actor_tree.num_leaves
-    metrics = dict(enumerate(traced.metric_names, start=state + actor))
-    for position, var in enumerate(jaxpr.outvars):
-        if isinstance(var, Literal) or sides[var] is not Side.ACTOR:
-            continue
-        if position < state or position in metrics:
-            what = f"metric {metrics[position]!r}" if position in metrics else "learner state"
+    makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    for what, var in zip(_output_names(traced), jaxpr.outvars, strict=False):
+        if what and not isinstance(var, Literal) and sides[var] is Side.ACTOR:
             raise UserError(
-                f"iteration returns a {what} that lives on the actor side; bring it over with "
-                f"{REMEDY[Side.ACTOR, Side.LEARNER]} first."
+                f"{_made_at(var, makers)}iteration returns {what}, which lives on the actor side; "
+                f"bring it over with {REMEDY[Side.ACTOR, Side.LEARNER]} first."
             )
+
+
+def _output_names(traced: Traced) -> list[str]:
+    """What the learner gets back, in words; empty for what the actors keep."""
+    state = traced.state_tree.unflatten(range(traced.state_tree.num_leaves))
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    names = [f"state{jax.tree_util.keystr(path)}" for path, _ in leaves]
+    names += [""] * traced.actor_tree.num_leaves
+    return names + [f"the metric {name!r}" for name in traced.metric_names]
+
+
+def _made_at(var: Var, makers: dict[Var, JaxprEqn]) -> str:
+    """The user's file and line, as the start of a sentence; empty if it came in as it is."""
+    while (eqn := makers.get(var)) is not None:
+        place = where(eqn.source_info)
+        if ":" in place:
+            return f"{place}: "
+        var = next(v for v in eqn.invars if isinstance(v, Var))  # a conversion of ours
+    return ""
 
 
 def _side_of(eqn: JaxprEqn, sides: Sides) -> Side | None:

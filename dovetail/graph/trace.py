@@ -149,8 +149,8 @@ class Tracing:
         return self._cross("gather", tree)
 
     def reduce(self, tree: Any) -> Any:
-        """Actors → learner, averaged."""
-        return self._cross("reduce", tree)
+        """Actors → learner, averaged: over the actors of every replica too."""
+        return self._cross("reduce", primitives.mean(tree))
 
     def mean(self, tree: Any) -> Any:
         """Averages over learner replicas."""

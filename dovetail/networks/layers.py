@@ -25,6 +25,10 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
 }
 
+SMALL = 2**19
+"""Entries up to which transposing a layer's input pays: as many as stay in a CPU's cache. With
+larger ones (the patches of images) the gradient would take up to 1.4 times as long."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -56,12 +60,17 @@ def init_layers(key: jax.Array, layers: dict[str, Any]) -> Params:
 def dense(params: Params, x: jax.Array) -> jax.Array:
     """One dense layer: x W + b, for x of any leading axes."""
     rows = x.reshape(-1, x.shape[-1])
-    return _affine(rows, params["weight"], params["bias"]).reshape(*x.shape[:-1], -1)
+    affine = _small_affine if rows.size <= SMALL else _affine
+    return affine(rows, params["weight"], params["bias"]).reshape(*x.shape[:-1], -1)
+
+
+def _affine(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    return x @ weight + bias
 
 
 @jax.custom_vjp
-def _affine(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
-    return x @ weight + bias
+def _small_affine(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    return _affine(x, weight, bias)
 
 
 def _affine_forward(x: jax.Array, weight: jax.Array, bias: jax.Array) -> Any:
@@ -76,7 +85,7 @@ def _affine_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> 
     return gradient @ weight.T, transposed @ gradient, gradient.sum(axis=0)
 
 
-_affine.defvjp(_affine_forward, _affine_backward)
+_small_affine.defvjp(_affine_forward, _affine_backward)
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:

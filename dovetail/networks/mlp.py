@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import jax
 
-from dovetail.networks.layers import Layer, Params, activation, init_layers
+from dovetail.networks.layers import Layer, Params, activation, dense, init_layers
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,10 @@ class MLP:
         return init_layers(key, self.layers(inputs))
 
     def apply(self, params: Params, x: jax.Array) -> jax.Array:
-        """The last layer's output.
-
-        With more samples than features the samples are laid out as columns: a gradient step of a
-        2×64 network on a CPU then takes 15 % less time with 2048 samples, 20 % less with 8192.
-        """
+        """The last layer's output."""
         activate = activation(self.activation)
-        samples = x.reshape(-1, x.shape[-1]) if x.ndim > 2 else x
-        columns = samples.ndim == 2 and samples.shape[0] > max(self.sizes)
-        h = samples.T if columns else samples
         for i in range(len(self.sizes)):
-            weight, bias = params[f"layer_{i}"]["weight"], params[f"layer_{i}"]["bias"]
-            h = weight.T @ h + bias[:, None] if columns else h @ weight + bias
+            x = dense(params[f"layer_{i}"], x)
             if i < len(self.sizes) - 1 or self.activate_output:
-                h = activate(h)
-        return (h.T if columns else h).reshape(*x.shape[:-1], self.sizes[-1])
+                x = activate(x)
+        return x

@@ -16,7 +16,7 @@ from dovetail.plan.show import devices
 
 COLUMN, BOX_WIDTH, BOX_HEIGHT, BADGE = 236, 180, 74, 22
 LANE_HEIGHT, LANE_GAP, LEFT, TOP = 132, 92, 128, 112
-LABEL_WIDTH, LABEL_HEIGHT = 132, 32
+LABEL_WIDTH, LINE_HEIGHT = 132, 16
 LANES = (Side.LEARNER, Side.ACTOR, Side.ENVIRONMENT)
 COLOURS = {
     Side.LEARNER: ("#4f46e5", "#eef2ff"),
@@ -70,11 +70,11 @@ class Box:
 
 @dataclass(frozen=True)
 class Crossing:
-    """An edge between two boxes of different lanes."""
+    """The edges from one box to another in a different lane, drawn as one arrow."""
 
     source: Box
     target: Box
-    lines: tuple[str, str]
+    lines: tuple[str, ...]
     tip: str
     dashed: bool
 
@@ -147,22 +147,28 @@ def _add_badges(boxes: dict[str, Box], plan: Plan) -> None:
 
 
 def _crossings(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> list[Crossing]:
-    found: list[Crossing] = []
+    edges: dict[tuple[str, str], list[Edge]] = {}
     for edge in graph.edges:
-        source = boxes[_box_name(graph, edge.source)]
+        source = _box_name(graph, edge.source)
         for name in edge.targets or ("result",):
-            target = boxes[_box_name(graph, name)]
-            if source.side is not target.side:
-                found.append(_crossing(edge, plan, source, target))
-    return found
+            edges.setdefault((source, _box_name(graph, name)), []).append(edge)
+    found = [_crossing(alike, plan, boxes[s], boxes[t]) for (s, t), alike in edges.items()]
+    return [crossing for crossing in found if crossing.source.side is not crossing.target.side]
 
 
-def _crossing(edge: Edge, plan: Plan | None, source: Box, target: Box) -> Crossing:
-    kind = _kind(plan, edge.boundary, source, target)
-    first = f"{edge.boundary} · {kind}" if kind else edge.boundary
-    second = f"{quantity(edge.nbytes, 'B')}, {count(len(edge.values), 'array')}"
-    tip = f"{first}: {second}, {base_name(edge.where)}"
-    return Crossing(source, target, (first, second), tip, _is_dashed(kind))
+def _crossing(edges: list[Edge], plan: Plan | None, source: Box, target: Box) -> Crossing:
+    """Two lines for one edge, a line for each of several."""
+    kinds = [_kind(plan, edge.boundary, source, target) for edge in edges]
+    firsts = [f"{e.boundary} · {k}" if k else e.boundary for e, k in zip(edges, kinds, strict=True)]
+    sizes = [f"{quantity(e.nbytes, 'B')}, {count(len(e.values), 'array')}" for e in edges]
+    places = [base_name(edge.where) for edge in edges]
+    tip = "; ".join(map(", ".join, zip(firsts, sizes, places, strict=True)))
+    lines = [f"{edge.boundary} {quantity(edge.nbytes, 'B')}" for edge in edges]
+    if len(edges) == 1:
+        lines = [firsts[0], sizes[0]]
+    elif kinds[0]:
+        lines.append(kinds[0])
+    return Crossing(source, target, tuple(lines), tip, _is_dashed(kinds[0]))
 
 
 def _kind(plan: Plan | None, boundary: str, source: Box, target: Box) -> str:
@@ -179,31 +185,32 @@ def _is_dashed(kind: str) -> bool:
 
 def _curves(crossings: list[Crossing]) -> Iterator[str]:
     """Curves between lanes; each label sits on its own curve, clear of the others."""
-    labels: list[Point] = []
-    ends = [(crossing.source.name, crossing.target.name) for crossing in crossings]
-    for number, crossing in enumerate(crossings):
-        before, all_alike = ends[:number].count(ends[number]), ends.count(ends[number])
-        start, end = _ends(crossing, shift=44 * (before - (all_alike - 1) / 2))
+    taken: list[tuple[Point, float]] = []
+    for crossing in crossings:
+        start, end = _ends(crossing)
         bend = (start[1] + end[1]) / 2
         shape = f"M {start[0]} {start[1]} C {start[0]} {bend} {end[0]} {bend} {end[0]} {end[1]}"
         yield arrow(shape, dashed=crossing.dashed, tip=crossing.tip)
-        labels.append(_label_place(start, end, labels))
-        yield from label(*labels[-1], crossing.lines)
+        height = LINE_HEIGHT * len(crossing.lines)
+        place = _label_place(start, end, height, taken)
+        taken.append((place, height))
+        yield from label(*place, crossing.lines)
 
 
-def _ends(crossing: Crossing, shift: float) -> tuple[Point, Point]:
+def _ends(crossing: Crossing) -> tuple[Point, Point]:
     """Where an arrow leaves its source and meets its target: at their facing edges."""
     source, target = crossing.source, crossing.target
-    down = LANES.index(source.side) < LANES.index(target.side)
     lean = 36 if source.middle < target.middle else 0
-    start_x = source.middle + shift + (0 if source.pill else lean)
-    end_x = target.middle + shift - (0 if target.pill else lean)
-    if down:
+    start_x = source.middle + (0 if source.pill else lean)
+    end_x = target.middle - (0 if target.pill else lean)
+    if LANES.index(source.side) < LANES.index(target.side):
         return (start_x, source.y + source.height), (end_x, target.y - 3)
     return (start_x, source.y), (end_x, target.y + target.height + 3)
 
 
-def _label_place(start: Point, end: Point, taken: list[Point]) -> Point:
+def _label_place(
+    start: Point, end: Point, height: float, taken: list[tuple[Point, float]]
+) -> Point:
     """The first of a few points on a curve where a label would cover no other."""
     points: list[Point] = []
     for t in (0.5, 0.32, 0.68, 0.2, 0.8):
@@ -212,8 +219,10 @@ def _label_place(start: Point, end: Point, taken: list[Point]) -> Point:
         points.append((round(x, 1), round(start[1] + (end[1] - start[1]) * along, 1)))
 
     def is_free(point: Point) -> bool:
-        apart = [(abs(point[0] - x), abs(point[1] - y)) for x, y in taken]
-        return all(dx > LABEL_WIDTH or dy > LABEL_HEIGHT for dx, dy in apart)
+        return all(
+            abs(point[0] - x) > LABEL_WIDTH or abs(point[1] - y) > (height + other) / 2
+            for (x, y), other in taken
+        )
 
     return next(filter(is_free, points), points[0])
 

@@ -7,7 +7,7 @@ runs them in the graph's order. Nothing here knows what an algorithm or a policy
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -45,6 +45,7 @@ class Runtime:
         self.compile_seconds = 0.0
         self._state: list[Any] = []
         self._actor: list[Any] = []
+        self._compiling: Future[float] | None = None
         fused = all(link.kind is LinkKind.FUSED for link in plan.links)
         self._worker: _FusedWorker | _StepWorker = (
             _FusedWorker(graph, plan, env, seeds) if fused else _StepWorker(graph, env)
@@ -60,13 +61,22 @@ class Runtime:
         """Seconds spent so far, by fragment."""
         return self._worker.seconds
 
+    def prepare(self, state: Any, actor: Any) -> None:
+        """Starts to compile for states of these shapes, in the background."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="dovetail-compile")
+        arguments = jax.tree.leaves(state), jax.tree.leaves(actor)
+        self._compiling = pool.submit(_timed, self._worker.compile, *arguments)
+        pool.shutdown(wait=False)
+
     def load(self, state: Any, actor: Any) -> None:
-        """Sets what the next iteration starts from, and compiles what it needs."""
+        """Sets what the next iteration starts from, and waits until all is compiled."""
+        if self._compiling is None:
+            self.prepare(state, actor)
         self._state = jax.tree.leaves(state)
         self._actor = jax.tree.leaves(actor)
-        began = time.perf_counter()
-        self._worker.compile(self._state, self._actor)
-        self.compile_seconds += time.perf_counter() - began
+        warm_up = _timed(self._worker.warm_up, self._state, self._actor)
+        assert self._compiling is not None
+        self.compile_seconds = max(warm_up, self._compiling.result())
 
     @property
     def state(self) -> Any:
@@ -101,9 +111,14 @@ class _FusedWorker:
         self._call: Callable[..., Any] = jax.jit(program)
 
     def compile(self, state: list[Any], actor: list[Any]) -> None:
+        """Compiles for arguments of these shapes."""
         self._call = self._call.lower(state, actor, np.int32(1)).compile()  # type: ignore[attr-defined]
 
+    def warm_up(self, state: list[Any], actor: list[Any]) -> None:
+        """Nothing is left to compile."""
+
     def run(self, state: list[Any], actor: list[Any], count: int) -> tuple[Any, ...]:
+        """`count` iterations; metrics and episodes summed."""
         return self._call(state, actor, np.int32(count))
 
 
@@ -134,16 +149,17 @@ class _StepWorker:
         return found
 
     def compile(self, state: list[Any], actor: list[Any]) -> None:
-        """The acting programs here, the fragments beside them: compiling leaves Python free."""
+        """Compiles every fragment; their shapes are the graph's."""
+        for program in self._programs:
+            if isinstance(program, FragmentProgram):
+                program.compile()
+
+    def warm_up(self, state: list[Any], actor: list[Any]) -> None:
+        """Compiles the acting programs, where all they take is there before an iteration."""
         values = self._values(state, actor)
-        fragments = [p for p in self._programs if isinstance(p, FragmentProgram)]
-        with ThreadPoolExecutor(max(1, len(fragments))) as pool:
-            compiled = [pool.submit(fragment.compile) for fragment in fragments]
-            for program in self._programs:
-                if isinstance(program, HostUnroll) and program.can_warm_up(values):
-                    program.warm_up(values)
-            for future in compiled:
-                future.result()
+        for program in self._programs:
+            if isinstance(program, HostUnroll) and program.can_warm_up(values):
+                program.warm_up(values)
 
     def _values(self, state: list[Any], actor: list[Any]) -> Values:
         graph = self._graph
@@ -167,6 +183,13 @@ class _StepWorker:
             metrics.append([values[v.id] for _, v in graph.metrics])
             episodes.append([values[v.id] for v in graph.episodes])
         return state, actor, _sums(metrics), _sums(episodes)
+
+
+def _timed(function: Callable[..., None], *arguments: Any) -> float:
+    """Calls the function; returns the seconds it took."""
+    began = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - began
 
 
 def _sums(rows: list[list[Any]]) -> list[Any]:

@@ -5,6 +5,10 @@ import time
 from typing import Any, NamedTuple
 
 from dovetail.evaluation import Evaluation, Evaluator
+from dovetail.training.stopping import Stop
+
+POLL_SECONDS = 0.1
+"""How often a wait looks at whether somebody asked to stop."""
 
 
 class Result(NamedTuple):
@@ -48,15 +52,27 @@ class BackgroundEvaluation:
         found, self._results = self._results, []
         return found
 
-    def wait(self) -> None:
-        """Waits for the evaluation under way; its length is bounded by the evaluator's limits."""
-        if self._thread is not None:
-            self._thread.join()
+    def wait(self, stop: Stop) -> None:
+        """Waits for the evaluation under way, or cancels it if asked to stop."""
+        while self._thread is not None and self._thread.is_alive():
+            if stop:
+                self._evaluator.cancel()
+            self._thread.join(POLL_SECONDS)
+
+    def evaluate(self, params: Any, stop: Stop) -> Evaluation | None:
+        """An evaluation that is waited for; None if asked to stop meanwhile."""
+        self.wait(stop)
+        self.results()
+        self.ask(params, None)
+        self.wait(stop)
+        found = self.results()
+        return found[0].evaluation if found else None
 
     def close(self) -> None:
         """Cancels what is under way and releases the environments."""
         self._evaluator.close()
-        self.wait()
+        if self._thread is not None:
+            self._thread.join()
 
     def _work(self, params: Any, snapshot: Any) -> None:
         try:

@@ -11,13 +11,14 @@ import numpy as np
 from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
-from dovetail.evaluation import Evaluation, Evaluator
+from dovetail.evaluation import Evaluation
 from dovetail.export import export_policy, load_policy
 from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
 from dovetail.run import Run
 from dovetail.telemetry.plot import learning_curve
 from dovetail.telemetry.progress import Progress
 from dovetail.telemetry.video import record_video
+from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.loop import Loop
 from dovetail.training.stopping import Stop
 
@@ -60,29 +61,29 @@ def finish(
     loop: Loop,
     algorithm: Algorithm,
     env: Env,
-    evaluator: Evaluator,
+    evaluations: BackgroundEvaluation,
     stop: Stop,
     progress: Progress,
 ) -> None:
-    """Writes everything that a finished run holds, and says what was done."""
+    """Writes everything that a finished run holds, and says what was done.
+
+    Asked to stop, it leaves out what takes time: evaluation and pictures.
+    """
     params = seed_params(algorithm.acting(loop.good.state), loop.settings.seeds)
-    if stop or loop.solved:
-        outcome = judge([loop.evaluation])
-    else:
+    if not stop and not loop.solved:
         progress.message(f"Evaluating over {loop.settings.episodes} episodes …")
-        outcome = judge([evaluator(one) for one in params])
+        found = [evaluations.evaluate(one, stop) for one in params]
+    else:
+        found = [loop.evaluation]
+    outcome = judge([loop.evaluation] if stop else found)
     summary = summarise(run, config, loop, outcome)
     run.write_json("summary.json", summary)
     export_policy(run.path / "policy", algorithm, params[outcome.best])
     progress.close()
-    if stop:
-        progress.message(
-            f"Stopped by {stop.asked_by} after {loop.reached.env_steps:,} steps; everything is "
-            f"saved. Go on with: dovetail train --resume {run.path}"
-        )
-        return
-    _draw(run, env, loop, progress)
-    progress.message(farewell(run, summary))
+    if not stop:
+        _draw(run, env, loop, progress)
+    if not stop:
+        progress.message(farewell(run, summary))
 
 
 def summarise(run: Run, config: dict[str, Any], loop: Loop, outcome: Outcome) -> dict[str, Any]:

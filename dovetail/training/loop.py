@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dovetail.checkpoint import Checkpoints
@@ -27,6 +29,10 @@ REPORT_SECONDS = 0.25
 
 NEAR = 0.05
 """Training returns this close to the goal, as a share of it, are worth an evaluation."""
+
+
+class Diverged(UserError):
+    """A metric or a weight is not finite: going on from the last good state would not help."""
 
 
 @dataclass
@@ -48,6 +54,8 @@ class Snapshot:
     actor: Any
     updates: int
     env_steps: int
+    finite: Any = True
+    """Whether all weights are finite; may still be on its way."""
 
 
 class Loop:
@@ -99,15 +107,11 @@ class Loop:
         self._speed.append((started, self.reached.env_steps))
         while True:
             following: tuple[Report, Snapshot] | None = None
-            if dispatched < total and not stop and not self._solved:
+            if dispatched < total and not stop:
                 count = min(self._chunk, total - dispatched)
                 report = self.runtime.advance(count)
                 dispatched += count
-                steps_then = dispatched * per_iteration
-                following = (
-                    report,
-                    Snapshot(self.runtime.state, self.runtime.actor, dispatched, steps_then),
-                )
+                following = report, self._snapshot(dispatched, dispatched * per_iteration)
                 if not self.runtime.asynchronous:
                     ahead, following = following, None
             if ahead is None and following is None:
@@ -127,7 +131,15 @@ class Loop:
                 if now - last_checkpoint >= self.settings.checkpoint_every:
                     self.save(checkpoints)
                     last_checkpoint = now
+                if self._solved:  # what is ahead of the state that reached the goal is dropped
+                    break
             ahead = following
+
+    def _snapshot(self, updates: int, env_steps: int) -> Snapshot:
+        state = self.runtime.state
+        return Snapshot(
+            state, self.runtime.actor, updates, env_steps, _all_finite(self._acting(state))
+        )
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
@@ -162,14 +174,7 @@ class Loop:
         means = {
             name: np.asarray(total) / report.iterations for name, total in report.metrics.items()
         }
-        bad = next((name for name, value in means.items() if not np.isfinite(value).all()), None)
-        if bad is not None:
-            first = self.good.updates + 1
-            raise UserError(
-                f"{bad} became {float(np.ravel(means[bad])[0])} between updates {first} and "
-                f"{snapshot.updates}; the state before it is kept. Try a lower --learning-rate, a "
-                f"lower --max-grad-norm, or normalised observations and rewards."
-            )
+        self._refuse_nonfinite(means, snapshot)
         self.good = snapshot
         self.reached.updates = snapshot.updates
         self.reached.env_steps = self._steps_taken = snapshot.env_steps
@@ -181,6 +186,22 @@ class Loop:
         before, steps = self._speed[0]
         row["steps_per_s"] = (self.reached.env_steps - steps) / max(now - before, 1e-9)
         return row
+
+    def _refuse_nonfinite(self, means: dict[str, np.ndarray], snapshot: Snapshot) -> None:
+        bad = next((name for name, value in means.items() if not np.isfinite(value).all()), None)
+        if bad is not None:
+            value = np.ravel(means[bad])
+            what = f"{bad} became {float(value[~np.isfinite(value)][0])}"
+        elif not np.all(snapshot.finite):
+            what = "a weight is no longer finite"
+        else:
+            return
+        first, last = self.good.updates + 1, snapshot.updates
+        when = f"in update {last}" if first == last else f"between updates {first} and {last}"
+        raise Diverged(
+            f"Training diverged: {what} {when}; try a lower --learning-rate, a lower "
+            f"--max-grad-norm, or normalised observations and rewards."
+        )
 
     def _episode_row(self, report: Report) -> dict[str, float]:
         """Mean return and length of the episodes that ended, per seed if there are several."""
@@ -249,6 +270,13 @@ class Loop:
             self.evaluation.mean if self.evaluation is not None else None,
             shares,
         )
+
+
+@jax.jit
+def _all_finite(params: Any) -> jax.Array:
+    """Whether no weight is NaN or infinite: computed on the device, behind the iterations."""
+    floats = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.array([jnp.isfinite(x).all() for x in floats]).all()
 
 
 def _columns(means: dict[str, np.ndarray]) -> dict[str, float]:

@@ -1,6 +1,9 @@
 """How a run begins: the compile cache, the learner's and the actors' first state."""
 
+import dataclasses
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import jax.numpy as jnp
 from dovetail.algorithm import Algorithm
 from dovetail.envs import batched
 from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.graph.trace import abstract_actor
 from dovetail.graph.unroll import ActorState, environment_keys, initial_actor
 from dovetail.keys import seed_key
 from dovetail.runtime.host import initial_observation
@@ -33,21 +37,47 @@ def first_state(
     With several seeds every leaf has a leading axis of seeds.
     """
     if isinstance(env, HostEnv):
-        key = seed_key(seed)
-        keys = environment_keys(jax.random.fold_in(key, 1), num_envs)
-        state = jax.jit(algorithm.init)(jax.random.fold_in(key, 0))
+        keys, state = _compiled(lambda key: _keys_and_state(algorithm, num_envs, key))(
+            seed_key(seed)
+        )
         observation = initial_observation(env, keys)
         return state, initial_actor((), observation, algorithm.initial_carry(), keys)
-
-    def one(key: jax.Array) -> tuple[Any, ActorState]:
-        keys = environment_keys(jax.random.fold_in(key, 1), num_envs)
-        env_state, observation = batched.reset(env, keys)
-        actor = initial_actor(env_state, observation, algorithm.initial_carry(), keys)
-        return algorithm.init(jax.random.fold_in(key, 0)), actor
-
+    one = partial(_traced_state, algorithm, env, num_envs)
     if seeds == 1:
-        return jax.jit(one)(seed_key(seed))
-    return jax.jit(jax.vmap(one))(jax.vmap(seed_key)(seed + jnp.arange(seeds)))
+        return _compiled(one)(seed_key(seed))
+    return _compiled(jax.vmap(one))(jax.vmap(seed_key)(seed + jnp.arange(seeds)))
+
+
+def shapes(
+    algorithm: Algorithm, env: JaxEnv | HostEnv, num_envs: int, seeds: int
+) -> tuple[Any, Any]:
+    """The shapes of the first state, found without computing it."""
+    if isinstance(env, HostEnv):
+        task = dataclasses.replace(algorithm.task, num_envs=num_envs)
+        state = jax.eval_shape(algorithm.init, seed_key(0))
+        return state, abstract_actor(algorithm, task, None)
+    one = partial(_traced_state, algorithm, env, num_envs)
+    if seeds == 1:
+        return jax.eval_shape(one, seed_key(0))
+    return jax.eval_shape(jax.vmap(one), jax.vmap(seed_key)(jnp.arange(seeds)))
+
+
+def _keys_and_state(algorithm: Algorithm, num_envs: int, key: jax.Array) -> tuple[jax.Array, Any]:
+    keys = environment_keys(jax.random.fold_in(key, 1), num_envs)
+    return keys, algorithm.init(jax.random.fold_in(key, 0))
+
+
+def _traced_state(
+    algorithm: Algorithm, env: JaxEnv, num_envs: int, key: jax.Array
+) -> tuple[Any, ActorState]:
+    keys, state = _keys_and_state(algorithm, num_envs, key)
+    env_state, observation = batched.reset(env, keys)
+    return state, initial_actor(env_state, observation, algorithm.initial_carry(), keys)
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled for one call: what would make it faster takes longer than it does."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def restarted(actor: ActorState, env: HostEnv, updates: int) -> ActorState:

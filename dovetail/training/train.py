@@ -1,5 +1,6 @@
 """From an algorithm, an environment and a policy to a finished run folder."""
 
+import contextlib
 import dataclasses
 import time
 from contextlib import ExitStack
@@ -24,8 +25,8 @@ from dovetail.telemetry.sinks import CsvSink, Recorder, TensorBoardSink
 from dovetail.training.config import describe, rebuild_all
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.finish import finish
-from dovetail.training.loop import Loop, Reached
-from dovetail.training.start import enable_compile_cache, first_state, restarted
+from dovetail.training.loop import Diverged, Loop, Reached
+from dovetail.training.start import enable_compile_cache, first_state, restarted, shapes
 from dovetail.training.stopping import stopping
 
 
@@ -59,7 +60,9 @@ def train(
 def resume(run: str | Path | Run, steps: int | None = None, env: Any = None) -> Run:
     """Goes on with a run from its last checkpoint, in its own folder.
 
-    `steps` sets a new total; `env` is needed again if the run was given a Python object.
+    Without `steps` it ends as the uninterrupted run would have. `steps` sets a new total, over
+    which the learning rate is annealed from now on. `env` is needed again if the run was given a
+    Python object.
     """
     began = time.perf_counter()
     opened = run if isinstance(run, Run) else Run.open(run)
@@ -72,10 +75,10 @@ def resume(run: str | Path | Run, steps: int | None = None, env: Any = None) -> 
         )
     enable_compile_cache()
     if steps is not None:
+        check_option("steps", steps, steps >= 1, "1 or more")
         config["steps"] = steps
     found = resolve(env if env is not None else config["env"], traced=policy.traced_envs)
-    # Annealing follows the number of steps that the run was started with.
-    planned = _plan(algorithm, found, policy, opened.config["steps"], settings)
+    planned = _plan(algorithm, found, policy, config["steps"], settings)
     return _Start(opened, algorithm, planned, config, settings, began).go(restore=True)
 
 
@@ -141,17 +144,34 @@ class _Start:
                 loop.run(
                     self.config["steps"], stop, recorder, progress, checkpoints, evaluations, meta
                 )
-            except UserError as error:
-                loop.save(checkpoints)
-                checkpoints.wait()
-                raise UserError(
-                    f"{error} Go on with: dovetail train --resume {self.run.path}"
-                ) from error
+            except Exception as error:
+                if not stop:  # environments in processes of their own may be stopped before us
+                    self._keep(loop, checkpoints, error)
+                    raise
             loop.save(checkpoints)
             recorder.close()
-            evaluations.wait()
-            finish(self.run, self.config, loop, bound, env, evaluator, stop, progress)
+            finish(self.run, self.config, loop, bound, env, evaluations, stop, progress)
+            checkpoints.close()
+        if stop:
+            raise stop.stopped(
+                f"after {loop.reached.env_steps:,} steps; everything is saved. Go on with: "
+                f"dovetail train --resume {self.run.path}"
+            )
         return self.run
+
+    def _keep(self, loop: Loop, checkpoints: Checkpoints, error: Exception) -> None:
+        """Saves the last good state when an error ends the run; a user's error then says so."""
+        with contextlib.suppress(UserError):  # the first error is the one to tell
+            loop.save(checkpoints)
+            checkpoints.wait()
+        if isinstance(error, UserError):
+            saved, run = checkpoints.latest(), self.run.path
+            kept = "Nothing was saved."
+            if saved is not None:
+                kept = f"Update {saved} is saved: go on with dovetail train --resume {run}"
+            if saved is not None and isinstance(error, Diverged):
+                kept = f"Update {saved} is saved in {run}"
+            raise UserError(f"{error} {kept}") from error
 
     def _title(self) -> str:
         plan = self.planned.plan
@@ -171,6 +191,8 @@ class _Start:
         self, algorithm: Algorithm, env: JaxEnv | HostEnv, checkpoints: Checkpoints, restore: bool
     ) -> Loop:
         plan, settings = self.planned.plan, self.settings
+        runtime = Runtime(self.planned.graph, plan, env, settings.seeds)
+        runtime.prepare(*shapes(algorithm, env, plan.num_envs, settings.seeds))
         state, actor = first_state(
             algorithm, env, plan.num_envs, self.config["seed"], settings.seeds
         )
@@ -182,9 +204,10 @@ class _Start:
             reached = Reached(
                 meta["updates"], meta["env_steps"], meta["seconds"], meta["time_to_threshold"]
             )
+            self._refuse_finished(reached)
+            self.run.write_json("config.json", self.config)  # perhaps with another total
             if isinstance(env, HostEnv):
                 actor = restarted(actor, env, reached.updates)
-        runtime = Runtime(self.planned.graph, plan, env, settings.seeds)
         runtime.load(state, actor)
         return Loop(
             runtime,
@@ -194,6 +217,14 @@ class _Start:
             acting=algorithm.acting,
             began=self.began,
         )
+
+    def _refuse_finished(self, reached: Reached) -> None:
+        steps = self.config["steps"]
+        if reached.env_steps >= steps and self.run.summary.get("final_return") is not None:
+            raise UserError(
+                f"{self.run.path} has taken {reached.env_steps:,} steps already, and its total is "
+                f"{steps:,}: give a larger one with --steps."
+            )
 
     def _recorder(self, reached: Reached, tell: Any) -> Recorder:
         resumed = reached.updates > 0

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from toys import Drift, drift_task, line_of, with_iteration
 
@@ -71,22 +72,28 @@ def test_gather_of_a_learner_value() -> None:
     assert "rl.gather takes values from the actor side" in found
 
 
-def test_a_metric_left_on_the_actor_side() -> None:
+@pytest.mark.parametrize("as_type", [jnp.float32, jnp.int32])
+def test_a_metric_left_on_the_actor_side(as_type: Any) -> None:
     def iteration(self: Any, rl: RL, state: Any) -> Any:
         trajectory = rl.unroll(self.act, rl.broadcast(state.params), 2)
-        return state, {"reward": trajectory.reward.mean()}
+        return state, {"reward": trajectory.reward.sum().astype(as_type)}  # here
 
-    assert refusal(iteration) == (
-        "iteration returns a metric 'reward' that lives on the actor side; "
+    found = refusal(iteration)
+    assert found.startswith(line_of(iteration) + ":")
+    assert found.endswith(
+        "iteration returns the metric 'reward', which lives on the actor side; "
         f"bring it over with {GATHER} first."
     )
 
 
 def test_a_state_that_holds_an_actor_value() -> None:
     def iteration(self: Any, rl: RL, state: Any) -> Any:
-        return state._replace(params={"w": rl.broadcast(state.params)["w"] + 1}), {}
+        sent = rl.broadcast(state.params)
+        return state._replace(params={"w": sent["w"] + 1}), {}  # here
 
-    assert refusal(iteration) == (
-        "iteration returns a learner state that lives on the actor side; "
+    found = refusal(iteration)
+    assert found.startswith(line_of(iteration) + ":")
+    assert found.endswith(
+        "iteration returns state.params['w'], which lives on the actor side; "
         f"bring it over with {GATHER} first."
     )

@@ -2,10 +2,12 @@
 
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
+from typing import Any
 
 import pytest
-from toys import ActorGradients, Drift, Toy, TwoUnrolls, drift_task
+from toys import ActorGradients, Drift, Toy, TwoUnrolls, drift_task, with_iteration
 
+from dovetail.algorithm import RL, Task
 from dovetail.envs.interface import EnvSpec
 from dovetail.graph.trace import trace
 from dovetail.plan import make_plan
@@ -73,5 +75,26 @@ def test_no_box_covers_another(algorithm: Toy) -> None:
 
 def test_names_are_escaped() -> None:
     spec = EnvSpec('a<b>&"c"', Drift.spec.observation, Drift.spec.action)
-    graph = trace(Toy(), drift_task().__class__(spec, 4, 1000))
+    graph = trace(Toy(), Task(spec, 4, 1000))
     assert 'Toy on a<b>&"c"' in texts(svg(graph))
+
+
+def test_edges_between_the_same_boxes_are_one_arrow() -> None:
+    def iteration(self: Any, rl: RL, state: Any) -> Any:
+        trajectory = rl.unroll(self.act, rl.broadcast(state.params), 3)
+        reward, first = rl.gather(trajectory.reward), rl.reduce(trajectory.first)
+        return state, {"reward": reward.sum(), "first": first.sum()}
+
+    graph = trace(with_iteration(iteration), drift_task(), Drift())
+    words = texts(svg(graph, make_plan(Local(envs=4), graph, MACHINE)))
+    assert words.count("gather 48 B") == 1
+    assert words.count("reduce 12 B") == 1
+    assert "gather · hand-off" not in words
+
+
+def test_what_nothing_reads_goes_to_the_result() -> None:
+    def iteration(self: Any, rl: RL, state: Any) -> Any:
+        return state._replace(params={"w": rl.gather(rl.broadcast(state.params)["w"] + 1)}), {}
+
+    words = texts(svg(trace(with_iteration(iteration), drift_task(), Drift())))
+    assert words.count("result") == 1

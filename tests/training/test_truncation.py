@@ -1,0 +1,155 @@
+"""Values go on beyond a time limit and never beyond termination, whoever resets the environment.
+
+Everybody walks right along the chain, and the critic knows the exact values of that. So every
+advantage is 0 if and only if bootstrapping is right; place 4, which is terminal, has a wild value.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import runtime_of
+
+from dovetail.algorithm import RL, Algorithm, Metrics, Task, Timestep
+from dovetail.envs.resolve import resolve
+from dovetail.functions.returns import generalised_advantages, successor_values
+from dovetail.policies.fused import Fused
+from dovetail.policies.local import Local
+from dovetail.training.start import first_state
+
+DISCOUNT = 0.5
+VALUES = (0.125, 0.25, 0.5, 1.0, 100.0)
+LENGTH = 10
+FIELDS = ("reward", "terminated", "truncated", "first", "valid", "bootstrap", "value", "place")
+
+
+@dataclass(frozen=True)
+class Watcher(Algorithm):
+    """Walks right, learns nothing, and keeps the last batch in its state."""
+
+    def init(self, key: jax.Array) -> Any:
+        rows = {name: jnp.zeros((LENGTH, self.task.num_envs)) for name in FIELDS}
+        return {"weight": jnp.ones(()), "rows": rows}
+
+    def acting(self, state: Any) -> Any:
+        return state["weight"]
+
+    def value(self, params: Any, carry: Any, timestep: Timestep) -> jax.Array:
+        return params * timestep.observation.astype(jnp.float32) @ jnp.array(VALUES)
+
+    def act(self, params: Any, carry: Any, timestep: Timestep, key: jax.Array) -> Any:
+        return jnp.int32(1), self.value(params, carry, timestep), carry
+
+    def iteration(self, rl: RL, state: Any) -> tuple[Any, Metrics]:
+        params = rl.broadcast(state["weight"])
+        batch = rl.gather(rl.unroll(self.act, params, LENGTH, bootstrap=self.value))
+        known = batch._asdict() | {"value": batch.extras, "place": batch.observation.argmax(-1)}
+        rows = {name: known[name].astype(jnp.float32) for name in FIELDS}
+        return {"weight": state["weight"], "rows": rows}, {"loss": batch.reward.sum()}
+
+
+class ChainEnv(gymnasium.Env[np.ndarray, int]):
+    """`dovetail:Chain-v0` as a Gymnasium environment without a time limit of its own."""
+
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (5,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, Any]:
+        super().reset(seed=seed)
+        self.place = 0
+        return np.eye(5, dtype=np.float32)[0], {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, Any]:
+        self.place = min(max(self.place + (1 if action == 1 else -1), 0), 4)
+        arrived = self.place == 4
+        return np.eye(5, dtype=np.float32)[self.place], float(arrived), arrived, False, {}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    gymnasium.register("TestChain-v0", ChainEnv)  # pyright: ignore[reportArgumentType]
+    yield
+    del gymnasium.registry["TestChain-v0"]
+
+
+def rows(env_id: str, policy: Fused | Local) -> dict[str, np.ndarray]:
+    """The second batch of two environments: it begins where the first one left off."""
+    found = resolve(env_id, traced=policy.traced_envs)
+    env: Any = found.jax or (found.host(2) if found.host else None)
+    bound = Watcher().bind(Task(env.spec, 2, 100))
+    runtime = runtime_of(Watcher(), env, policy)
+    runtime.load(*first_state(bound, env, 2, seed=0, seeds=1))
+    runtime.advance(2)
+    if found.host:
+        env.close()
+    return {name: np.asarray(leaf)[:, :1] for name, leaf in runtime.state["rows"].items()}
+
+
+def advantages(batch: dict[str, np.ndarray]) -> np.ndarray:
+    terminated, truncated = batch["terminated"] > 0, batch["truncated"] > 0
+    following = successor_values(batch["value"], batch["bootstrap"], terminated, truncated)
+    found = generalised_advantages(
+        batch["reward"], batch["value"], following, terminated, truncated, DISCOUNT, 0.9
+    )
+    return np.asarray(found)
+
+
+def host(autoreset: str, limit: int) -> tuple[str, Local]:
+    options = f"vectorization=sync&autoreset={autoreset}&max_episode_steps={limit}"
+    return f"gymnasium:TestChain-v0?{options}", Local(2)
+
+
+def chain(policy: Fused | Local, limit: int) -> tuple[str, Fused | Local]:
+    return f"dovetail:Chain-v0?limit={limit}", policy
+
+
+BACKENDS = {
+    "jax, fused": lambda limit: chain(Fused(2), limit),
+    "jax, local": lambda limit: chain(Local(2), limit),
+    "same step": lambda limit: host("same_step", limit),
+    "next step": lambda limit: host("next_step", limit),
+    "disabled": lambda limit: host("disabled", limit),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_time_limit_is_bootstrapped_through(backend: str) -> None:
+    batch = rows(*BACKENDS[backend](3))
+    valid = batch["valid"] > 0
+    cut = batch["truncated"] > 0
+    assert not batch["terminated"].any() and not batch["reward"].any()
+    assert batch["place"][cut].tolist() == [2.0] * cut.sum() and cut.sum() in (2, 3)
+    assert batch["bootstrap"][:-1].tolist() == np.where(cut, 1.0, 0.0)[:-1].tolist()
+    assert batch["bootstrap"][-1] != 0
+    assert valid.all() == (backend != "next step")
+    if backend == "next step":  # 0 1 2 and a reset, all over again
+        assert (~valid).sum() in (2, 3)
+        assert not valid[1:][cut[:-1]].any()
+    np.testing.assert_allclose(advantages(batch)[valid], 0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_termination_is_not(backend: str) -> None:
+    batch = rows(*BACKENDS[backend](20))
+    valid = batch["valid"] > 0
+    over = batch["terminated"] > 0
+    assert not batch["truncated"].any() and over.sum() in (2, 3)
+    assert batch["reward"].tolist() == over.astype(float).tolist()
+    assert not batch["bootstrap"][:-1].any()
+    np.testing.assert_allclose(advantages(batch)[valid], 0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [3, 20])
+def test_all_back_ends_tell_the_same_story(limit: int) -> None:
+    found = {name: rows(*make(limit)) for name, make in BACKENDS.items()}
+    expected = found.pop("jax, fused")
+    for name, batch in found.items():
+        if name == "next step":
+            continue  # its rows are shifted by the resets in between: compared above
+        for field in FIELDS:
+            np.testing.assert_array_equal(batch[field], expected[field], f"{name}: {field}")
