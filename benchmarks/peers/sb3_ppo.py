@@ -33,7 +33,9 @@ class Watch(BaseCallback):
         if self._iterations:
             self.seconds += now - self._since
         if self._iterations and self._iterations % self._chunk == 0:
-            self.mean = p.evaluate(lambda x: self.model.predict(x, deterministic=True)[0], 0)
+            self.mean = p.evaluate(
+                lambda x: self.model.predict(x, deterministic=True)[0], self.job.seed
+            )
         self._iterations += 1
         self._since = time.perf_counter()
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from dovetail.cli.interrupts import insisting
 from dovetail.errors import UserError, nearest
 
 COMMANDS = {
@@ -33,6 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     if debug:
         words.remove("--debug")
+    with insisting() as interrupts:
+        code = _run(words, debug)
+    return 130 if interrupts.seen and code in (1, 2) else code
+
+
+def _run(words: list[str], debug: bool) -> int:
     try:
         _dispatch(words)
         sys.stdout.flush()

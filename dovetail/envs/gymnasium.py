@@ -9,6 +9,7 @@ import contextlib
 import copy
 import importlib
 import inspect
+import signal
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -157,7 +158,17 @@ def vectorise(
 
 
 class _Async(AsyncVectorEnv):
-    """AsyncVectorEnv that reports a worker's exception once, by raising it."""
+    """AsyncVectorEnv that reports a worker's exception once, by raising it.
+
+    Its processes do not hear Ctrl-C, which a terminal sends to all: who made them ends them.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
+        try:
+            super().__init__(*args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _raise_if_errors(self, successes: list[bool] | tuple[bool]) -> None:
         if not all(successes):

@@ -75,6 +75,9 @@ def rebuild(name: str, options: dict[str, Any], known: dict[str, str], what: str
 def rebuild_all(config: dict[str, Any]) -> tuple[Algorithm, Policy, Settings]:
     """The algorithm, policy and settings of a config."""
     try:
+        for name, kind in (("env", str), ("steps", int), ("seed", int)):
+            if not isinstance(config[name], kind):
+                raise TypeError(f"{name} is {config[name]!r}")
         algorithm = rebuild(config["algorithm"], config["options"], ALGORITHMS, "algorithm")
         policy = rebuild(config["policy"], config["policy_options"], POLICIES, "policy")
         return algorithm, policy, Settings(**config["settings"])

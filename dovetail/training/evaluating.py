@@ -65,7 +65,12 @@ class BackgroundEvaluation:
         self.results()
         self.ask(params, None)
         self.wait(stop)
-        found = self.results()
+        try:
+            found = self.results()
+        except Exception:
+            if not stop:  # environments in processes of their own may be stopped before us
+                raise
+            return None
         return found[0].evaluation if found else None
 
     def close(self) -> None:

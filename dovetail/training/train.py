@@ -27,7 +27,7 @@ from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.finish import finish
 from dovetail.training.loop import Diverged, Loop, Reached
 from dovetail.training.start import enable_compile_cache, first_state, restarted, shapes
-from dovetail.training.stopping import stopping
+from dovetail.training.stopping import Stop, stopping
 
 
 def train(
@@ -52,9 +52,10 @@ def train(
     found = resolve(env, traced=chosen.traced_envs)
     planned = _plan(algorithm, found, chosen, steps, settings)
     config = describe(algorithm, env, found, chosen, steps=steps, seed=seed, settings=settings)
-    run = Run.create(settings.folder, _run_name(config), config)
-    _write_plan(run, planned)
-    return _Start(run, algorithm, planned, config, settings, began).go(restore=False)
+    with stopping() as stop:
+        run = Run.create(settings.folder, _run_name(config), config)
+        _write_plan(run, planned)
+        return _Start(run, algorithm, planned, config, settings, began).go(stop, restore=False)
 
 
 def resume(run: str | Path | Run, steps: int | None = None, env: Any = None) -> Run:
@@ -79,7 +80,8 @@ def resume(run: str | Path | Run, steps: int | None = None, env: Any = None) -> 
         config["steps"] = steps
     found = resolve(env if env is not None else config["env"], traced=policy.traced_envs)
     planned = _plan(algorithm, found, policy, config["steps"], settings)
-    return _Start(opened, algorithm, planned, config, settings, began).go(restore=True)
+    with stopping() as stop:
+        return _Start(opened, algorithm, planned, config, settings, began).go(stop, restore=True)
 
 
 def _plan(
@@ -118,12 +120,11 @@ class _Start:
     settings: Settings
     began: float
 
-    def go(self, restore: bool) -> Run:
+    def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
         env, plan = self.planned.env, self.planned.plan
         task = Task(env.spec, plan.num_envs, self.config["steps"])
         with ExitStack() as stack:
-            stop = stack.enter_context(stopping())
             progress = make_progress(self.settings.display, self.config["steps"])
             stack.callback(progress.close)
             progress.message(f"{self._title()} → {self.run.path}")

@@ -82,13 +82,13 @@ def test_names_are_escaped() -> None:
 def test_edges_between_the_same_boxes_are_one_arrow() -> None:
     def iteration(self: Any, rl: RL, state: Any) -> Any:
         trajectory = rl.unroll(self.act, rl.broadcast(state.params), 3)
-        reward, first = rl.gather(trajectory.reward), rl.reduce(trajectory.first)
+        reward, first = rl.gather(trajectory.reward), rl.gather(trajectory.first)
         return state, {"reward": reward.sum(), "first": first.sum()}
 
     graph = trace(with_iteration(iteration), drift_task(), Drift())
     words = texts(svg(graph, make_plan(Local(envs=4), graph, MACHINE)))
     assert words.count("gather 48 B") == 1
-    assert words.count("reduce 12 B") == 1
+    assert words.count("gather 12 B") == 1
     assert "gather · hand-off" not in words
 
 

@@ -1,0 +1,59 @@
+"""Ctrl-C that is never lost.
+
+Python forgets an exception that is raised in a callback of the garbage collector or in a
+destructor, a KeyboardInterrupt included, and JAX has such a callback that runs all the time while a
+program is traced. What was forgotten is sent again; what an extension turned into another
+exception is remembered.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+AGAIN_SECONDS = 0.01
+"""How long the callback has for its own end before the interrupt comes again."""
+
+
+class Interrupts:
+    """Whether there was one."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler."""
+        self.seen = True
+        signal.default_int_handler(number, frame)
+
+
+@contextmanager
+def insisting() -> Generator[Interrupts]:
+    """Raises KeyboardInterrupt for every SIGINT while the block runs (in the main thread)."""
+    interrupts = Interrupts()
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _in_main_thread():
+        yield interrupts
+        return
+    forget = sys.unraisablehook
+
+    def insist(forgotten: Any) -> None:
+        if issubclass(forgotten.exc_type, KeyboardInterrupt):
+            threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
+            forget(forgotten)
+
+    signal.signal(signal.SIGINT, interrupts.handle)
+    sys.unraisablehook = insist
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = forget
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -1,0 +1,77 @@
+"""Every algorithm learns what it should, from a fixed seed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dovetail as dt
+from dovetail.evaluation import evaluate
+from dovetail.trained import load_trained
+
+pytestmark = pytest.mark.slow
+
+
+def train(tmp_path: Path, algorithm: Any, env: str, policy: Any, steps: int, **settings: Any) -> Any:
+    folder = str(tmp_path / "run")
+    quiet = dt.Settings(folder=folder, video=False, display="none", evaluate_every=5, **settings)
+    return dt.train(algorithm, env, policy, steps=steps, settings=quiet)
+
+
+@pytest.mark.parametrize("name", ["PPO", "A2C", "REINFORCE"])
+@pytest.mark.parametrize("policy", ["local", "fused"])
+def test_cartpole_is_solved(tmp_path: Path, name: str, policy: str) -> None:
+    algorithm = getattr(dt.algorithms, name)()
+    chosen = getattr(dt.policies, policy.title())(envs=8)
+    run = train(tmp_path, algorithm, "CartPole-v1", chosen, 600_000, until=475)
+    assert run.summary["final_return"] >= 475
+    trained = load_trained(run)
+    again = evaluate(trained.algorithm, trained.params[0], trained.env, episodes=50, seed=7)
+    assert again.mean >= 450  # other episodes than those that ended the run
+
+
+def test_acrobot_is_solved(tmp_path: Path) -> None:
+    ppo = dt.algorithms.PPO(
+        unroll_length=64, learning_rate=1e-3, normalise_observations=True, normalise_rewards=True
+    )
+    run = train(tmp_path, ppo, "gymnax:Acrobot-v1", dt.policies.Fused(), 1_000_000, until=-100)
+    assert run.summary["final_return"] >= -100
+
+
+def test_pendulum_swings_up(tmp_path: Path) -> None:
+    ppo = dt.algorithms.PPO(
+        unroll_length=64,
+        learning_rate=1e-3,
+        discount=0.95,
+        epochs=8,
+        entropy_coefficient=0.0,
+        normalise_observations=True,
+        normalise_rewards=True,
+    )
+    run = train(tmp_path, ppo, "gymnax:Pendulum-v1", dt.policies.Fused(), 2_000_000, until=-200)
+    assert run.summary["final_return"] >= -200
+
+
+def test_a_memory_recalls_the_cue(tmp_path: Path) -> None:
+    env = "dovetail:MemoryCue-v0"
+    options: dict[str, Any] = {"unroll_length": 32, "learning_rate": 2e-3, "hidden": (32,)}
+    with_memory = dt.algorithms.PPO(recurrent=32, **options)
+    run = train(tmp_path / "with", with_memory, env, dt.policies.Fused(), 600_000, until=0.95)
+    assert run.summary["final_return"] >= 0.95
+    without = train(tmp_path / "without", dt.algorithms.PPO(**options), env, "fused", 100_000)
+    assert without.summary["final_return"] <= 0.75  # a coin's chance is 0.5
+
+
+def test_half_cheetah_moves_forward(tmp_path: Path) -> None:
+    ppo = dt.algorithms.PPO(
+        unroll_length=128,
+        learning_rate=3e-4,
+        epochs=8,
+        minibatches=8,
+        entropy_coefficient=0.0,
+        anneal=False,
+        normalise_observations=True,
+        normalise_rewards=True,
+    )
+    run = train(tmp_path, ppo, "HalfCheetah-v5", dt.policies.Local(envs=8), 120_000, episodes=5)
+    assert run.summary["final_return"] >= 200  # a policy that does not move loses a little

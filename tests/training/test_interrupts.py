@@ -1,0 +1,186 @@
+"""Ctrl-C and SIGTERM at any moment of the real command, once and twice."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small import LENGTH, numbers, saved
+
+import dovetail
+from dovetail.run import Run
+
+pytestmark = pytest.mark.slow
+
+TINY = f"--unroll-length {LENGTH} --hidden 8 --steps 100_000_000 --episodes 2 --no-video"
+TINY += " --checkpoint-every 0.05 --display plain --run run"
+LINES = {
+    "fused": f"train a2c --env dovetail:Chain-v0 --policy fused --envs 4 {TINY}",
+    "processes": f"train a2c --env CartPole-v1?vectorization=async --envs 2 {TINY}",
+}
+RUN = Path("run")
+
+
+def imported() -> bool:
+    return True
+
+
+def created() -> bool:
+    return (RUN / "config.json").exists()
+
+
+def training() -> bool:
+    return (RUN / "metrics.csv").exists() and (RUN / "metrics.csv").read_text().count("\n") > 2
+
+
+def checkpointing() -> bool:
+    return any((RUN / "checkpoints").glob(".tmp-*")) or any((RUN / "checkpoints").glob("[0-9]*"))
+
+
+def finishing() -> bool:
+    return (RUN / "summary.json").exists()
+
+
+class Command:
+    """The command in a process group of its own, as a terminal has it."""
+
+    def __init__(self, line: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dovetail", *line.split()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(dovetail.__file__).parents[1])},
+            start_new_session=True,
+        )
+
+    def when(self, reached: Callable[[], bool]) -> None:
+        """Waits until the run has got that far."""
+        until = time.monotonic() + 100
+        while not reached():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.005)
+
+    def send(self, number: int) -> None:
+        """A signal to the whole group: what a terminal does at Ctrl-C."""
+        os.killpg(self.process.pid, number)
+
+    def end(self) -> tuple[int, str]:
+        """(exit code, standard error); nobody of the group may be left."""
+        _, err = self.process.communicate(timeout=100)
+        left = [pid for pid in group(self.process.pid) if pid != self.process.pid]
+        assert not left, f"{left} outlive the command"
+        return self.process.returncode, err
+
+
+def group(leader: int) -> list[int]:
+    """The processes of a group that are alive, but for those about to be gone."""
+    until = time.monotonic() + 5
+    while True:
+        alive: list[int] = []
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = entry.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) == leader and fields[0] not in "ZX":
+                alive.append(int(entry.parent.name))
+        if not alive or time.monotonic() > until:
+            return alive
+        time.sleep(0.05)
+
+
+def assert_whole() -> None:
+    """Every checkpoint that is there can be restored, and whatever else is there is hidden."""
+    run = Run.open(RUN)
+    for entry in (RUN / "checkpoints").glob("*"):
+        if not entry.name.startswith("."):
+            tree, meta = saved(run, int(entry.name))
+            assert meta["updates"] == int(entry.name) == int(tree["state"].updates)
+            assert np.isfinite(numbers(tree["state"])).all()
+
+
+def last_line(err: str) -> str:
+    assert "Traceback" not in err, err
+    return err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", LINES)
+@pytest.mark.parametrize("reached", [created, training, checkpointing])
+def test_the_first_one_saves(kind: str, reached: Callable[[], bool]) -> None:
+    command = Command(LINES[kind])
+    command.when(reached)
+    command.send(signal.SIGINT)
+    code, err = command.end()
+    assert code == 130, err
+    told = re.fullmatch(
+        r"dovetail: Stopped by Ctrl-C after ([\d,]+) steps; everything is saved\. "
+        r"Go on with: dovetail train --resume run",
+        last_line(err),
+    )
+    assert told, err
+    assert_whole()
+    run = Run.open(RUN)
+    assert run.summary["env_steps"] == int(told[1].replace(",", "")) == saved(run)[1]["env_steps"]
+    assert (RUN / "policy").is_dir()
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_sigterm_saves_too(kind: str) -> None:
+    command = Command(LINES[kind])
+    command.when(training)
+    command.send(signal.SIGTERM)
+    code, err = command.end()
+    assert code == 128 + 15, err
+    assert last_line(err).startswith("dovetail: Stopped by SIGTERM after ")
+    assert_whole()
+    assert saved(Run.open(RUN))[1]["updates"] > 0
+
+
+@pytest.mark.parametrize("kind", LINES)
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+def test_the_second_one_ends_at_once(kind: str, pause: float) -> None:
+    command = Command(LINES[kind])
+    command.when(checkpointing)
+    command.send(signal.SIGINT)
+    time.sleep(pause)
+    command.send(signal.SIGINT)
+    code, err = command.end()
+    assert code == 130, err
+    assert re.match(r"dovetail: (Interrupted\.|Stopped by Ctrl-C)", last_line(err)), err
+    assert_whole()
+
+
+@pytest.mark.parametrize("pause", [0.1, 0.5, 1.0])
+def test_while_starting(pause: float) -> None:
+    command = Command(LINES["processes"])
+    time.sleep(pause)
+    command.send(signal.SIGINT)
+    code, err = command.end()
+    if code != -signal.SIGINT:  # Python itself was not up yet
+        assert code == 130, err
+        assert last_line(err).startswith("dovetail: "), err
+    if RUN.exists():
+        assert_whole()
+
+
+def test_while_finishing() -> None:
+    line = LINES["processes"].replace("100_000_000", "64").replace("--episodes 2", "--episodes 100")
+    command = Command(line)
+    command.when(lambda: training_is_over())
+    command.send(signal.SIGINT)
+    code, err = command.end()
+    assert code in (0, 130), err
+    assert_whole()
+    assert Run.open(RUN).summary["env_steps"] == 64
+
+
+def training_is_over() -> bool:
+    return (RUN / "checkpoints" / "8").exists()
