@@ -226,7 +226,7 @@ class Checkpoints:
         self._sweep()
 
     def _hide(self, step: int) -> None:
-        """Takes a checkpoint away at once; `_sweep` deletes it: a half-deleted one is never seen."""
+        """Takes a checkpoint away at once; `_sweep` deletes it, so no half of one is ever seen."""
         os.rename(self.folder / str(step), self.folder / f".tmp-removed-{step}")
 
     def _sweep(self) -> None:

@@ -12,7 +12,7 @@ from dovetail.plan import serial
 from dovetail.plan import show as plan_show
 from dovetail.plan.ir import Plan
 from dovetail.plan.svg import svg
-from dovetail.planning import plan_for, resolve_policy
+from dovetail.planning import plan_for, prepare_backend, resolve_policy
 from dovetail.policies.interface import Policy
 
 STEPS = 200_000
@@ -42,5 +42,6 @@ class Explanation:
 def explain(algorithm: Algorithm, env: Any, policy: Policy | str | None = None) -> Explanation:
     """What `train` would run with the same arguments; nothing is trained."""
     chosen = resolve_policy(policy, env)
+    prepare_backend(chosen)
     planned = plan_for(algorithm, resolve(env, traced=chosen.traced_envs), chosen, STEPS)
     return Explanation(planned.graph, planned.plan)

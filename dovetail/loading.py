@@ -16,7 +16,7 @@ def load_object(target: str, what: str) -> Any:
     """The object called Name in a module or file; `what` names its kind in errors."""
     place, colon, name = target.rpartition(":")
     if not colon or not name:
-        raise UserError(f"{target!r} does not name a {what}: write file.py:Name.")
+        raise UserError(f"{target!r} names no {what}: write file.py:Name.")
     module = load_file(Path(place).resolve()) if place.endswith(".py") else _module(place, what)
     if not hasattr(module, name):
         public = [known for known in vars(module) if not known.startswith("_")]
@@ -59,7 +59,9 @@ def _module(name: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"The module {name!r} of a {what} cannot be imported: {error}.") from error
+        raise UserError(
+            f"The module {name!r} of the {what} cannot be imported: {error}."
+        ) from error
 
 
 def _line_in(error: BaseException, path: Path) -> str:

@@ -30,7 +30,6 @@ class Planned:
 
 def plan_for(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Planned:
     """Traces one replica's share of the task, and places it on this machine."""
-    provide_devices(policy.replicas)
     task = Task(env.spec, policy.envs, steps)
     graph = trace_task(algorithm, task, env.jax, replicas=policy.replicas)
     return Planned(graph, make_plan(policy, graph, machine()), env)
@@ -42,15 +41,20 @@ def trace(algorithm: Algorithm, env: Any, num_envs: int = 8, steps: int = 200_00
     return trace_task(algorithm, Task(found.spec, num_envs, steps), found.jax)
 
 
-def provide_devices(count: int) -> None:
-    """Splits the CPU into that many devices, if it is all there is and JAX has not started yet."""
+def prepare_backend(policy: Policy) -> None:
+    """Sets up the CPU for a policy; only before JAX has started, and changing no result.
+
+    Several replicas get a device each. Where environments step on the host, a call runs in the
+    calling thread: handing it to another takes three times as long as a small policy does.
+    """
     import jax
 
-    if count > 1 and "--xla_force_host_platform_device_count" not in os.environ.get(
-        "XLA_FLAGS", ""
-    ):
-        with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", count)
+    forced = "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    with contextlib.suppress(RuntimeError):
+        if policy.replicas > 1 and not forced:
+            jax.config.update("jax_num_cpu_devices", policy.replicas)
+        if not policy.traced_envs:
+            jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def machine() -> Resources:

@@ -1,5 +1,6 @@
 """Everything a user can get wrong: one sentence on standard error, exit code 2, nothing lost."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -65,7 +66,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, not to be changed."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    settings = dovetail.Settings(**{**vars(QUIET), "folder": str(folder)})
+    settings = dataclasses.replace(QUIET, folder=str(folder))
     dovetail.train(a2c(), "dovetail:Chain-v0", Fused(4), steps=64, settings=settings)
     return folder
 

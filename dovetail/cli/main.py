@@ -35,29 +35,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     if debug:
         words.remove("--debug")
     with insisting() as interrupts:
-        code = _run(words, debug)
-    return 130 if interrupts.seen and code in (1, 2) else code
-
-
-def _run(words: list[str], debug: bool) -> int:
-    try:
-        _dispatch(words)
-        sys.stdout.flush()
-    except UserError as error:
-        return _fail(str(error), 2, debug)
-    except SystemExit as ended:  # argparse has shown a help
-        return ended.code if isinstance(ended.code, int) else 0
-    except KeyboardInterrupt as interrupted:
-        return _fail(str(interrupted) or "Interrupted.", getattr(interrupted, "code", 130), debug)
-    except Exception as error:
-        if _reader_has_gone(error):
-            return 141
-        if isinstance(error, OSError) and error.filename:
-            return _fail(f"Cannot use {error.filename}: {error.strerror}.", 2, debug)
-        what = " ".join(str(error).split("\n\n")[0].split()) or "no message"
-        hint = "" if debug else " Run with --debug for the traceback."
-        return _fail(f"{type(error).__name__}: {what.rstrip('.')}.{hint}", 1, debug)
+        try:
+            _dispatch(words)
+            sys.stdout.flush()
+        except SystemExit as ended:  # argparse has shown a help
+            return ended.code if isinstance(ended.code, int) else 0
+        except KeyboardInterrupt as interrupted:
+            code = getattr(interrupted, "code", 130)
+            return _fail(str(interrupted) or "Interrupted.", code, debug)
+        except Exception as error:
+            if interrupts.seen:  # an extension that was being loaded made it another exception
+                return _fail("Interrupted.", 130, debug)
+            return _explain(error, debug)
     return 0
+
+
+def _explain(error: Exception, debug: bool) -> int:
+    """Says what went wrong; returns the exit code."""
+    if isinstance(error, UserError):
+        return _fail(str(error), 2, debug)
+    if _reader_has_gone(error):
+        return 141
+    if isinstance(error, OSError) and error.filename:
+        return _fail(f"Cannot use {error.filename}: {error.strerror}.", 2, debug)
+    what = " ".join(str(error).split("\n\n")[0].split()) or "no message"
+    hint = "" if debug else " Run with --debug for the traceback."
+    return _fail(f"{type(error).__name__}: {what.rstrip('.')}.{hint}", 1, debug)
 
 
 def _dispatch(words: list[str]) -> None:

@@ -13,6 +13,7 @@ import signal
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any
 
 import gymnasium
@@ -164,6 +165,7 @@ class _Async(AsyncVectorEnv):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        resource_tracker.ensure_running()  # its own start would unblock the signal
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
         try:
             super().__init__(*args, **kwargs)

@@ -88,6 +88,19 @@ class Rows:
         self.carry = _kept(self.trajectory.carry, live.carry)
         self.bootstrap = _kept(self.trajectory.bootstrap, live.bootstrap)
 
+    def write(self, t: int, action: Any, extras: list[Any], next_observation: Any) -> None:
+        """What acting and stepping made at step `t`, of what somebody reads."""
+        for (_, buffer), leaf in zip(self.extras, extras, strict=True):
+            buffer[t] = leaf
+        if self.action:
+            leaves = _leaves(action)
+            for i, buffer in self.action:
+                buffer[t] = leaves[i]
+        if self.next_observation:
+            leaves = _leaves(next_observation)
+            for i, buffer in self.next_observation:
+                buffer[t] = leaves[i]
+
 
 ALWAYS = frozenset({"observation", "reward", "terminated", "truncated", "first", "valid"})
 """Fields that the loop itself reads, whoever else does."""
@@ -116,6 +129,7 @@ class HostUnroll:
         self._make_stepper = make_stepper
         self._stepper: Stepper | None = None
         self._rows = [Rows(unroll), Rows(unroll)]
+        self._never = np.zeros(graph.num_envs, np.bool_)
         self._act = self._compile_act([i for i, _ in self._rows[0].extras])
         self._bootstrap = self._compile_bootstrap()
 
@@ -155,45 +169,45 @@ class HostUnroll:
         """The loop. Observations go straight into their row, and actors see that row."""
         unroll, stepper, act = self._unroll, self._stepper, self._act
         assert stepper is not None
-        length, buffers, clock = unroll.length, rows.trajectory, time.perf_counter
-        act_inputs, keys = unroll.act_inputs(inputs), actor.keys
-        carry, reward, first = actor.carry, _as_host(actor.timestep.reward), actor.timestep.first
+        length, clock, some = unroll.length, time.perf_counter, np.count_nonzero
+        act_inputs, keys, observations = unroll.act_inputs(inputs), actor.keys, rows.observations
+        buffers: Any = rows.trajectory
+        carry, reward = actor.carry, _as_host(actor.timestep.reward)
         start = int(np.asarray(actor.step)[0])
-        _copy(actor.timestep.observation, rows.observations[0])
+        _copy(actor.timestep.observation, observations[0])
         for i, buffer in rows.carry:
             buffer[0] = jax.tree.leaves(carry)[i]
         for _, buffer in rows.bootstrap:
             buffer[...] = 0
-        buffers.first[0] = first
+        buffers.first[0] = actor.timestep.first
         acting = stepping = 0.0
         after: Any = None
+        began = clock()
         for t in range(length):
-            began = clock()
-            seen = _timestep(rows.observations[t], reward, buffers.first[t])
+            seen = Timestep(observations[t], reward, buffers.first[t])
             action, extras, carry = act(act_inputs, carry, seen, keys, np.int32(start + t))
-            action = jax.tree.map(np.asarray, action)
+            action = _to_host(action)
             between = clock()
-            after = stepper.step(action, start + t)
-            stepping += clock() - between
             acting += between - began
-            buffers.reward[t] = after.reward
+            after = stepper.step(action, start + t)
+            began = clock()
+            stepping += began - between
+            reward = after.reward
+            buffers.reward[t] = reward
             buffers.terminated[t] = after.terminated
             buffers.truncated[t] = after.truncated
             buffers.valid[t] = after.valid
-            for (_, buffer), leaf in zip(rows.extras, extras, strict=True):
-                buffer[t] = leaf
-            for i, buffer in rows.action:
-                buffer[t] = jax.tree.leaves(action)[i]
-            for i, buffer in rows.next_observation:
-                buffer[t] = jax.tree.leaves(after.next_observation)[i]
-            if rows.bootstrap and after.truncated.any():
-                final = _timestep(after.next_observation, after.reward, np.zeros_like(after.first))
+            rows.write(t, action, extras, after.next_observation)
+            if rows.bootstrap and some(after.truncated):
+                final: Any = Timestep(after.next_observation, reward, self._never)
                 self._write_bootstrap(rows, t, inputs, carry, final, after.truncated)
-            reward = np.where(after.first, np.float32(0), after.reward)
+            if some(after.first):
+                reward = np.where(after.first, np.float32(0), reward)
             if t + 1 < length:
-                _copy(after.observation, rows.observations[t + 1])
+                _copy(after.observation, observations[t + 1])
                 buffers.first[t + 1] = after.first
-        last = _timestep(jax.tree.map(np.copy, after.observation), reward, np.copy(after.first))
+        observation = jax.tree.map(np.copy, after.observation)
+        last: Any = Timestep(observation, reward, np.copy(after.first))
         if rows.bootstrap:
             ongoing = np.logical_not(buffers.truncated[-1])
             self._write_bootstrap(rows, length - 1, inputs, carry, last, ongoing)
@@ -234,9 +248,13 @@ class HostUnroll:
         return jax.jit(lambda inputs, carry, at: function(*inputs, *jax.tree.leaves((carry, at))))
 
 
-def _timestep(observation: Any, reward: Any, first: Any) -> Timestep:
-    """What actors see, as numpy arrays."""
-    return Timestep(observation, reward, first)
+def _to_host(tree: Any) -> Any:
+    """As numpy arrays; a bare array, the common case, without walking a tree."""
+    return np.asarray(tree) if isinstance(tree, jax.Array) else jax.tree.map(np.asarray, tree)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return [tree] if isinstance(tree, np.ndarray) else jax.tree.leaves(tree)
 
 
 def _copy(tree: Any, rows: Any) -> None:

@@ -199,8 +199,23 @@ class Loop:
         first, last = self.good.updates + 1, snapshot.updates
         when = f"in update {last}" if first == last else f"between updates {first} and {last}"
         raise Diverged(
-            f"Training diverged: {what} {when}; try a lower --learning-rate, a lower "
-            f"--max-grad-norm, or normalised observations and rewards."
+            f"Training diverged: {what} {when}; {self._suspect(snapshot.actor)}try a lower "
+            f"--learning-rate, a lower --max-grad-norm, or normalised observations and rewards."
+        )
+
+    def _suspect(self, actor: Any) -> str:
+        """Names a JAX environment whose numbers are not finite while others' still are."""
+        if self.settings.seeds > 1:
+            return ""
+        shown = (actor.timestep.observation, actor.timestep.reward, actor.episode_return)
+        rows = [np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(shown)]
+        bad = ~np.all([np.isfinite(row).all(axis=1) for row in rows], axis=0)
+        if not bad.any() or bad.all():
+            return ""
+        index = int(np.flatnonzero(bad)[0])
+        return (
+            f"environment {index} showed a number that is not finite by step "
+            f"{int(actor.step[index])}, so repair it, or "
         )
 
     def _episode_row(self, report: Report) -> dict[str, float]:

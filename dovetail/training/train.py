@@ -15,7 +15,7 @@ from dovetail.errors import UserError, check_option
 from dovetail.evaluation import Evaluator
 from dovetail.explanation import Explanation
 from dovetail.plan.ir import LinkKind
-from dovetail.planning import Planned, plan_for, resolve_policy
+from dovetail.planning import Planned, plan_for, prepare_backend, resolve_policy
 from dovetail.policies.interface import Policy
 from dovetail.run import Run
 from dovetail.runtime.local import Runtime
@@ -49,6 +49,7 @@ def train(
     check_option("steps", steps, steps >= 1, "1 or more")
     enable_compile_cache()
     chosen = resolve_policy(policy, env)
+    prepare_backend(chosen)
     found = resolve(env, traced=chosen.traced_envs)
     planned = _plan(algorithm, found, chosen, steps, settings)
     config = describe(algorithm, env, found, chosen, steps=steps, seed=seed, settings=settings)
@@ -69,6 +70,7 @@ def resume(run: str | Path | Run, steps: int | None = None, env: Any = None) -> 
     opened = run if isinstance(run, Run) else Run.open(run)
     config = dict(opened.config)
     algorithm, policy, settings = rebuild_all(config)
+    prepare_backend(policy)
     if env is None and config.get("env_given") == "object":
         raise UserError(
             f"{opened.path} was trained on a Python object ({config['env']}): resume it from "

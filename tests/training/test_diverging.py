@@ -1,5 +1,6 @@
 """A loss or a weight that is not finite ends the run, and the last good state is kept."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import LENGTH, QUIET, numbers, ppo, saved, train_module
+from small import LENGTH, QUIET, a2c, numbers, ppo, saved, train_module
 
 import dovetail
 from dovetail.algorithm import RL
 from dovetail.algorithms.a2c import A2C
+from dovetail.envs.interface import Discrete, EnvSpec, JaxStep
 from dovetail.errors import UserError
+from dovetail.graph.unroll import environment_keys
+from dovetail.keys import seed_key
 from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
 from dovetail.run import Run
@@ -63,6 +67,30 @@ def test_a_loss_that_is_not_a_number(policy: Any) -> None:
     assert run.summary == {} and (run.path / "metrics.csv").is_file()
 
 
+class Rots:
+    """A JAX environment in which some episodes turn into NaN at their third step."""
+
+    spec = EnvSpec("test:Rots", jax.ShapeDtypeStruct((2,), np.float32), Discrete(2))
+
+    def reset(self, key: jax.Array) -> Any:
+        return jnp.array([0.0, jax.random.uniform(key)]), jnp.zeros(2)
+
+    def step(self, state: jax.Array, action: jax.Array, key: jax.Array) -> JaxStep:
+        time, rotten = state[0] + 1, state[1] < 0.4
+        shown = jnp.where(rotten & (time > 2), jnp.nan, time) * jnp.ones(2)
+        return JaxStep(state.at[0].set(time), shown, jnp.float32(1), time > 9, time > 99)
+
+
+def test_a_jax_environment_that_is_to_blame_is_named() -> None:
+    with pytest.raises(UserError, match=r"Training diverged: .*; environment \d+ showed") as error:
+        dovetail.train(a2c(), Rots(), Fused(8), steps=STEPS, settings=QUIET)
+    keys = environment_keys(jax.random.fold_in(seed_key(0), 1), 8)
+    rotten = np.flatnonzero(np.asarray(jax.vmap(jax.random.uniform)(keys)) < 0.4)
+    told = re.search(r"environment (\d+) showed .* not finite by step (\d+),", str(error.value))
+    assert told and told[1] == str(rotten[0]) and int(told[2]) % LENGTH == 0
+    assert 0 < len(rotten) < 8
+
+
 def test_a_learning_rate_out_of_all_bounds() -> None:
     with pytest.raises(UserError, match="Training diverged: .* became (nan|inf|-inf) ") as error:
         dovetail.train(ppo(learning_rate=1e30), CHAIN, Fused(4), steps=STEPS, settings=QUIET)
@@ -80,6 +108,7 @@ def test_weights_are_looked_at_too() -> None:
 def test_the_seed_that_diverged_is_found_among_the_others() -> None:
     loop = train_module.Loop.__new__(train_module.Loop)
     loop.good = train_module.Loop.__init__.__globals__["Snapshot"]((), (), 4, 64)
+    loop.settings = dovetail.Settings(seeds=2)
     after = type(loop.good)((), (), 9, 144)
     with pytest.raises(UserError, match="loss became inf between updates 5 and 9"):
         loop._refuse_nonfinite({"loss": np.array([0.5, np.inf])}, after)

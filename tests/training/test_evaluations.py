@@ -1,6 +1,7 @@
 """Evaluation beside training: it changes nothing, and a run ends with what it saw."""
 
 import dataclasses
+import threading
 from typing import Any
 
 import numpy as np
@@ -86,8 +87,6 @@ def test_a_run_ends_with_the_weights_that_reached_the_goal(
 
 
 def test_waiting_for_an_evaluation_ends_when_asked_to_stop() -> None:
-    import threading
-
     started = threading.Event()
 
     class Endless(Pretending):

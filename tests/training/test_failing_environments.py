@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from small import LENGTH, QUIET, a2c, numbers, saved
 
 import dovetail
 from dovetail.cli.main import main
+from dovetail.envs.interface import Discrete, EnvSpec, HostStep
 from dovetail.errors import UserError
 from dovetail.policies.local import Local
 from dovetail.run import Run
@@ -107,10 +109,6 @@ class Waits:
     num_envs = 2
 
     def __init__(self, num_envs: int) -> None:
-        from dovetail.envs.interface import Discrete, EnvSpec
-
-        import jax
-
         self.num_envs, self.steps = num_envs, 0
         self.spec = EnvSpec("test:Waits", jax.ShapeDtypeStruct((1,), np.float32), Discrete(2))
 
@@ -118,8 +116,6 @@ class Waits:
         return np.zeros((self.num_envs, 1), np.float32)
 
     def step(self, action: np.ndarray) -> Any:
-        from dovetail.envs.interface import HostStep
-
         self.steps += 1
         if self.steps == 30:
             raise RuntimeError("the robot is out of reach")

@@ -14,21 +14,20 @@ import pytest
 from small import LENGTH, numbers, saved
 
 import dovetail
+from dovetail.cli.interrupts import insisting
 from dovetail.run import Run
 
 pytestmark = pytest.mark.slow
 
-TINY = f"--unroll-length {LENGTH} --hidden 8 --steps 100_000_000 --episodes 2 --no-video"
-TINY += " --checkpoint-every 0.05 --display plain --run run"
+TINY = (
+    f"--unroll-length {LENGTH} --hidden 8 --steps 100_000_000 --episodes 2 --no-video"
+    " --checkpoint-every 0.05 --display plain --run run"
+)
 LINES = {
     "fused": f"train a2c --env dovetail:Chain-v0 --policy fused --envs 4 {TINY}",
     "processes": f"train a2c --env CartPole-v1?vectorization=async --envs 2 {TINY}",
 }
 RUN = Path("run")
-
-
-def imported() -> bool:
-    return True
 
 
 def created() -> bool:
@@ -43,8 +42,8 @@ def checkpointing() -> bool:
     return any((RUN / "checkpoints").glob(".tmp-*")) or any((RUN / "checkpoints").glob("[0-9]*"))
 
 
-def finishing() -> bool:
-    return (RUN / "summary.json").exists()
+def trained() -> bool:
+    return (RUN / "checkpoints" / "8").exists()
 
 
 class Command:
@@ -64,8 +63,9 @@ class Command:
         """Waits until the run has got that far."""
         until = time.monotonic() + 100
         while not reached():
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < until
+            if self.process.poll() is not None or time.monotonic() > until:
+                self.process.kill()
+                raise AssertionError(self.process.communicate())
             time.sleep(0.005)
 
     def send(self, number: int) -> None:
@@ -74,7 +74,11 @@ class Command:
 
     def end(self) -> tuple[int, str]:
         """(exit code, standard error); nobody of the group may be left."""
-        _, err = self.process.communicate(timeout=100)
+        try:
+            _, err = self.process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.send(signal.SIGKILL)
+            raise AssertionError(self.process.communicate()) from None
         left = [pid for pid in group(self.process.pid) if pid != self.process.pid]
         assert not left, f"{left} outlive the command"
         return self.process.returncode, err
@@ -164,23 +168,32 @@ def test_while_starting(pause: float) -> None:
     time.sleep(pause)
     command.send(signal.SIGINT)
     code, err = command.end()
-    if code != -signal.SIGINT:  # Python itself was not up yet
+    if code != -signal.SIGINT:  # Dovetail itself was not up yet
         assert code == 130, err
-        assert last_line(err).startswith("dovetail: "), err
+        assert err.splitlines()[-1].startswith("dovetail: "), err
     if RUN.exists():
         assert_whole()
+
+
+def test_what_a_callback_forgets_comes_again() -> None:
+    class Callback:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt), insisting() as interrupts:
+        Callback()
+        time.sleep(30)
+    assert interrupts.seen
+    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
 
 
 def test_while_finishing() -> None:
     line = LINES["processes"].replace("100_000_000", "64").replace("--episodes 2", "--episodes 100")
     command = Command(line)
-    command.when(lambda: training_is_over())
+    command.when(trained)
     command.send(signal.SIGINT)
     code, err = command.end()
     assert code in (0, 130), err
     assert_whole()
     assert Run.open(RUN).summary["env_steps"] == 64
-
-
-def training_is_over() -> bool:
-    return (RUN / "checkpoints" / "8").exists()

@@ -41,9 +41,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, looks: int, *what: Any, **how: 
 def test_fused_resumes_bit_for_bit(
     straight: Any, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
-    run = interrupted(
-        monkeypatch, looks, ppo(), CHAIN, Fused(ENVS), steps=STEPS, settings=QUIET
-    )
+    run = interrupted(monkeypatch, looks, ppo(), CHAIN, Fused(ENVS), steps=STEPS, settings=QUIET)
     stopped_at = saved(run)[1]["updates"]
     assert stopped_at < UPDATES and (stopped_at > 0) == (looks > 0)
     assert run.summary["updates"] == stopped_at

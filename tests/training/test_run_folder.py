@@ -1,5 +1,7 @@
 """What a training leaves behind, and what `--json` prints."""
 
+import contextlib
+import io
 import json
 from pathlib import Path
 
@@ -25,8 +27,10 @@ KEYS = [
     "threshold",
     "run",
 ]
-NAMES = "config.json plan.txt graph.svg metrics.csv events checkpoints policy"
-NAMES += " learning_curve.png video.mp4 summary.json"
+NAMES = (
+    "config.json plan.txt graph.svg metrics.csv events checkpoints policy"
+    " learning_curve.png video.mp4 summary.json"
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +40,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     line = f"train a2c --env CartPole-v1 --policy local --envs 4 --seed 5 --unroll-length {LENGTH}"
     line += f" --hidden 8 --steps 160 --episodes 3 --json --run {folder}"
     with pytest.MonkeyPatch.context() as patch:
-        import contextlib
-        import io
-
         patch.chdir(folder.parent)
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -1,5 +1,9 @@
 """Several seeds as one batch: each is the training that it would have been alone."""
 
+import dataclasses
+from typing import Any
+
+import jax
 import numpy as np
 import pytest
 from small import LENGTH, QUIET, a2c, numbers, saved
@@ -16,16 +20,14 @@ SEEDS = 4
 ENVS = 4
 STEPS = 10 * LENGTH * ENVS
 CARTPOLE = "dovetail:CartPole-v1"
-SEVERAL = Settings(**{**vars(QUIET), "seeds": SEEDS})
+SEVERAL = dataclasses.replace(QUIET, seeds=SEEDS)
 
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("seeds")
-    settings = Settings(**{**vars(SEVERAL), "folder": str(folder / "run")})
-    return dovetail.train(
-        a2c(), CARTPOLE, Fused(ENVS), steps=STEPS, seed=7, settings=settings
-    )
+    settings = dataclasses.replace(SEVERAL, folder=str(folder / "run"))
+    return dovetail.train(a2c(), CARTPOLE, Fused(ENVS), steps=STEPS, seed=7, settings=settings)
 
 
 @pytest.mark.parametrize("index", [0, 3])
@@ -39,10 +41,8 @@ def test_a_seed_of_the_batch_is_the_training_alone(batch: Run, index: int) -> No
         np.testing.assert_allclose(found, leaf, rtol=1e-4, atol=1e-5)
 
 
-def numbers_by_leaf(state: object) -> list[np.ndarray]:
-    import jax
-
-    return [np.asarray(leaf) for leaf in jax.tree.leaves((state.params, state.updates))]  # type: ignore[attr-defined]
+def numbers_by_leaf(state: Any) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((state.params, state.updates))]
 
 
 def test_the_seeds_differ(batch: Run) -> None:
