@@ -22,7 +22,7 @@ import dovetail as dt
 from benchmarks import protocol as p
 from dovetail.algorithm import Task, Timestep
 from dovetail.envs.resolve import resolve
-from dovetail.planning import plan_for
+from dovetail.planning import plan_for, prepare_backend
 from dovetail.runtime.local import Runtime
 from dovetail.training.start import enable_compile_cache, first_state
 
@@ -75,6 +75,7 @@ class Training:
     """The runtime that `train` uses, advanced from outside."""
 
     def __init__(self, job: p.Job, policy: Any) -> None:
+        prepare_backend(policy)
         enable_compile_cache()
         found = resolve(job.env, traced=policy.traced_envs)
         planned = plan_for(algorithm(), found, policy, job.steps)
@@ -104,8 +105,6 @@ def main() -> None:
     parser.add_argument("--policy", choices=("fused", "local"), default="fused")
     chosen, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
-    if job.devices > 1:
-        jax.config.update("jax_num_cpu_devices", job.devices)
     policy = distribution_policy(chosen.policy, job)
     if job.mode == "speed":
         measure_speed(job, policy)

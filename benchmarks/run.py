@@ -79,13 +79,13 @@ def warn_if_busy() -> None:
 
 
 def compare(comparison: Comparison, repeats: int, quick: bool) -> dict[str, Any]:
-    """Every contestant in turn, `repeats` times."""
+    """Every contestant in turn, `repeats` times; twice as often where each round is a seed."""
     print(f"\n{comparison.name}: {comparison.title}", flush=True)
     contestants = [*comparison.ours, *comparison.others]
     answers: dict[str, list[Answer]] = {c.name: [] for c in contestants}
     for contestant in contestants:
         interpreter(contestant.python)  # installs before anything is timed
-    for round_ in range(repeats):
+    for round_ in range(2 * repeats if comparison.threshold else repeats):
         for contestant in contestants:
             answer = ask(contestant, comparison.threshold, round_, quick)
             answers[contestant.name].append(answer)

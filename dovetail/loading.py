@@ -60,7 +60,7 @@ def _module(name: str, what: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise UserError(
-            f"The module {name!r} of the {what} cannot be imported: {error}."
+            f"The module {name!r} for the {what} cannot be loaded: {error}."
         ) from error
 
 

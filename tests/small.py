@@ -1,6 +1,7 @@
-"""The smallest trainings that still go through everything: for tests of runtimes and of training."""
+"""The smallest trainings that go through everything: for tests of runtimes and training."""
 
 import contextlib
+import dataclasses
 import importlib
 import signal
 from collections.abc import Callable
@@ -39,17 +40,17 @@ QUIET = Settings(episodes=2, evaluate_every=0, checkpoint_every=1e9, video=False
 
 def ppo(**options: Any) -> PPO:
     """PPO with eight hidden units."""
-    return PPO(**{"unroll_length": LENGTH, "hidden": (8,), "epochs": 2, "minibatches": 2} | options)
+    return dataclasses.replace(PPO(LENGTH, hidden=(8,), epochs=2, minibatches=2), **options)
 
 
 def a2c(**options: Any) -> A2C:
     """A2C with eight hidden units."""
-    return A2C(**{"unroll_length": LENGTH, "hidden": (8,)} | options)
+    return dataclasses.replace(A2C(LENGTH, hidden=(8,)), **options)
 
 
 def reinforce(**options: Any) -> REINFORCE:
     """REINFORCE with eight hidden units."""
-    return REINFORCE(**{"unroll_length": LENGTH, "hidden": (8,)} | options)
+    return dataclasses.replace(REINFORCE(LENGTH, hidden=(8,)), **options)
 
 
 def runtime_of(

@@ -6,6 +6,7 @@ Training to the threshold is watched by a callback; its evaluations stop the clo
 """
 
 import time
+from typing import Any
 
 import torch
 from stable_baselines3 import PPO
@@ -38,6 +39,9 @@ class Watch(BaseCallback):
             )
         self._iterations += 1
         self._since = time.perf_counter()
+
+    def _greedy(self, observation: Any) -> Any:
+        return self.model.predict(observation, deterministic=True)[0]
 
     def _on_step(self) -> bool:
         return self.mean < p.THRESHOLD

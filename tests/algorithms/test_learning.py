@@ -12,7 +12,9 @@ from dovetail.trained import load_trained
 pytestmark = pytest.mark.slow
 
 
-def train(tmp_path: Path, algorithm: Any, env: str, policy: Any, steps: int, **settings: Any) -> Any:
+def train(
+    tmp_path: Path, algorithm: Any, env: str, policy: Any, steps: int, **settings: Any
+) -> dt.Run:
     folder = str(tmp_path / "run")
     quiet = dt.Settings(folder=folder, video=False, display="none", evaluate_every=5, **settings)
     return dt.train(algorithm, env, policy, steps=steps, settings=quiet)
@@ -60,6 +62,20 @@ def test_a_memory_recalls_the_cue(tmp_path: Path) -> None:
     assert run.summary["final_return"] >= 0.95
     without = train(tmp_path / "without", dt.algorithms.PPO(**options), env, "fused", 100_000)
     assert without.summary["final_return"] <= 0.75  # a coin's chance is 0.5
+
+
+def test_lunar_lander_lands(tmp_path: Path) -> None:
+    ppo = dt.algorithms.PPO(
+        unroll_length=256,
+        minibatches=8,
+        learning_rate=1e-3,
+        discount=0.995,
+        lambda_=0.97,
+        normalise_rewards=True,
+    )
+    lander = "LunarLander-v3"
+    run = train(tmp_path, ppo, lander, dt.policies.Local(), 700_000, until=200, episodes=40)
+    assert run.summary["final_return"] >= 150  # a random policy crashes at about -180
 
 
 def test_half_cheetah_moves_forward(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_local_equals_the_interpreter_on_the_host(algorithm: str, autoreset: str
     env_id = f"gymnasium:CartPole-v1?vectorization=sync&autoreset={autoreset}&max_episode_steps=5"
     env, start = first_host_state(chosen, env_id)
     bound = chosen.bind(Task(env.spec, 4, 1000))
-    state, actor = interpreted(bound, host_step(env), *start, UPDATES)
+    state, actor = interpreted(bound, host_step(env), start[0], start[1], UPDATES)
     env.close()
     env, start = first_host_state(chosen, env_id)
     runtime = runtime_of(chosen, env, Local(4))

@@ -75,7 +75,7 @@ def test_seeds_have_an_axis_of_their_own() -> None:
 
 
 def test_what_was_handed_out_does_not_change_afterwards() -> None:
-    """The host's buffers are used again; a snapshot taken between two iterations must not see it."""
+    """The host's buffers are used again; a snapshot between two iterations must not see it."""
     found = resolve("gymnasium:CartPole-v1")
     assert found.host is not None
     env = found.host(ENVS)

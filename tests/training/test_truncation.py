@@ -90,7 +90,8 @@ def rows(env_id: str, policy: Fused | Local) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf)[:, :1] for name, leaf in runtime.state["rows"].items()}
 
 
-def advantages(batch: dict[str, np.ndarray]) -> np.ndarray:
+def advantages(rows: dict[str, np.ndarray]) -> np.ndarray:
+    batch = {name: jnp.asarray(row) for name, row in rows.items()}
     terminated, truncated = batch["terminated"] > 0, batch["truncated"] > 0
     following = successor_values(batch["value"], batch["bootstrap"], terminated, truncated)
     found = generalised_advantages(
