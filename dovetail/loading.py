@@ -59,9 +59,7 @@ def _module(name: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(
-            f"The module {name!r} for the {what} cannot be loaded: {error}."
-        ) from error
+        raise UserError(f"The module {name!r} for the {what} cannot be loaded: {error}.") from error
 
 
 def _line_in(error: BaseException, path: Path) -> str:

@@ -36,6 +36,11 @@ class Settings:
             check_option(name, getattr(self, name), getattr(self, name) >= 0, "0 or more seconds")
         known = ("live", "plain", "none")
         check_option("display", self.display, self.display in known, "live, plain or none")
+        if self.until is not None and self.evaluate_every == 0:
+            raise UserError(
+                f"--until {self.until:g} is looked for by evaluations, but --evaluate-every is 0: "
+                f"give more seconds, or leave one out."
+            )
         if self.until is not None and self.seeds > 1:
             raise UserError(
                 f"--until stops one training, but --seeds asks for {self.seeds}: leave one out."

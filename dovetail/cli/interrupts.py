@@ -20,10 +20,16 @@ AGAIN_SECONDS = 0.01
 
 
 class Interrupts:
-    """Whether there was one."""
+    """Whether there was one, and what to do about the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: bool) -> None:
         self.seen = False
+        self._last = last
+
+    def over(self) -> None:
+        """Nothing is left to be saved: if the process is about to end, Ctrl-C just ends it."""
+        if self._last:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
@@ -32,9 +38,12 @@ class Interrupts:
 
 
 @contextmanager
-def insisting() -> Generator[Interrupts]:
-    """Raises KeyboardInterrupt for every SIGINT while the block runs (in the main thread)."""
-    interrupts = Interrupts()
+def insisting(last: bool = False) -> Generator[Interrupts]:
+    """Raises KeyboardInterrupt for every SIGINT while the block runs (in the main thread).
+
+    `last` says that the process ends after the block.
+    """
+    interrupts = Interrupts(last)
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _in_main_thread():
         yield interrupts
         return
@@ -51,7 +60,7 @@ def insisting() -> Generator[Interrupts]:
     try:
         yield interrupts
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if last else signal.default_int_handler)
         sys.unraisablehook = forget
 
 

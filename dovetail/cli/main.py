@@ -34,13 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     if debug:
         words.remove("--debug")
-    with insisting() as interrupts:
+    with insisting(last=argv is None) as interrupts:
         try:
             _dispatch(words)
             sys.stdout.flush()
         except SystemExit as ended:  # argparse has shown a help
             return ended.code if isinstance(ended.code, int) else 0
         except KeyboardInterrupt as interrupted:
+            interrupts.over()
             code = getattr(interrupted, "code", 130)
             return _fail(str(interrupted) or "Interrupted.", code, debug)
         except Exception as error:

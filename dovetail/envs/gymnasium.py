@@ -172,6 +172,16 @@ class _Async(AsyncVectorEnv):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Ends the processes, whatever they are at and whoever has ended some already."""
+        for process in self.processes:
+            process.terminate()
+        for pipe in self.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+        for process in self.processes:
+            process.join()
+
     def _raise_if_errors(self, successes: list[bool] | tuple[bool]) -> None:
         if not all(successes):
             with warnings.catch_warnings():  # its log goes through warnings

@@ -7,6 +7,7 @@ next unroll fills the other, and acting waits for the learner's weights before a
 
 import time
 from collections.abc import Callable
+from itertools import compress
 from typing import Any, Protocol
 
 import jax
@@ -18,7 +19,8 @@ from dovetail.algorithm import Timestep, Trajectory
 from dovetail.envs import batched
 from dovetail.envs.interface import HostEnv, JaxEnv
 from dovetail.graph.ir import Graph, Unroll
-from dovetail.graph.unroll import ActorState, Episodes, act_key, env_key
+from dovetail.graph.unroll import ActorState, Episodes, env_key
+from dovetail.runtime.acting import Acting
 from dovetail.runtime.programs import Values
 
 
@@ -82,16 +84,24 @@ class Rows:
             jax.tree.map(lambda buffer, t=t: buffer[t], self.trajectory.observation)
             for t in range(unroll.length)
         ]
+        self.seen: list[list[np.ndarray]] = []
+        self.begins: list[list[np.ndarray]] = []
         self.next_observation = _kept(self.trajectory.next_observation, live.next_observation)
         self.action = _kept(self.trajectory.action, live.action)
         self.extras = _kept(self.trajectory.extras, live.extras)
         self.carry = _kept(self.trajectory.carry, live.carry)
         self.bootstrap = _kept(self.trajectory.bootstrap, live.bootstrap)
 
-    def write(self, t: int, action: Any, extras: list[Any], next_observation: Any) -> None:
-        """What acting and stepping made at step `t`, of what somebody reads."""
-        for (_, buffer), leaf in zip(self.extras, extras, strict=True):
-            buffer[t] = leaf
+    def show(self, acting: Acting) -> None:
+        """Prepares what actors see of each row."""
+        self.seen = [
+            list(compress(jax.tree.leaves(row), acting.observed)) for row in self.observations
+        ]
+        firsts: Any = self.trajectory.first
+        self.begins = [[first] if acting.begun else [] for first in firsts]
+
+    def write(self, t: int, action: Any, next_observation: Any) -> None:
+        """The action at step `t` and where it led, of what somebody reads."""
         if self.action:
             leaves = _leaves(action)
             for i, buffer in self.action:
@@ -130,7 +140,12 @@ class HostUnroll:
         self._stepper: Stepper | None = None
         self._rows = [Rows(unroll), Rows(unroll)]
         self._never = np.zeros(graph.num_envs, np.bool_)
-        self._act = self._compile_act([i for i, _ in self._rows[0].extras])
+        live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
+        self._acting = Acting(
+            unroll, jax.tree.leaves(live.extras), len(jax.tree.leaves(live.observation))
+        )
+        for rows in self._rows:
+            rows.show(self._acting)
         self._bootstrap = self._compile_bootstrap()
 
     def can_warm_up(self, values: Values) -> bool:
@@ -141,8 +156,11 @@ class HostUnroll:
         """Compiles the acting programs by one call of each; nothing is kept of it."""
         actor = self._actor(values)
         inputs = [values[v.id] for v in self._unroll.inputs]
-        arguments = actor.carry, actor.timestep, actor.keys, np.int32(0)
-        self._act(self._unroll.act_inputs(inputs), *jax.tree.map(_as_host, arguments))
+        acting, rows = self._acting, self._rows[0]
+        weights = acting.weights(self._unroll.act_inputs(inputs))
+        reward = [_as_host(actor.timestep.reward)] if acting.rewarded else []
+        last = [*reward, *rows.begins[0]]
+        acting.call(weights, actor.carry, rows.seen[0], last, actor.keys, np.int32(0))
         if self._bootstrap is not None:
             at = jax.tree.map(_as_host, actor.timestep)
             self._bootstrap(self._unroll.bootstrap_inputs(inputs), actor.carry, at)
@@ -167,25 +185,29 @@ class HostUnroll:
 
     def _steps(self, inputs: list[Any], actor: ActorState, rows: Rows) -> ActorState:
         """The loop. Observations go straight into their row, and actors see that row."""
-        unroll, stepper, act = self._unroll, self._stepper, self._act
+        unroll, stepper, act = self._unroll, self._stepper, self._acting.call
         assert stepper is not None
         length, clock, some = unroll.length, time.perf_counter, np.count_nonzero
-        act_inputs, keys, observations = unroll.act_inputs(inputs), actor.keys, rows.observations
+        weights, rewarded = self._acting.weights(unroll.act_inputs(inputs)), self._acting.rewarded
+        keys, observations, seen, begins = actor.keys, rows.observations, rows.seen, rows.begins
         buffers: Any = rows.trajectory
+        rewards, terminations, truncations = buffers.reward, buffers.terminated, buffers.truncated
+        valid, firsts, extra_rows = buffers.valid, buffers.first, [row for _, row in rows.extras]
         carry, reward = actor.carry, _as_host(actor.timestep.reward)
         start = int(np.asarray(actor.step)[0])
+        steps = np.arange(start, start + length, dtype=np.int32)
         _copy(actor.timestep.observation, observations[0])
         for i, buffer in rows.carry:
             buffer[0] = jax.tree.leaves(carry)[i]
         for _, buffer in rows.bootstrap:
             buffer[...] = 0
-        buffers.first[0] = actor.timestep.first
+        firsts[0] = actor.timestep.first
         acting = stepping = 0.0
         after: Any = None
         began = clock()
         for t in range(length):
-            seen = Timestep(observations[t], reward, buffers.first[t])
-            action, extras, carry = act(act_inputs, carry, seen, keys, np.int32(start + t))
+            last = [reward, *begins[t]] if rewarded else begins[t]
+            action, extras, carry = act(weights, carry, seen[t], last, keys, steps[t])
             action = _to_host(action)
             between = clock()
             acting += between - began
@@ -193,11 +215,13 @@ class HostUnroll:
             began = clock()
             stepping += began - between
             reward = after.reward
-            buffers.reward[t] = reward
-            buffers.terminated[t] = after.terminated
-            buffers.truncated[t] = after.truncated
-            buffers.valid[t] = after.valid
-            rows.write(t, action, extras, after.next_observation)
+            rewards[t] = reward
+            terminations[t] = after.terminated
+            truncations[t] = after.truncated
+            valid[t] = after.valid
+            for row, leaf in zip(extra_rows, extras, strict=True):
+                row[t] = leaf
+            rows.write(t, action, after.next_observation)
             if rows.bootstrap and some(after.truncated):
                 final: Any = Timestep(after.next_observation, reward, self._never)
                 self._write_bootstrap(rows, t, inputs, carry, final, after.truncated)
@@ -205,16 +229,16 @@ class HostUnroll:
                 reward = np.where(after.first, np.float32(0), reward)
             if t + 1 < length:
                 _copy(after.observation, observations[t + 1])
-                buffers.first[t + 1] = after.first
+                firsts[t + 1] = after.first
         observation = jax.tree.map(np.copy, after.observation)
-        last: Any = Timestep(observation, reward, np.copy(after.first))
+        following: Any = Timestep(observation, reward, np.copy(after.first))
         if rows.bootstrap:
-            ongoing = np.logical_not(buffers.truncated[-1])
-            self._write_bootstrap(rows, length - 1, inputs, carry, last, ongoing)
+            ongoing = np.logical_not(truncations[-1])
+            self._write_bootstrap(rows, length - 1, inputs, carry, following, ongoing)
         self.seconds[f"{unroll.name}.act"] += acting
         self.seconds[f"{unroll.name}.step"] += stepping
         step = np.asarray(actor.step) + np.int32(length)
-        return actor._replace(env=stepper.state, timestep=last, carry=carry, step=step)
+        return actor._replace(env=stepper.state, timestep=following, carry=carry, step=step)
 
     def _write_bootstrap(
         self, rows: Rows, t: int, inputs: list[Any], carry: Any, at: Timestep, mask: np.ndarray
@@ -224,20 +248,6 @@ class HostUnroll:
         for i, buffer in rows.bootstrap:
             chosen = mask.reshape(mask.shape + (1,) * (found[i].ndim - 1))
             buffer[t] = np.where(chosen, found[i], buffer[t])
-
-    def _compile_act(self, kept: list[int]) -> Callable[..., Any]:
-        inner = self._unroll.act
-        assert inner.program is not None and inner.out_tree is not None
-        function, tree = jaxpr_as_fun(inner.program), inner.out_tree
-
-        def act(inputs: Any, carry: Any, timestep: Timestep, keys: jax.Array, step: Any) -> Any:
-            acting_keys = jax.vmap(act_key, (0, None))(keys, step)
-            leaves = jax.tree.leaves((carry, timestep, acting_keys))
-            action, extras, carry = tree.unflatten(function(*inputs, *leaves))
-            extras = jax.tree.leaves(extras)
-            return action, [extras[i] for i in kept], carry
-
-        return jax.jit(act)
 
     def _compile_bootstrap(self) -> Callable[..., Any] | None:
         inner = self._unroll.bootstrap

@@ -36,8 +36,8 @@ class FragmentProgram:
         ]
 
     def compile(self) -> None:
-        """Compiles ahead of the first call."""
-        self._call = self._call.lower(*self._shapes).compile()  # type: ignore[attr-defined]
+        """Compiles by one call on zeros: jit's own way in is faster than a program made ahead."""
+        jax.block_until_ready(self._call(*[jnp.zeros(s.shape, s.dtype) for s in self._shapes]))
 
     def run(self, values: Values) -> None:
         """Takes its inputs from `values` and puts its outputs there."""

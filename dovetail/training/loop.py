@@ -122,12 +122,12 @@ class Loop:
                 self._adapt(ahead[0].iterations, now - last_report)
                 last_report = now
                 self.training_seconds = now - started
+                self._collect(evaluations, row)
+                self._show(progress, row)
+                recorder.record(int(row["env_steps"]), row)
                 if not evaluations.busy and self._wants_evaluation(now - last_evaluation):
                     evaluations.ask(self._acting(self.good.state), self.good)
                     last_evaluation = now
-                self._collect(evaluations, row)
-                self._show(progress, row)
-                recorder.record(self.reached.env_steps, row)
                 if now - last_checkpoint >= self.settings.checkpoint_every:
                     self.save(checkpoints)
                     last_checkpoint = now
@@ -243,7 +243,7 @@ class Loop:
         return total / episodes if episodes else None
 
     def _wants_evaluation(self, since: float) -> bool:
-        if self.settings.seeds > 1 or self.settings.evaluate_every == 0:
+        if self._solved or self.settings.seeds > 1 or self.settings.evaluate_every == 0:
             return False
         if since >= self.settings.evaluate_every:
             return True
@@ -261,6 +261,7 @@ class Loop:
                 if self.settings.until is not None:
                     self._solved = True
                     self._settle(result.snapshot)
+                    return
 
     def _settle(self, snapshot: Snapshot) -> None:
         """The run ends with the state that was seen to reach the goal."""

@@ -47,6 +47,7 @@ def train(
     """
     began = time.perf_counter()
     check_option("steps", steps, steps >= 1, "1 or more")
+    check_option("seed", seed, 0 <= seed < 2**31, "0 or more, and less than 2147483648")
     enable_compile_cache()
     chosen = resolve_policy(policy, env)
     prepare_backend(chosen)
@@ -132,9 +133,14 @@ class _Start:
             progress.message(f"{self._title()} → {self.run.path}")
             checkpoints = Checkpoints(self.run.path / "checkpoints", self.settings.keep)
             stack.callback(checkpoints.close)
-            stepped = self._make_env(stack)
             bound = self.algorithm.bind(task)
-            loop = self._loop(bound, stepped, checkpoints, restore)
+            try:
+                stepped = self._make_env(stack)
+                loop = self._loop(bound, stepped, checkpoints, restore)
+            except Exception as error:
+                if stop:  # environments in processes of their own may be stopped before us
+                    raise stop.stopped("before training began.") from error
+                raise
             recorder = self._recorder(loop.reached, progress.message)
             stack.callback(recorder.close)
             evaluator = Evaluator(
@@ -148,7 +154,7 @@ class _Start:
                     self.config["steps"], stop, recorder, progress, checkpoints, evaluations, meta
                 )
             except Exception as error:
-                if not stop:  # environments in processes of their own may be stopped before us
+                if not stop:  # as above
                     self._keep(loop, checkpoints, error)
                     raise
             loop.save(checkpoints)
