@@ -1,4 +1,4 @@
-"""Whether the hand-written fused PPO computes what Dovetail computes: the same weights, bit by bit.
+"""Whether the hand-written fused PPO computes what Dovetail does: the same weights, to rounding.
 
 A comparison of speed means something only between programs that do the same work.
 """

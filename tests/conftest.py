@@ -21,6 +21,11 @@ os.environ["XLA_FLAGS"] = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """JAX does not write its cache atomically: who reads while another writes compiles himself."""
+    config.addinivalue_line("filterwarnings", "ignore:Error reading persistent compilation cache")
+
+
 def pytest_unconfigure() -> None:
     """Removes the session's cache, from the process that made it."""
     if _made_here is not None:

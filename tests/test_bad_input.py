@@ -226,7 +226,11 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(dovetail.__file__).parents[1])},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(dovetail.__file__).parents[1]),
+            "JAX_COMPILATION_CACHE_DIR": "cache",  # the tests' own would be truncated, too
+        },
     )
 
 

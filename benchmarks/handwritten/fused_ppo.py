@@ -35,7 +35,7 @@ class Actors(NamedTuple):
 class Statistics(NamedTuple):
     """Sums over the episodes that ended, [B]."""
 
-    count: jax.Array
+    ended: jax.Array
     returns: jax.Array
     lengths: jax.Array
 

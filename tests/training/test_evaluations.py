@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from small import LENGTH, QUIET, a2c, numbers, saved, train_module
 
 import dovetail
+from dovetail.checkpoint import Checkpoints
 from dovetail.evaluation import Evaluation
 from dovetail.policies.fused import Fused
 from dovetail.policies.interface import Policy
@@ -84,6 +86,17 @@ def test_a_run_ends_with_the_weights_that_reached_the_goal(
     np.testing.assert_array_equal(numbers(tree["state"].params), Pretending.last.seen[2])
     exported = dovetail.load_policy(run.path / "policy")
     assert exported is not None
+
+
+def test_going_back_drops_the_checkpoints_after_it(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=5)
+    for step, there in ((2, [2]), (4, [2, 4]), (6, [2, 4, 6]), (4, [2, 4]), (3, [2, 3])):
+        checkpoints.save(step, {"weight": np.full(2, step)}, {})
+        checkpoints.wait()
+        assert checkpoints.steps() == there
+    assert [path.name for path in sorted(checkpoints.folder.iterdir())] == ["2", "3"]
+    tree, _ = checkpoints.restore({"weight": np.zeros(2, int)})
+    assert tree["weight"].tolist() == [3, 3]
 
 
 def test_waiting_for_an_evaluation_ends_when_asked_to_stop() -> None:
