@@ -1,19 +1,25 @@
 """An unroll's acting program for the host loop: handed only what acting depends on.
 
-Every array that crosses into a compiled call costs about a microsecond, and the loop makes one call
-per step. What the policy does not look at (the last reward, the moments of observations that are
-not normalised, …) is found once, from the program, and left out.
+Every array that crosses into or out of a compiled call costs microseconds, and the loop makes one
+call per step. What the policy does not look at (the last reward, the moments of observations that
+are not normalised, …) is found once, from the program, and left out; what it makes comes back as
+one array of words, of which the action and the extras are views.
 """
 
 from itertools import compress
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from dovetail.graph.ir import Unroll
 from dovetail.graph.unroll import act_key
+
+WORDS = (jnp.float32, jnp.int32, jnp.uint32)
+"""What can come back as words."""
 
 
 class Acting:
@@ -36,25 +42,59 @@ class Acting:
         """Which leaves of the observation it looks at."""
         self.rewarded, self.begun, self._random = used[ends[2] :]
         """Whether it looks at the last reward, and at whether an episode begins."""
+        made: list[Any] = [
+            var.aval for var in jaxpr.outvars[: len(jaxpr.outvars) - self._carry.num_leaves]
+        ]
+        self._packed = all(aval.dtype in WORDS for aval in made)
+        self._parts = _parts(made)
+        self._dtypes = {dtype for _, dtype, _ in self._parts}
+        self._shaped = [(i, p[2]) for i, p in enumerate(self._parts) if len(p[2]) != 1]
+        self._bare = jax.tree_util.treedef_is_leaf(self._action)
+        self.num_actions = self._action.num_leaves
         self.call = jax.jit(self._act)
 
     def weights(self, inputs: list[Any]) -> list[Any]:
         """Of what the unroll takes, what acting takes."""
         return list(compress(inputs, self._weights))
 
+    def unpack(self, made: Any) -> list[np.ndarray]:
+        """The action's leaves, then the extras that somebody reads, as numpy arrays."""
+        if not self._packed:
+            return [np.asarray(leaf) for leaf in made]
+        words = np.asarray(made)
+        views = {dtype: words.view(dtype) for dtype in self._dtypes}
+        found = [views[dtype][part] for part, dtype, _ in self._parts]
+        for i, shape in self._shaped:
+            found[i] = found[i].reshape(shape)
+        return found
+
+    def action(self, leaves: list[np.ndarray]) -> Any:
+        """The action, of the first leaves that `unpack` gave."""
+        return leaves[0] if self._bare else self._action.unflatten(leaves[: self.num_actions])
+
     def _act(
         self, weights: Any, carry: Any, sees: list[Any], last: list[Any], keys: Any, step: Any
     ) -> Any:
-        """(action, the extras that somebody reads, carry) of the batch.
+        """(what `unpack` takes, carry) of the batch.
 
         `sees` are the observed leaves; `last` the reward and the beginnings, if looked at.
         """
         acting_keys = [jax.vmap(act_key, (0, None))(keys, step)] if self._random else []
         carries = list(compress(jax.tree.leaves(carry), self._carries))
         outputs = self._function(*weights, *carries, *sees, *last, *acting_keys)
-        head, tail = self._action.num_leaves, len(outputs) - self._carry.num_leaves
-        return (
-            self._action.unflatten(outputs[:head]),
-            outputs[head:tail],
-            self._carry.unflatten(outputs[tail:]),
-        )
+        tail = len(outputs) - self._carry.num_leaves
+        made, carry = outputs[:tail], self._carry.unflatten(outputs[tail:])
+        if not self._packed:
+            return made, carry
+        words = [jax.lax.bitcast_convert_type(leaf, jnp.int32).ravel() for leaf in made]
+        return jnp.concatenate(words), carry
+
+
+def _parts(avals: list[Any]) -> list[tuple[slice, Any, tuple[int, ...]]]:
+    """Which of the words are each array's, with its dtype and shape."""
+    sizes = [int(np.prod(aval.shape)) for aval in avals]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return [
+        (slice(end - size, end), np.dtype(aval.dtype), tuple(aval.shape))
+        for aval, size, end in zip(avals, sizes, ends, strict=True)
+    ]

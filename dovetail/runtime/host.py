@@ -87,8 +87,8 @@ class Rows:
         self.seen: list[list[np.ndarray]] = []
         self.begins: list[list[np.ndarray]] = []
         self.next_observation = _kept(self.trajectory.next_observation, live.next_observation)
-        self.action = _kept(self.trajectory.action, live.action)
-        self.extras = _kept(self.trajectory.extras, live.extras)
+        extras = [row for _, row in _kept(self.trajectory.extras, live.extras)]
+        self.made = [*jax.tree.leaves(self.trajectory.action), *extras]
         self.carry = _kept(self.trajectory.carry, live.carry)
         self.bootstrap = _kept(self.trajectory.bootstrap, live.bootstrap)
 
@@ -100,20 +100,9 @@ class Rows:
         firsts: Any = self.trajectory.first
         self.begins = [[first] if acting.begun else [] for first in firsts]
 
-    def write(self, t: int, action: Any, next_observation: Any) -> None:
-        """The action at step `t` and where it led, of what somebody reads."""
-        if self.action:
-            leaves = _leaves(action)
-            for i, buffer in self.action:
-                buffer[t] = leaves[i]
-        if self.next_observation:
-            leaves = _leaves(next_observation)
-            for i, buffer in self.next_observation:
-                buffer[t] = leaves[i]
 
-
-ALWAYS = frozenset({"observation", "reward", "terminated", "truncated", "first", "valid"})
-"""Fields that the loop itself reads, whoever else does."""
+ALWAYS = frozenset({"observation", "action", "reward", "terminated", "truncated", "first", "valid"})
+"""Fields that the loop itself reads or writes, whoever else does."""
 
 
 def leaf_fields(unroll: Unroll) -> list[str]:
@@ -192,7 +181,8 @@ class HostUnroll:
         keys, observations, seen, begins = actor.keys, rows.observations, rows.seen, rows.begins
         buffers: Any = rows.trajectory
         rewards, terminations, truncations = buffers.reward, buffers.terminated, buffers.truncated
-        valid, firsts, extra_rows = buffers.valid, buffers.first, [row for _, row in rows.extras]
+        valid, firsts, made_rows = buffers.valid, buffers.first, rows.made
+        unpack = self._acting.unpack
         carry, reward = actor.carry, _as_host(actor.timestep.reward)
         start = int(np.asarray(actor.step)[0])
         steps = np.arange(start, start + length, dtype=np.int32)
@@ -207,8 +197,9 @@ class HostUnroll:
         began = clock()
         for t in range(length):
             last = [reward, *begins[t]] if rewarded else begins[t]
-            action, extras, carry = act(weights, carry, seen[t], last, keys, steps[t])
-            action = _to_host(action)
+            made, carry = act(weights, carry, seen[t], last, keys, steps[t])
+            leaves = unpack(made)
+            action = self._acting.action(leaves)
             between = clock()
             acting += between - began
             after = stepper.step(action, start + t)
@@ -219,9 +210,10 @@ class HostUnroll:
             terminations[t] = after.terminated
             truncations[t] = after.truncated
             valid[t] = after.valid
-            for row, leaf in zip(extra_rows, extras, strict=True):
+            for row, leaf in zip(made_rows, leaves, strict=True):
                 row[t] = leaf
-            rows.write(t, action, after.next_observation)
+            for i, buffer in rows.next_observation:
+                buffer[t] = jax.tree.leaves(after.next_observation)[i]
             if rows.bootstrap and some(after.truncated):
                 final: Any = Timestep(after.next_observation, reward, self._never)
                 self._write_bootstrap(rows, t, inputs, carry, final, after.truncated)
@@ -256,15 +248,6 @@ class HostUnroll:
         assert inner.program is not None
         function = jaxpr_as_fun(inner.program)
         return jax.jit(lambda inputs, carry, at: function(*inputs, *jax.tree.leaves((carry, at))))
-
-
-def _to_host(tree: Any) -> Any:
-    """As numpy arrays; a bare array, the common case, without walking a tree."""
-    return np.asarray(tree) if isinstance(tree, jax.Array) else jax.tree.map(np.asarray, tree)
-
-
-def _leaves(tree: Any) -> list[Any]:
-    return [tree] if isinstance(tree, np.ndarray) else jax.tree.leaves(tree)
 
 
 def _copy(tree: Any, rows: Any) -> None:
