@@ -215,7 +215,7 @@ class HostUnroll:
             for i, buffer in rows.next_observation:
                 buffer[t] = jax.tree.leaves(after.next_observation)[i]
             if rows.bootstrap and some(after.truncated):
-                final: Any = Timestep(after.next_observation, reward, self._never)
+                final = _timestep(after.next_observation, reward, self._never)
                 self._write_bootstrap(rows, t, inputs, carry, final, after.truncated)
             if some(after.first):
                 reward = np.where(after.first, np.float32(0), reward)
@@ -223,7 +223,7 @@ class HostUnroll:
                 _copy(after.observation, observations[t + 1])
                 firsts[t + 1] = after.first
         observation = jax.tree.map(np.copy, after.observation)
-        following: Any = Timestep(observation, reward, np.copy(after.first))
+        following = _timestep(observation, reward, np.copy(after.first))
         if rows.bootstrap:
             ongoing = np.logical_not(truncations[-1])
             self._write_bootstrap(rows, length - 1, inputs, carry, following, ongoing)
@@ -248,6 +248,11 @@ class HostUnroll:
         assert inner.program is not None
         function = jaxpr_as_fun(inner.program)
         return jax.jit(lambda inputs, carry, at: function(*inputs, *jax.tree.leaves((carry, at))))
+
+
+def _timestep(observation: Any, reward: Any, first: Any) -> Timestep:
+    """What actors see, as numpy arrays."""
+    return Timestep(observation, reward, first)
 
 
 def _copy(tree: Any, rows: Any) -> None:

@@ -1,7 +1,7 @@
 """The training loop: dispatches iterations, and looks at each report while the next one runs.
 
-With a compiled loop one dispatch is always in flight: metrics, checkpoints and evaluations of the
-one before are dealt with meanwhile. Nothing is saved before its metrics were seen to be finite.
+With a compiled loop one dispatch is in flight, never two: metrics, checkpoints and evaluations of
+the one before are dealt with meanwhile. Nothing is saved before its metrics were seen to be finite.
 """
 
 import math
@@ -54,8 +54,6 @@ class Snapshot:
     actor: Any
     updates: int
     env_steps: int
-    finite: Any = True
-    """Whether all weights are finite; may still be on its way."""
 
 
 class Loop:
@@ -109,6 +107,9 @@ class Loop:
             following: tuple[Report, Snapshot] | None = None
             if dispatched < total and not stop:
                 count = min(self._chunk, total - dispatched)
+                if ahead is not None:
+                    # What waited for a running program could hold the threads that it needs.
+                    jax.block_until_ready(ahead[0].metrics)
                 report = self.runtime.advance(count)
                 dispatched += count
                 following = report, self._snapshot(dispatched, dispatched * per_iteration)
@@ -136,10 +137,7 @@ class Loop:
             ahead = following
 
     def _snapshot(self, updates: int, env_steps: int) -> Snapshot:
-        state = self.runtime.state
-        return Snapshot(
-            state, self.runtime.actor, updates, env_steps, _all_finite(self._acting(state))
-        )
+        return Snapshot(self.runtime.state, self.runtime.actor, updates, env_steps)
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
@@ -192,7 +190,7 @@ class Loop:
         if bad is not None:
             value = np.ravel(means[bad])
             what = f"{bad} became {float(value[~np.isfinite(value)][0])}"
-        elif not np.all(snapshot.finite):
+        elif not _all_finite(self._acting(snapshot.state)):
             what = "a weight is no longer finite"
         else:
             return
@@ -289,10 +287,10 @@ class Loop:
 
 
 @jax.jit
-def _all_finite(params: Any) -> jax.Array:
-    """Whether no weight is NaN or infinite: computed on the device, behind the iterations."""
-    floats = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.array([jnp.isfinite(x).all() for x in floats]).all()
+def _all_finite(params: Any) -> bool:
+    """Whether no weight is NaN or infinite; they have been computed, so nothing is waited for."""
+    floats = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return all(np.isfinite(np.asarray(x)).all() for x in floats)
 
 
 def _columns(means: dict[str, np.ndarray]) -> dict[str, float]:
