@@ -286,7 +286,6 @@ class Loop:
         )
 
 
-@jax.jit
 def _all_finite(params: Any) -> bool:
     """Whether no weight is NaN or infinite; they have been computed, so nothing is waited for."""
     floats = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
