@@ -18,6 +18,7 @@ from jax.extend.core import jaxpr_as_fun
 from dovetail.algorithm import Timestep, Trajectory
 from dovetail.envs import batched
 from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.errors import UserError
 from dovetail.graph.ir import Graph, Unroll
 from dovetail.graph.unroll import ActorState, Episodes, env_key
 from dovetail.runtime.acting import Acting
@@ -42,8 +43,15 @@ class HostStepper:
         self._env = env
 
     def step(self, action: np.ndarray, step: int) -> Any:
-        """One transition."""
-        return self._env.step(action)
+        """One transition; whatever the environments raise is told with the step's number."""
+        try:
+            return self._env.step(action)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"{self._env.spec.id} raised {type(error).__name__} at step {step}: {error}"
+            ) from error
 
 
 class JaxStepper:
