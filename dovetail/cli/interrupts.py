@@ -2,8 +2,8 @@
 
 Python forgets an exception that is raised in a callback of the garbage collector or in a
 destructor, a KeyboardInterrupt included, and JAX has such a callback that runs all the time while a
-program is traced. What was forgotten is sent again; what an extension turned into another
-exception is remembered.
+program is traced. What was forgotten is sent again, and so is what comes while a module is being
+loaded, which some extensions do not survive; what they turned into another exception is remembered.
 """
 
 import os
@@ -34,7 +34,10 @@ class Interrupts:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
         self.seen = True
-        signal.default_int_handler(number, frame)
+        if _importing(frame):
+            _send_again()
+        else:
+            signal.default_int_handler(number, frame)
 
 
 @contextmanager
@@ -51,7 +54,7 @@ def insisting(last: bool = False) -> Generator[Interrupts]:
 
     def insist(forgotten: Any) -> None:
         if issubclass(forgotten.exc_type, KeyboardInterrupt):
-            threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
+            _send_again()
         else:
             forget(forgotten)
 
@@ -62,6 +65,21 @@ def insisting(last: bool = False) -> Generator[Interrupts]:
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL if last else signal.default_int_handler)
         sys.unraisablehook = forget
+
+
+def _send_again() -> None:
+    again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether a module is being loaded: an extension may not survive an exception then."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _in_main_thread() -> bool:
