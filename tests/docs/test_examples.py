@@ -68,7 +68,7 @@ def test_the_page_runs_and_the_example_learns_under_both_policies(
     }
     assert set(returns) == {"local", "fused"}
     assert min(returns.values()) > 150, returns
-    assert np.isfinite(names["metrics"]["loss"])
+    assert np.isfinite(names["found"].metrics["loss"])
 
 
 @pytest.mark.parametrize(
