@@ -55,6 +55,22 @@ class Trajectory(NamedTuple):
     unless `unroll` was given one."""
     carry: Any
     """The carry with which the unroll began, [1, B, …]."""
+    last: Timestep
+    """What the actors see after the last step, [1, B, …]."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What an algorithm does about trajectories that older weights have made."""
+
+    name: str
+    """In words: "nothing", "the clipped ratio", "V-trace"."""
+    staleness: int | None
+    """How many versions old a trajectory may be; None for any number."""
+
+
+NO_CORRECTION = Correction("nothing", 0)
+"""On-policy: learns only from what its present weights did."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +119,8 @@ class Algorithm:
 
     actions: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Continuous)
     """The kinds of action space it can act in."""
+    correction: ClassVar[Correction] = NO_CORRECTION
+    """What it corrects for, and so which staleness it bears."""
 
     @property
     def task(self) -> Task:

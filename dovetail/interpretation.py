@@ -12,6 +12,7 @@ from dovetail.envs.interface import HostEnv
 from dovetail.envs.resolve import resolve
 from dovetail.graph import interpret as interpreter
 from dovetail.graph.unroll import Step
+from dovetail.runtime.stage import initial_observation
 from dovetail.training.start import first_state
 
 
@@ -43,7 +44,10 @@ def interpret(
     bound = algorithm.bind(Task(found.spec, num_envs, steps))
     stepped = found.jax if found.jax is not None else _made(found.host, num_envs)
     try:
-        state, actor = first_state(bound, stepped, num_envs, seed, 1)
+        state, actor = first_state(bound, found.jax, num_envs, seed)
+        if isinstance(stepped, HostEnv):
+            shown = initial_observation(stepped, actor.keys)
+            actor = actor._replace(timestep=actor.timestep._replace(observation=shown))
         metrics: dict[str, jax.Array] = {}
         step = stepper(stepped)
         for _ in range(iterations):

@@ -25,6 +25,11 @@ def seed_key(seed: int | jax.Array) -> jax.Array:
     return jax.random.key(seed, impl=_threefry)
 
 
+def from_words(words: Any) -> jax.Array:
+    """The keys whose `jax.random.key_data` is `words`."""
+    return jax.random.wrap_key_data(words, impl=_threefry)
+
+
 def _hash(key: jax.Array, count: Words) -> Words:
     """Twenty rounds on two words."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ PARITY)

@@ -12,10 +12,10 @@ from dovetail.errors import UserError, nearest
 from dovetail.graph.ir import Graph
 from dovetail.graph.trace import trace as trace_task
 from dovetail.plan import make_plan
-from dovetail.plan.ir import Plan
+from dovetail.plan.ir import Plan, Resources
 from dovetail.policies import POLICIES
 from dovetail.policies.fused import Fused
-from dovetail.policies.interface import Policy, Resources
+from dovetail.policies.interface import Policy, shares
 from dovetail.policies.local import Local
 
 
@@ -30,8 +30,17 @@ class Planned:
 
 def plan_for(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Planned:
     """Traces one replica's share of the task, and places it on this machine."""
-    task = Task(env.spec, policy.envs, steps)
-    graph = trace_task(algorithm, task, env.jax, replicas=policy.replicas)
+    split = policy.split
+    shares(0, policy.envs, split.actors, "actors")
+    task = Task(env.spec, policy.envs * split.joined // split.actors, steps)
+    graph = trace_task(
+        algorithm,
+        task,
+        env.jax,
+        replicas=split.replicas,
+        actors=split.joined,
+        batch=split.batch,
+    )
     return Planned(graph, make_plan(policy, graph, machine()), env)
 
 
@@ -44,15 +53,15 @@ def trace(algorithm: Algorithm, env: Any, num_envs: int = 8, steps: int = 200_00
 def prepare_backend(policy: Policy) -> None:
     """Sets up the CPU for a policy; only before JAX has started, and changing no result.
 
-    Several replicas get a device each. Where environments step on the host, a call runs in the
+    A plan gets as many devices as it names. Where environments step on the host, a call runs in the
     calling thread: handing it to another takes three times as long as a small policy does.
     """
     import jax
 
     forced = "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     with contextlib.suppress(RuntimeError):
-        if policy.replicas > 1 and not forced:
-            jax.config.update("jax_num_cpu_devices", policy.replicas)
+        if policy.devices_wanted > 1 and not forced:
+            jax.config.update("jax_num_cpu_devices", policy.devices_wanted)
         if not policy.traced_envs:
             jax.config.update("jax_cpu_enable_async_dispatch", False)
 

@@ -22,6 +22,8 @@ class Settings:
     """Seconds between evaluations; they run beside training. 0 for only one, at the end."""
     checkpoint_every: float = 30.0
     """Seconds between checkpoints; there is always one at the end."""
+    patience: float = 30.0
+    """Seconds after which a worker that does not get on counts as hung, and is named."""
     keep: int = 3
     """How many checkpoints are kept."""
     video: bool = True
@@ -34,6 +36,7 @@ class Settings:
             check_option(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         for name in ("evaluate_every", "checkpoint_every"):
             check_option(name, getattr(self, name), getattr(self, name) >= 0, "0 or more seconds")
+        check_option("patience", self.patience, self.patience > 0, "more than 0 seconds")
         known = ("live", "plain", "none")
         check_option("display", self.display, self.display in known, "live, plain or none")
         if self.until is not None and self.evaluate_every == 0:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, subjaxprs
 
+from dovetail.algorithm import Algorithm
+from dovetail.envs.interface import EnvSpec
 from dovetail.graph.cost import flops
 from dovetail.graph.ir import Edge, Fragment, Graph, Node, Side, Slots, Unroll, Value, value_of
 from dovetail.graph.primitives import BOUNDARIES, CROSSINGS, mean_p, unroll_p, where
@@ -21,8 +23,8 @@ Place = tuple[int, Side]
 """Where an equation goes: its stage and its side."""
 
 
-def cut(traced: Traced, algorithm: str, env: str, num_envs: int) -> Graph:
-    """The graph of a traced iteration."""
+def cut(traced: Traced, algorithm: Algorithm, env: EnvSpec, num_envs: int) -> Graph:
+    """The graph of a traced iteration, in which one learner learns from `num_envs` environments."""
     return _Cut(traced).graph(algorithm, env, num_envs)
 
 
@@ -46,13 +48,19 @@ class _Cut:
         self.consts = dict(zip(self.jaxpr.constvars, traced.closed.consts, strict=True))
         self.makers = {var: eqn for eqn in self.jaxpr.eqns for var in eqn.outvars}
         self.source = self._sources()
+        self.arrived_by = {
+            var: eqn.primitive.name
+            for eqn in self.jaxpr.eqns
+            if eqn.primitive.name in CROSSINGS and eqn.primitive in BOUNDARIES
+            for var in eqn.outvars
+        }
         self.fires, self.places = self._stages()
         self.values: dict[Var, Value] = {}
         self.pieces: dict[Place, _Piece] = {}
         self.constants: dict[tuple[Place, int], Value] = {}
         self._count = 0
 
-    def graph(self, algorithm: str, env: str, num_envs: int) -> Graph:
+    def graph(self, algorithm: Algorithm, env: EnvSpec, num_envs: int) -> Graph:
         """Pieces, then nodes, then edges, then what goes in and out."""
         for var in self.jaxpr.invars:
             self._value(var)
@@ -70,9 +78,13 @@ class _Cut:
         inputs = tuple(self._value(var) for var in self.jaxpr.invars)
         metrics = outputs[sum(sizes) : sum(sizes) + len(self.traced.metric_names)]
         return Graph(
-            algorithm=algorithm,
-            env=env,
+            algorithm=type(algorithm).__name__,
+            env=env.id,
             num_envs=num_envs,
+            pieces=self.traced.pieces,
+            correction=algorithm.correction.name,
+            staleness=algorithm.correction.staleness,
+            threads=env.threads,
             nodes=nodes,
             edges=self._edges(nodes),
             state=Slots(self.traced.state_tree, inputs[: sizes[0]], outputs[: sizes[0]]),
@@ -227,6 +239,7 @@ class _Cut:
             side=place[1],
             program=ClosedJaxpr(program, [self.consts[v] for v in constvars]),
             inputs=tuple(self._value(self._resolve_var(v)) for v in invars),
+            arrivals=tuple(self.arrived_by.get(v) for v in invars),
             outputs=tuple(self._value(v) for v in outvars) + demanded,
             flops=flops(program),
             means=_count_means(program),

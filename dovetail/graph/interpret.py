@@ -20,9 +20,9 @@ from dovetail.graph.unroll import (
     Episodes,
     Step,
     act_key,
+    as_row,
     env_key,
     final_timestep,
-    initial_row,
     no_episodes,
     reset_carry,
     step_once,
@@ -91,7 +91,8 @@ class Interpreting:
         if value is not None:
             last = value(params, self.actor.carry, self.actor.timestep)
             trajectory = trajectory._replace(bootstrap=with_last(trajectory, last))
-        return trajectory._replace(carry=initial_row(carry_before))
+        ends = {"carry": as_row(carry_before), "last": as_row(self.actor.timestep)}
+        return trajectory._replace(**ends)
 
     def _over_environments(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function(params, …)` for every environment: mapped, or in a loop when debugging."""

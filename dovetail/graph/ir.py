@@ -67,6 +67,9 @@ class Fragment:
     side: Side
     program: ClosedJaxpr
     inputs: tuple[Value, ...]
+    arrivals: tuple[str | None, ...]
+    """For each input, the boundary by which it comes from the other side, if by one: what several
+    actors sent is joined (`gather`) or averaged (`reduce`) before the program takes it."""
     outputs: tuple[Value, ...]
     flops: int
     means: int
@@ -172,6 +175,15 @@ class Graph:
     algorithm: str
     env: str
     num_envs: int
+    """Environments whose steps make one update of one learner replica."""
+    pieces: int
+    """How many actors they are split among: actor-side values are one piece's."""
+    correction: str
+    """What the algorithm corrects for, in words."""
+    staleness: int | None
+    """How many versions old a trajectory may be; None for any number."""
+    threads: bool
+    """Whether threads step its environments side by side."""
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     state: Slots
@@ -197,6 +209,11 @@ class Graph:
             for node in self.nodes
         )
         return tuple(name for names in parts for name in names)
+
+    @property
+    def actor_envs(self) -> int:
+        """Environments of one actor."""
+        return self.num_envs // self.pieces
 
     @property
     def steps_per_iteration(self) -> int:

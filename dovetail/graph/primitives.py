@@ -12,6 +12,7 @@ import jax
 import jax.extend as jex
 import jax.numpy as jnp
 from jax._src.core import extend_axis_env_nd  # binds the axis while `mean` is lowered
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.flatten_util import ravel_pytree
 from jax.interpreters import ad, batching, mlir
@@ -30,10 +31,25 @@ CROSSINGS: dict[str, tuple[Side, Side]] = {
 """The boundaries that carry values from one side to another."""
 
 
+ENVIRONMENT_AXIS = 1
+"""Which axis of a gathered array is the environments': trajectories are time-major."""
+
+
+def _joined(*leaves: ShapedArray, pieces: int) -> list[ShapedArray]:
+    """What the learner gets when `pieces` actors each send arrays like these."""
+
+    def join(leaf: ShapedArray) -> ShapedArray:
+        shape = list(leaf.shape)
+        shape[ENVIRONMENT_AXIS] *= pieces
+        return leaf.update(shape=tuple(shape))
+
+    return [join(leaf) for leaf in leaves] if pieces > 1 else list(leaves)
+
+
 def _crossing(name: str) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = True
-    primitive.def_abstract_eval(lambda *leaves, **_: leaves)
+    primitive.def_abstract_eval(_joined if name == "gather" else lambda *leaves: leaves)
 
     def keep_used(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
         if not any(used):

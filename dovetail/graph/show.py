@@ -21,7 +21,7 @@ def text(graph: Graph) -> str:
     )
     nodes: list[Row] = [("node", "side", "compute", "in", "out", "")]
     for node in graph.nodes:
-        nodes += node_rows(node, graph.num_envs)
+        nodes += node_rows(node, graph)
     edges: list[Row] = [("boundary", "from → to", "bytes", "arrays", "where")]
     edges += [edge_row(edge) for edge in graph.edges]
     return "\n".join([head, "", *table(nodes), "", *table(edges)]) + "\n"
@@ -33,6 +33,9 @@ def to_json(graph: Graph) -> dict[str, Any]:
         "algorithm": graph.algorithm,
         "env": graph.env,
         "num_envs": graph.num_envs,
+        "actors": graph.pieces,
+        "corrects_for": graph.correction,
+        "staleness": graph.staleness,
         "steps_per_iteration": graph.steps_per_iteration,
         "nodes": [_node_json(node) for node in graph.nodes],
         "edges": [_edge_json(edge) for edge in graph.edges],
@@ -40,12 +43,13 @@ def to_json(graph: Graph) -> dict[str, Any]:
     }
 
 
-def node_rows(node: Node, num_envs: int) -> list[Row]:
+def node_rows(node: Node, graph: Graph) -> list[Row]:
     """A node's line, and those of an unroll's halves beneath it."""
     if isinstance(node, Fragment):
         means = f"mean ×{node.means}" if node.means else ""
         return [(node.name, node.side, flops(node.flops), *_in_out(node), means)]
-    size = f"{count(node.length, 'step')} × {count(num_envs, 'environment')}"
+    size = f"{count(node.length, 'step')} × {count(graph.actor_envs, 'environment')}"
+    size += f" × {count(graph.pieces, 'actor')}" if graph.pieces > 1 else ""
     to_env, to_actor = (quantity(n, "B") for n in node.per_step_bytes)
     rows = [
         (node.name, node.side, flops(node.flops), *_in_out(node), size),

@@ -48,34 +48,59 @@ for _name in INTERNAL:
 
 
 def trace(
-    algorithm: Algorithm, task: Task, env: JaxEnv | None = None, *, replicas: int = 1
+    algorithm: Algorithm,
+    task: Task,
+    env: JaxEnv | None = None,
+    *,
+    replicas: int = 1,
+    actors: int | None = None,
+    batch: int | None = None,
 ) -> Graph:
     """The graph of one of `replicas` equal shares of `task`, to the whole of which `algorithm` is
-    bound; `env` is None when the environments live on the host."""
-    share = _share(task, replicas)
-    traced = trace_iteration(algorithm.bind(task), share, env)
-    return cut(traced, type(algorithm).__name__, task.env.id, share.num_envs)
+    bound; `env` is None when the environments live on the host.
+
+    The environments are split among `actors`, as many as there are replicas unless given: each
+    replica learns from actors / replicas of them. Acting serves `batch` environments per call,
+    all of an actor's unless given.
+    """
+    actors = replicas if actors is None else actors
+    _refuse_uneven(task.num_envs, replicas, "replicas")
+    _refuse_uneven(task.num_envs, actors, "actors")
+    _refuse_uneven(actors, replicas, "replicas", "actors")
+    share = dataclasses.replace(task, num_envs=task.num_envs // actors)
+    traced = trace_iteration(algorithm.bind(task), share, env, actors // replicas, batch)
+    return cut(traced, algorithm, task.env, task.num_envs // replicas)
 
 
-def _share(task: Task, replicas: int) -> Task:
-    if replicas < 1 or task.num_envs < 1 or task.num_envs % replicas:
+def _refuse_uneven(number: int, among: int, whom: str, what: str = "environments") -> None:
+    if among < 1 or number < 1 or number % among:
+        option = "--envs" if what == "environments" else "--actors"
         raise UserError(
-            f"{task.num_envs} environments cannot be split evenly among {replicas} replicas: "
-            f"choose a multiple of {max(replicas, 1)} environments (--envs)."
+            f"{number} {what} cannot be split evenly among {among} {whom}: choose a multiple of "
+            f"{max(among, 1)} {what} ({option})."
         )
-    return dataclasses.replace(task, num_envs=task.num_envs // replicas)
 
 
-def trace_iteration(algorithm: Algorithm, task: Task, env: JaxEnv | None) -> Traced:
-    """Runs `iteration` on abstract values and records what it did."""
+def trace_iteration(
+    algorithm: Algorithm,
+    task: Task,
+    env: JaxEnv | None,
+    pieces: int = 1,
+    batch: int | None = None,
+) -> Traced:
+    """Runs `iteration` on abstract values and records what it did.
+
+    `task` is one actor's share; the learner joins what `pieces` such actors send.
+    """
     state = jax.eval_shape(algorithm.init, seed_key(0))
     actor = abstract_actor(algorithm, task, env)
     carry = jax.tree.map(np.asarray, algorithm.initial_carry())
     names: list[str] = []
 
     def one_iteration(state: Any, actor: ActorState) -> Any:
-        rl = Tracing(algorithm, task.env, env, actor, carry)
+        rl = Tracing(algorithm, task.env, env, actor, carry, pieces, batch)
         new_state, metrics = two_results(algorithm, algorithm.iteration(rl, state))
+        new_state, metrics = rl.landed(new_state), rl.landed(metrics)
         check_state(algorithm, state, new_state)
         names.extend(sorted(metrics))
         scalars = [scalar(name, metrics[name]) for name in names]
@@ -89,7 +114,8 @@ def trace_iteration(algorithm: Algorithm, task: Task, env: JaxEnv | None) -> Tra
             f"or a conversion; use jnp.where, jax.lax.cond or jax.lax.scan instead."
         ) from error
     closed = _without_dead_code(closed)
-    return Traced(closed, jax.tree.structure(state), jax.tree.structure(actor), tuple(names))
+    trees = jax.tree.structure(state), jax.tree.structure(actor)
+    return Traced(closed, *trees, tuple(names), pieces)
 
 
 def _user_line(error: Exception) -> str:
@@ -131,8 +157,13 @@ class Tracing:
         env: JaxEnv | None,
         actor: ActorState,
         initial_carry: Any,
+        pieces: int = 1,
+        batch: int | None = None,
     ) -> None:
         self.actor = actor
+        self._batch = batch
+        self._pieces = pieces
+        self._received: dict[int, Any] = {}
         self.episodes: Episodes | None = None
         self._algorithm = algorithm
         self._spec = spec
@@ -146,11 +177,13 @@ class Tracing:
 
     def gather(self, tree: Any) -> Any:
         """Actors → learner."""
-        return self._cross("gather", tree)
+        for leaf in jax.tree.leaves(tree):
+            self._refuse_unsplit(leaf)
+        return self._cross("gather", tree, pieces=self._pieces)
 
     def reduce(self, tree: Any) -> Any:
         """Actors → learner, averaged: over the actors of every replica too."""
-        return self._cross("reduce", primitives.mean(tree))
+        return primitives.mean(self._cross("reduce", tree))
 
     def mean(self, tree: Any) -> Any:
         """Averages over learner replicas."""
@@ -178,11 +211,31 @@ class Tracing:
         )
         return spec.trajectory_tree.unflatten(outputs[:size])
 
-    def _cross(self, name: str, tree: Any) -> Any:
+    def landed(self, tree: Any) -> Any:
+        """What `iteration` returns, with whatever just crossed a boundary made the learner's own:
+        several actors' pieces are joined by a fragment, so one must take them."""
+        return jax.tree.map(
+            lambda x: jax.lax.optimization_barrier(x) if id(x) in self._received else x, tree
+        )
+
+    def _cross(self, name: str, tree: Any, **how: int) -> Any:
         self._refuse_nested(name)
         leaves, structure = jax.tree.flatten(tree)
         arrays = [jnp.asarray(leaf) for leaf in leaves]
-        return structure.unflatten(primitives.crossing_p[name].bind(*arrays))
+        arrived = primitives.crossing_p[name].bind(*arrays, **how)
+        self._received |= {id(tracer): tracer for tracer in arrived}  # kept, so no id comes again
+        return structure.unflatten(arrived)
+
+    def _refuse_unsplit(self, leaf: Any) -> None:
+        """What is gathered is joined along the environments, so it must have such an axis."""
+        axis, envs = primitives.ENVIRONMENT_AXIS, self.actor.step.shape[0]
+        if jnp.ndim(leaf) <= axis or jnp.shape(leaf)[axis] != envs:
+            raise UserError(
+                f"{primitives.where(jex.source_info_util.current())}: rl.gather joins actors along "
+                f"axis {axis}, the environments', but was given an array of shape "
+                f"{list(jnp.shape(leaf))} from actors with {envs} environments; bring it over with "
+                f"rl.reduce, or put the environments on axis {axis}."
+            )
 
     def _refuse_nested(self, name: str) -> None:
         if jex.core.get_opaque_trace_state() != self._level:
@@ -203,9 +256,10 @@ class Tracing:
             action, extras, after = jax.vmap(act, (None, 0, 0, 0))(params, carry, timestep, keys)
             return action, extras, same_carry(self._algorithm, carry, after)
 
-        act_inner, act_captured = _inner(
-            "act", batched_act, params, actor.carry, actor.timestep, actor.keys
-        )
+        served = jax.tree.map(self._served, (actor.carry, actor.timestep, actor.keys))
+        act_inner, act_captured = _inner("act", batched_act, params, *served)
+        calls = actor.step.shape[0] / jax.tree.leaves(served)[0].shape[0]
+        act_inner = dataclasses.replace(act_inner, flops=round(calls * act_inner.flops))
         value_inner, value_captured = None, []
         if bootstrap is not None:
             value_inner, value_captured = _inner(
@@ -240,6 +294,11 @@ class Tracing:
             per_step_bytes=(action_bytes, seen_bytes),
         )
         return spec, operands
+
+    def _served(self, leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        """The shape of what one call of acting takes of an actor's [B, …]."""
+        rows = leaf.shape[0] if self._batch is None else self._batch
+        return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype)
 
     def _describe_step(
         self, step: Callable[..., Any], act: Callable[..., Any], params: Params

@@ -33,3 +33,5 @@ class Traced:
     state_tree: Tree
     actor_tree: Tree
     metric_names: tuple[str, ...]
+    pieces: int
+    """How many actors' results the learner joins in one update."""

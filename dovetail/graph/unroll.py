@@ -96,7 +96,7 @@ def reset_carry(first: jax.Array, initial: Carry, carry: Carry) -> Carry:
 def step_once(
     act: Act, step: Step, params: Params, actor: ActorState, keys: tuple[jax.Array, jax.Array]
 ) -> Record:
-    """Acts and steps once in every environment; `bootstrap` and `carry` of the row stay empty."""
+    """Acts and steps once in every environment; `bootstrap`, `carry` and `last` stay empty."""
     acting_keys, stepping_keys = keys
     action, extras, carry = act(params, actor.carry, actor.timestep, acting_keys)
     after = step(actor.env, action, stepping_keys)
@@ -120,6 +120,7 @@ def step_once(
         extras=extras,
         bootstrap=(),
         carry=(),
+        last=(),  # type: ignore[arg-type]
     )
     following = ActorState(
         env=after.state,
@@ -148,7 +149,7 @@ def unroll_scan(
 ) -> tuple[Trajectory, ActorState, Episodes]:
     """The compiled unroll: one `lax.scan` over acting and environment.
 
-    `act` resets carries itself (it is given `timestep.first`); see `with_carry_reset`.
+    `act` resets carries itself: it is given `timestep.first`.
     """
     steps = actor.step[None] + jnp.arange(length, dtype=jnp.int32)[:, None]
     over_time = jax.vmap(jax.vmap(act_key), (None, 0)), jax.vmap(jax.vmap(env_key), (None, 0))
@@ -167,7 +168,8 @@ def unroll_scan(
     if bootstrap is not None:
         last = bootstrap(params, after.carry, after.timestep)
         trajectory = trajectory._replace(bootstrap=with_last(trajectory, last))
-    return trajectory._replace(carry=initial_row(actor.carry)), after, episodes
+    ends = {"carry": as_row(actor.carry), "last": as_row(after.timestep)}
+    return trajectory._replace(**ends), after, episodes
 
 
 def _at_truncation(bootstrap: Bootstrap, params: Params, record: Record) -> Any:
@@ -193,9 +195,9 @@ def with_last(trajectory: Trajectory, last: Any) -> Any:
     )
 
 
-def initial_row(carry: Carry) -> Carry:
-    """The carry with which an unroll began, as a row of the trajectory: [1, B, …]."""
-    return jax.tree.map(lambda x: x[None], carry)
+def as_row(tree: Any) -> Any:
+    """What an unroll began or ended with, as a row of the trajectory: [1, B, …]."""
+    return jax.tree.map(lambda x: x[None], tree)
 
 
 def _like(mask: jax.Array, x: jax.Array) -> jax.Array:

@@ -8,45 +8,70 @@ from collections import Counter
 from collections.abc import Callable
 
 from dovetail.errors import UserError, nearest
-from dovetail.graph.ir import Fragment, Graph
-from dovetail.plan.ir import LinkKind, Plan
-
-STATE = "state"
-"""The source of what the learner's state sends before any fragment has run."""
+from dovetail.graph.ir import Fragment, Graph, Side, Unroll
+from dovetail.plan.ir import LinkKind, Plan, WorkerKind
+from dovetail.plan.passes import STATE, pairs
 
 
 def check(plan: Plan, graph: Graph, devices: int | None = None) -> None:
     """Refuses a plan that the runtime could not run; `devices` is how many the machine has."""
-    for one_check in CHECKS:
+    check_placement(plan, graph, devices)
+    for one_check in LINK_CHECKS:
+        one_check(plan, graph)
+
+
+def check_placement(plan: Plan, graph: Graph, devices: int | None = None) -> None:
+    """Refuses a placement; links are worked out from one that is sound."""
+    for one_check in PLACEMENT_CHECKS:
         one_check(plan, graph)
     if devices is not None:
         _devices_exist(plan, devices)
 
 
 def _sizes_are_positive(plan: Plan, graph: Graph) -> None:
-    if plan.num_envs < 1 or plan.replicas < 1:
+    if min(plan.num_envs, plan.replicas, plan.actors, plan.joined) < 1 or plan.staleness < 0:
         raise _refusal(
             plan,
-            f"has {plan.num_envs} environments and {plan.replicas} replicas; "
-            "it needs at least 1 of each",
+            f"has {plan.num_envs} environments, {plan.actors} actors of which {plan.joined} make "
+            f"an update, {plan.replicas} replicas and a staleness of {plan.staleness}; it needs at "
+            "least 1 of each, and a staleness of 0 or more",
         )
 
 
 def _environments_divide(plan: Plan, graph: Graph) -> None:
-    if plan.num_envs != plan.replicas * graph.num_envs:
+    if plan.num_envs != plan.actors * graph.actor_envs:
         raise _refusal(
             plan,
-            f"has {plan.num_envs} environments on {plan.replicas} replicas, but the graph was "
-            f"traced with {graph.num_envs} on each; choose a multiple of {plan.replicas} "
-            "environments",
+            f"has {plan.num_envs} environments on {plan.actors} actors, but the graph was traced "
+            f"with {graph.actor_envs} on each; choose a multiple of {plan.actors} environments",
+        )
+    if plan.joined != plan.replicas * graph.pieces or plan.actors % plan.joined:
+        raise _refusal(
+            plan,
+            f"joins {plan.joined} of {plan.actors} actors on {plan.replicas} replicas, but the "
+            f"graph was traced for {graph.pieces} on each; let every update take as many actors "
+            f"as there are, or 1",
         )
 
 
 def _workers_have_devices(plan: Plan, graph: Graph) -> None:
-    idle = next((worker.name for worker in plan.workers if not worker.devices), None)
-    if idle is not None or not plan.workers:
-        who = f"worker {idle!r}" if idle is not None else "its one process"
-        raise _refusal(plan, f"gives {who} no device; every worker needs at least 1")
+    computing = {i.worker for i in plan.instances if not _is_host_step(i.fragment, graph)}
+    for worker in plan.workers:
+        if worker.name in computing and not worker.devices:
+            raise _refusal(plan, f"gives worker {worker.name!r} no device, but programs to run")
+        if worker.name in computing and worker.kind is WorkerKind.PROCESS:
+            raise _refusal(
+                plan,
+                f"runs programs on worker {worker.name!r}, a process; processes only step "
+                "environments that live on the host",
+            )
+    if not plan.workers:
+        raise _refusal(plan, "has no worker; it needs at least 1")
+
+
+def _is_host_step(fragment: str, graph: Graph) -> bool:
+    """Whether a fragment only steps environments outside JAX, or on the worker's behalf."""
+    return any(fragment == f"{unroll.name}.step" for unroll in graph.unrolls)
 
 
 def _names_differ(plan: Plan, graph: Graph) -> None:
@@ -56,9 +81,13 @@ def _names_differ(plan: Plan, graph: Graph) -> None:
 
 
 def _devices_are_used_once(plan: Plan, graph: Graph) -> None:
-    for device, times in Counter(d for w in plan.workers for d in w.devices).items():
-        if times > 1:
-            raise _refusal(plan, f"uses device {device} {times} times; use each once")
+    for worker in plan.workers:
+        for device, times in Counter(worker.devices).items():
+            if times > 1:
+                raise _refusal(
+                    plan,
+                    f"gives worker {worker.name!r} device {device} {times} times; give it once",
+                )
 
 
 def _instances_exist(plan: Plan, graph: Graph) -> None:
@@ -72,18 +101,119 @@ def _instances_exist(plan: Plan, graph: Graph) -> None:
             raise _refusal(plan, f"{what}; {nearest(instance.worker, workers)}")
 
 
+def _sides_stay_together(plan: Plan, graph: Graph) -> None:
+    """What a side keeps from one iteration to the next lies on one worker (of each copy)."""
+    homes: dict[tuple[Side, int], str] = {}
+    for node in graph.nodes:
+        name = f"{node.name}.act" if isinstance(node, Unroll) else node.name
+        for instance in plan.instances_of(name):
+            copy = 0 if instance.envs is None else instance.envs[0]
+            home = homes.setdefault((node.side, copy), instance.worker)
+            if home != instance.worker:
+                raise _refusal(
+                    plan,
+                    f"places {name!r} on {instance.worker!r} but other {node.side} fragments on "
+                    f"{home!r}; the {node.side} side keeps its state on one worker",
+                )
+
+
 def _fragments_are_placed(plan: Plan, graph: Graph) -> None:
-    devices = {worker.name: len(worker.devices) for worker in plan.workers}
-    placed = Counter[str]()
-    for instance in plan.instances:
-        placed[instance.fragment] += devices[instance.worker]
-    for fragment in graph.fragments:
-        if placed[fragment] != plan.replicas:
+    """The learner's once; the actors' once per copy; stepping for every environment once."""
+    for node in graph.nodes:
+        if isinstance(node, Unroll):
+            _ranges_cover(plan, f"{node.name}.act", plan.actors)
+            _ranges_cover(plan, f"{node.name}.step", None)
+        elif node.side is Side.ACTOR:
+            _ranges_cover(plan, node.name, plan.actors)
+        elif len(plan.instances_of(node.name)) != 1:
             raise _refusal(
                 plan,
-                f"places {fragment!r} on {placed[fragment]} devices; with {plan.replicas} replicas "
-                f"it must be on {plan.replicas}, once for each",
+                f"places {node.name!r} {len(plan.instances_of(node.name))} times; the learner's "
+                "fragments are placed once, on a worker with a device for each replica",
             )
+
+
+def _ranges_cover(plan: Plan, fragment: str, copies: int | None) -> None:
+    """Every environment is served by exactly one instance, each actor's by `copies` equal ones."""
+    ranges = sorted(i.envs or (0, plan.num_envs) for i in plan.instances_of(fragment))
+    ends = [0, *(last for _, last in ranges)]
+    whole = [first for first, _ in ranges] == ends[:-1] and ends[-1] == plan.num_envs
+    size = plan.num_envs // plan.actors
+    inside = all(first // size == (last - 1) // size for first, last in ranges if last > first)
+    if not whole or not inside or (copies is not None and len(ranges) != copies):
+        served = ", ".join(f"{first}–{last - 1}" for first, last in ranges) or "none"
+        wanted = f"{plan.actors} equal ranges" if copies is not None else "each of them once"
+        raise _refusal(
+            plan,
+            f"places {fragment!r} for the environments {served}; it must serve "
+            f"0–{plan.num_envs - 1}, {wanted}, none across two actors",
+        )
+
+
+def _groups_are_equal(plan: Plan, graph: Graph) -> None:
+    """Where acting serves several groups of environments, a batch is made of whole groups."""
+    for unroll in graph.unrolls:
+        steps = plan.instances_of(f"{unroll.name}.step")
+        sizes = {i.envs[1] - i.envs[0] for i in steps if i.envs is not None}
+        if len(steps) > plan.actors and len(sizes) > 1:
+            raise _refusal(
+                plan,
+                f"splits the environments into groups of {_numbers(sizes)}; make them equal",
+            )
+        batch = plan.batch or graph.actor_envs
+        if len(steps) > plan.actors and sizes and batch % next(iter(sizes)):
+            raise _refusal(
+                plan,
+                f"acts on {batch} environments at a time, but they come in groups of "
+                f"{_numbers(sizes)}; choose a multiple",
+            )
+
+
+def _numbers(sizes: set[int]) -> str:
+    return " and ".join(map(str, sorted(sizes)))
+
+
+def _learner_fills_its_devices(plan: Plan, graph: Graph) -> None:
+    learners = {
+        i.worker for n in graph.nodes if n.side is Side.LEARNER for i in plan.instances_of(n.name)
+    }
+    for name in learners:
+        devices = len(plan.worker(name).devices)
+        if devices != plan.replicas:
+            raise _refusal(
+                plan,
+                f"has {plan.replicas} learner replicas, but worker {name!r} has {devices} devices; "
+                "give it one for each",
+            )
+
+
+def _staleness_is_borne(plan: Plan, graph: Graph) -> None:
+    if graph.staleness is not None and plan.staleness > graph.staleness:
+        raise _refusal(
+            plan,
+            f"lets trajectories be {plan.staleness} versions old, but {graph.algorithm} corrects "
+            f"for {graph.correction} and bears {graph.staleness}; lower --staleness to "
+            f"{graph.staleness}, or use an algorithm with V-trace (impala, appo)",
+        )
+    if not plan.ordered and plan.staleness == 0:
+        raise _refusal(
+            plan,
+            "takes unrolls as they arrive with a staleness of 0; let it be ordered, or allow 1",
+        )
+
+
+def _exchange_allows_staleness(plan: Plan, graph: Graph) -> None:
+    """Ahead of the learner an actor can only be if they meet once per iteration."""
+    order = [node.name for node in graph.nodes]
+    sources = [edge.source for edge in graph.edges if edge.to_side is Side.ACTOR]
+    out = [order.index(source) for source in sources if source in order]
+    back = [order.index(t) for e in graph.edges if e.to_side is Side.LEARNER for t in e.targets]
+    if plan.staleness and out and back and max(out) > min(back):
+        raise _refusal(
+            plan,
+            f"has a staleness of {plan.staleness}, but {graph.algorithm} sends to its actors after "
+            "it has heard from them, within one iteration; use a staleness of 0",
+        )
 
 
 def _links_join_instances(plan: Plan, graph: Graph) -> None:
@@ -119,21 +249,27 @@ def _edges_are_carried(plan: Plan, graph: Graph) -> None:
             )
 
 
-def _fused_links_stay_home(plan: Plan, graph: Graph) -> None:
-    workers: dict[str, set[str]] = {}
-    for instance in plan.instances:
-        workers.setdefault(instance.fragment, set()).add(instance.worker)
-        node = next((n for n in graph.nodes if n.name == instance.fragment), None)
-        if isinstance(node, Fragment) and node.side == "learner":
-            workers.setdefault(STATE, set()).add(instance.worker)
+def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
+    """Fused and handed over only within a worker, queued between threads, shared with processes."""
     for link in plan.links:
-        source, target = workers.get(link.source), workers.get(link.target)
-        if link.kind is LinkKind.FUSED and source and target and source != target:
-            raise _refusal(
-                plan,
-                f"fuses {link.boundary} from {link.source!r} on {_names(source)} to "
-                f"{link.target!r} on {_names(target)}; a fused link stays within one worker",
-            )
+        for source, target in pairs(plan, graph, link.source, link.target):
+            one, other = plan.worker(source.worker), plan.worker(target.worker)
+            within = one.name == other.name
+            process = WorkerKind.PROCESS in (one.kind, other.kind)
+            fits = {
+                LinkKind.FUSED: within and not process,
+                LinkKind.HANDOFF: within and not process,
+                LinkKind.QUEUE: not within and not process,
+                LinkKind.SHARED_MEMORY: process,
+            }
+            if not fits[link.kind]:
+                raise _refusal(
+                    plan,
+                    f"carries {link.boundary} from {link.source!r} on {one.kind} {one.name} to "
+                    f"{link.target!r} on {other.kind} {other.name} by a {link.kind} link; fused "
+                    "and hand-off links stay within a worker, queues join threads, shared memory "
+                    "joins processes",
+                )
 
 
 def _replicas_are_joined(plan: Plan, graph: Graph) -> None:
@@ -147,7 +283,7 @@ def _replicas_are_joined(plan: Plan, graph: Graph) -> None:
 
 
 def _devices_exist(plan: Plan, devices: int) -> None:
-    highest = max(device for worker in plan.workers for device in worker.devices)
+    highest = max((device for worker in plan.workers for device in worker.devices), default=0)
     if highest >= devices:
         raise _refusal(
             plan,
@@ -157,24 +293,43 @@ def _devices_exist(plan: Plan, devices: int) -> None:
         )
 
 
-CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
+def _means_are_joined(plan: Plan, graph: Graph) -> None:
+    """`mean` on the actors' side joins replicas only where all is one program."""
+    if plan.replicas == 1 or all(worker.fused for worker in plan.workers):
+        return
+    for node in graph.nodes:
+        if isinstance(node, Fragment) and node.side is Side.ACTOR and node.means:
+            raise _refusal(
+                plan,
+                f"has {plan.replicas} replicas, but {graph.algorithm} calls rl.mean on the actors' "
+                "side, which only the Fused policy can join; average there with rl.reduce",
+            )
+
+
+PLACEMENT_CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
     _sizes_are_positive,  # everything below divides and counts by them
     _environments_divide,
-    _workers_have_devices,
     _names_differ,  # instances name their workers
-    _devices_are_used_once,
     _instances_exist,
+    _workers_have_devices,
+    _devices_are_used_once,
     _fragments_are_placed,
-    _links_join_instances,
-    _edges_are_carried,
-    _fused_links_stay_home,  # needs every link's ends placed
+    _sides_stay_together,
+    _groups_are_equal,
+    _learner_fills_its_devices,
+    _staleness_is_borne,
+    _exchange_allows_staleness,
     _replicas_are_joined,
+    _means_are_joined,
 )
 """In this order: a check may rely on those before it."""
 
-
-def _names(workers: set[str]) -> str:
-    return ", ".join(sorted(workers))
+LINK_CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
+    _links_join_instances,
+    _edges_are_carried,
+    _links_suit_their_ends,  # needs every link's ends placed
+)
+"""In this order, after the placement's."""
 
 
 def _refusal(plan: Plan, found: str) -> UserError:

@@ -1,7 +1,8 @@
 """The physical plan: fragment instances on workers, and the link that carries each edge.
 
 A plan is data: it prints, serialises and can be checked; the runtime runs any plan and knows no
-policy. Instances joined by fused links on one worker are compiled into one program.
+policy. The actor side may stand in several copies, each with its own environments; each fragment
+of it then has an instance per copy, and a link stands for the transfers of all of them.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,27 @@ class LinkKind(StrEnum):
     FUSED = "fused"
     """Inside one compiled program: no copy, no hand-over."""
     HANDOFF = "hand-off"
-    """Between two programs of one process: arrays change hands without a copy."""
+    """Between two programs of one worker: arrays change hands without a copy."""
+    QUEUE = "queue"
+    """Between two threads, by version and within bounds: arrays change hands without a copy."""
+    SHARED_MEMORY = "shared memory"
+    """Between two processes: arrays lie in memory that both see, a semaphore hands them over."""
+
+
+class WorkerKind(StrEnum):
+    """What a worker is."""
+
+    THREAD = "thread"
+    PROCESS = "process"
+    """Steps environments that hold Python's lock; has no device."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the machine has."""
+
+    devices: int
+    cores: int
 
 
 @dataclass(frozen=True)
@@ -22,8 +43,11 @@ class Worker:
     """What hosts fragment instances."""
 
     name: str
-    devices: tuple[int, ...]
+    devices: tuple[int, ...] = ()
     """The devices its programs run on; several devices run replicas of the same programs."""
+    kind: WorkerKind = WorkerKind.THREAD
+    fused: bool = False
+    """Whether what it hosts is compiled into as few programs as can be."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +56,9 @@ class Instance:
 
     fragment: str
     worker: str
+    envs: tuple[int, int] | None = None
+    """The environments it serves, from the first up to (without) the second; None on the learner's
+    side, which serves all."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +72,7 @@ class Link:
     nbytes: int
     """Bytes per transfer."""
     transfers: int
-    """Transfers per iteration."""
+    """Transfers per iteration, over all copies."""
 
 
 @dataclass(frozen=True)
@@ -56,23 +83,51 @@ class Plan:
     algorithm: str
     env: str
     num_envs: int
-    """Environments in all, over every replica and one seed."""
+    """Environments in all, over every actor and one seed."""
     replicas: int
-    """Learner replicas, each with num_envs / replicas environments, joined by `mean`."""
+    """Learner replicas, joined by `mean`."""
+    actors: int
+    """Copies of the actor side, each with num_envs / actors environments."""
+    joined: int
+    """How many actors' results make one update."""
     workers: tuple[Worker, ...]
     instances: tuple[Instance, ...]
-    links: tuple[Link, ...]
+    links: tuple[Link, ...] = ()
+    staleness: int = 0
+    """The most versions that a trajectory may be behind the weights that learn from it."""
+    ordered: bool = True
+    """Whether every actor gives each update its one unroll, made by weights that are exactly
+    `staleness` old; otherwise the learner takes what has arrived."""
+    batch: int = 0
+    """Environments that one call of acting serves where others step them; 0 for all."""
+    batch_seconds: float | None = None
+    """How long acting waits for that many before it serves those that are ready; None for as long
+    as it takes."""
     notes: tuple[str, ...] = ()
     """One sentence for each choice that the policy made."""
 
-    def worker_of(self, fragment: str) -> str:
-        """The worker that hosts a fragment."""
-        return next(i.worker for i in self.instances if i.fragment == fragment)
+    @property
+    def fused(self) -> bool:
+        """Whether the whole iteration is one compiled program."""
+        return all(link.kind is LinkKind.FUSED for link in self.links)
+
+    @property
+    def update_envs(self) -> int:
+        """Environments whose steps make one update."""
+        return self.num_envs * self.joined // self.actors
+
+    def worker(self, name: str) -> Worker:
+        """The worker of that name."""
+        return next(worker for worker in self.workers if worker.name == name)
+
+    def instances_of(self, fragment: str) -> list[Instance]:
+        """Where a fragment is."""
+        return [instance for instance in self.instances if instance.fragment == fragment]
 
     def programs(self, worker: str) -> list[tuple[str, ...]]:
         """What is compiled together on a worker: its fragments, joined where fused links join
         them."""
-        fragments = [i.fragment for i in self.instances if i.worker == worker]
+        fragments = list(dict.fromkeys(i.fragment for i in self.instances if i.worker == worker))
         program = {fragment: {fragment} for fragment in fragments}
         for link in self.links:
             if link.kind is LinkKind.FUSED and link.source in program and link.target in program:

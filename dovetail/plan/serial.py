@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dovetail.errors import UserError
-from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Worker
+from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Worker, WorkerKind
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -13,6 +13,9 @@ def to_json(plan: Plan) -> dict[str, Any]:
     fields = asdict(plan)
     for worker in fields["workers"]:
         worker["devices"] = list(worker["devices"])
+        worker["kind"] = worker["kind"].value
+    for instance in fields["instances"]:
+        instance["envs"] = None if instance["envs"] is None else list(instance["envs"])
     for link in fields["links"]:
         link["kind"] = link["kind"].value
     return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
@@ -23,8 +26,8 @@ def from_json(fields: Mapping[str, Any]) -> Plan:
     try:
         rebuilt: dict[str, Any] = {
             **fields,
-            "workers": tuple(Worker(w["name"], tuple(w["devices"])) for w in fields["workers"]),
-            "instances": tuple(Instance(**instance) for instance in fields["instances"]),
+            "workers": tuple(_worker(worker) for worker in fields["workers"]),
+            "instances": tuple(_instance(instance) for instance in fields["instances"]),
             "links": tuple(_link(link) for link in fields["links"]),
             "notes": tuple(fields["notes"]),
         }
@@ -34,6 +37,17 @@ def from_json(fields: Mapping[str, Any]) -> Plan:
             f"This is not a plan as Dovetail writes one ({error}): write it again with "
             f"`dovetail explain … --json`."
         ) from error
+
+
+def _worker(fields: Mapping[str, Any]) -> Worker:
+    kind, devices = WorkerKind(fields["kind"]), tuple(fields["devices"])
+    return Worker(fields["name"], devices, kind, fields["fused"])
+
+
+def _instance(fields: Mapping[str, Any]) -> Instance:
+    envs = fields["envs"]
+    served = None if envs is None else (envs[0], envs[1])
+    return Instance(fields["fragment"], fields["worker"], served)
 
 
 def _link(fields: Mapping[str, Any]) -> Link:

@@ -2,22 +2,16 @@
 
 from dovetail.graph.ir import Graph
 from dovetail.graph.show import Row, count, flops, quantity, table
-from dovetail.plan.ir import Link, Plan, Worker
+from dovetail.plan.ir import Link, Plan, Worker, WorkerKind
 
 
 def text(plan: Plan, graph: Graph) -> str:
     """The plan; `graph` is the one it was made of."""
-    share = plan.num_envs // plan.replicas
-    each = f", {share} on each" if plan.replicas > 1 else ""
-    head = (
-        f"plan  {plan.policy}: {count(plan.num_envs, 'environment')}, "
-        f"{count(plan.replicas, 'learner replica')}{each}"
-    )
-    lines = [head]
-    for worker in plan.workers:
-        lines += ["", f"  worker {worker.name} on {devices(worker)}"]
+    lines = [f"plan  {plan.policy}: {_sizes(plan)}"]
+    for workers in alike(plan):
+        lines += ["", f"  {named(workers, plan)}"]
         rows: list[Row] = [("program", "fragments", "compute")]
-        for number, fragments in enumerate(plan.programs(worker.name), start=1):
+        for number, fragments in enumerate(plan.programs(workers[0].name), start=1):
             rows.append((str(number), " + ".join(fragments), program_flops(graph, fragments)))
         lines += [f"  {line}" for line in table(rows)]
     links: list[Row] = [("boundary", "from → to", "link", "bytes × transfers per iteration")]
@@ -25,6 +19,55 @@ def text(plan: Plan, graph: Graph) -> str:
     lines += ["", *table(links), ""]
     lines += [f"  note: {note}" for note in plan.notes]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _sizes(plan: Plan) -> str:
+    parts = [count(plan.num_envs, "environment"), count(plan.replicas, "learner replica")]
+    if plan.actors > 1:
+        parts.append(f"{count(plan.actors, 'actor')} with {plan.num_envs // plan.actors} each")
+    if plan.joined < plan.actors:
+        parts.append("an update for each unroll")
+    if plan.batch:
+        parts.append(f"acting in batches of {plan.batch}")
+    parts.append(f"staleness {plan.staleness}")
+    return ", ".join(parts)
+
+
+def alike(plan: Plan) -> list[list[Worker]]:
+    """The workers in order, those that differ only in their number and environments together."""
+    groups: list[list[Worker]] = []
+    for worker in plan.workers:
+        for group in groups:
+            if _likeness(plan, worker) == _likeness(plan, group[0]):
+                group.append(worker)
+                break
+        else:
+            groups.append([worker])
+    return groups
+
+
+def _likeness(plan: Plan, worker: Worker) -> tuple[object, ...]:
+    stem = worker.name.rstrip("0123456789")
+    return stem, worker.kind, worker.devices, worker.fused, tuple(plan.programs(worker.name))
+
+
+def named(workers: list[Worker], plan: Plan) -> str:
+    """Workers that are alike, where they are, and their environments."""
+    first, last = workers[0], workers[-1]
+    names = f"worker {first.name}" if len(workers) == 1 else f"workers {first.name} … {last.name}"
+    place = f" on {devices(first)}" if first.devices else ""
+    each = ", each a" if len(workers) > 1 else ", a"
+    kind = f"{each} process" if first.kind is WorkerKind.PROCESS else ""
+    return names + place + kind + _environments(plan, workers)
+
+
+def _environments(plan: Plan, workers: list[Worker]) -> str:
+    """How many environments each of them steps or acts for, where they are split."""
+    served = [i.envs for i in plan.instances if i.worker == workers[0].name and i.envs is not None]
+    if not served or len(plan.workers) == 1:
+        return ""
+    size = max(last for _, last in served) - min(first for first, _ in served)
+    return f", {count(size, 'environment')}{' each' if len(workers) > 1 else ''}"
 
 
 def fragment_flops(graph: Graph, fragment: str) -> int | None:

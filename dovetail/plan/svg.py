@@ -12,7 +12,7 @@ from dovetail.graph.ir import Edge, Graph, Side, Unroll, Value
 from dovetail.graph.show import base_name, count, flops, inner_flops, quantity
 from dovetail.plan.canvas import FAINT, arrow, document, label, round_top, rounded, words
 from dovetail.plan.ir import LinkKind, Plan
-from dovetail.plan.show import devices
+from dovetail.plan.show import alike, named
 
 COLUMN, BOX_WIDTH, BOX_HEIGHT, BADGE = 236, 180, 74, 22
 LANE_HEIGHT, LANE_GAP, LEFT, TOP = 132, 92, 128, 112
@@ -138,10 +138,13 @@ def _box_name(graph: Graph, node: str) -> str:
 def _add_badges(boxes: dict[str, Box], plan: Plan) -> None:
     """Tells on each box its worker and program."""
     total = 0
-    for worker in plan.workers:
+    for workers in alike(plan):
+        worker = workers[0]
+        several = f"{len(workers)} × " if len(workers) > 1 else ""
+        who = several + (worker.name.rstrip("0123456789").rstrip("-") if several else worker.name)
         for number, fragments in enumerate(plan.programs(worker.name), start=1):
             for name in fragments:
-                boxes[name].badge = f"{worker.name} · program {number}"
+                boxes[name].badge = f"{who} · program {number}"
                 boxes[name].tint = PROGRAMS[total % len(PROGRAMS)]
             total += 1
 
@@ -322,11 +325,11 @@ def _subtitle(graph: Graph, plan: Plan | None) -> str:
     if plan is None:
         return size
     each = f"{plan.replicas} replicas, on each " if plan.replicas > 1 else ""
-    return f"{each}{size} · policy {plan.policy}"
+    return f"{each}{size}, staleness {plan.staleness} · policy {plan.policy}"
 
 
 def _plan_notes(plan: Plan) -> list[str]:
-    return [*(f"worker {worker.name} on {devices(worker)}" for worker in plan.workers), *plan.notes]
+    return [*(named(workers, plan) for workers in alike(plan)), *plan.notes]
 
 
 def _lane_top(side: Side) -> float:

@@ -5,6 +5,12 @@ from dovetail.lazy import lazy_attributes
 POLICIES: dict[str, str] = {
     "fused": "dovetail.policies.fused:Fused",
     "local": "dovetail.policies.local:Local",
+    "actor-learner": "dovetail.policies.actor_learner:ActorLearner",
+    "central-inference": "dovetail.policies.central_inference:CentralInference",
+    "split-devices": "dovetail.policies.split_devices:SplitDevices",
+    "data-parallel": "dovetail.policies.data_parallel:DataParallel",
+    "parameter-server": "dovetail.policies.parameter_server:ParameterServer",
+    "environments": "dovetail.policies.environments:Environments",
 }
 """The policies by their names on the command line."""
 

@@ -9,12 +9,21 @@ from dataclasses import dataclass
 
 from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
-from dovetail.plan.ir import LinkKind, Plan, Worker
-from dovetail.policies.interface import Resources, links, on_one_worker
+from dovetail.plan.ir import Instance, Plan, Resources, Worker
+from dovetail.policies.interface import (
+    Policy,
+    Split,
+    is_traced,
+    on_actor,
+    on_environment,
+    on_learner,
+    refuse_too_many_devices,
+    shares,
+)
 
 
 @dataclass(frozen=True)
-class Fused:
+class Fused(Policy):
     """One compiled program for everything; needs a JAX environment."""
 
     envs: int = 64
@@ -23,13 +32,13 @@ class Fused:
     """Devices that each take an equal share of the environments."""
 
     def __post_init__(self) -> None:
-        check_option("envs", self.envs, self.envs >= 1, "1 or more")
+        super().__post_init__()
         check_option("devices", self.devices, self.devices >= 1, "1 or more")
 
     @property
-    def replicas(self) -> int:
-        """One learner replica per device."""
-        return self.devices
+    def split(self) -> Split:
+        """One actor and one learner replica per device."""
+        return Split(self.devices, self.devices, self.devices)
 
     @property
     def traced_envs(self) -> bool:
@@ -37,27 +46,24 @@ class Fused:
         return True
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """Everything on one worker, joined by fused links."""
-        hosted = next((u for u in graph.unrolls if u.step.program is None), None)
-        if hosted is not None:
+        """Everything on one worker, compiled together."""
+        if not is_traced(graph):
             raise UserError(
                 f"Fused compiles the environment into its program, but {graph.env} steps on the "
                 f"host: use --policy local, or a JAX environment (see `dovetail list`)."
             )
-        if self.devices > resources.devices:
-            raise UserError(
-                f"Fused was asked for {self.devices} devices, but this machine has "
-                f"{resources.devices}: lower --devices, or on a CPU set XLA_FLAGS="
-                f"--xla_force_host_platform_device_count={self.devices}."
-            )
-        return Plan(
-            policy="fused",
-            algorithm=graph.algorithm,
-            env=graph.env,
-            num_envs=self.envs,
-            replicas=self.devices,
-            workers=(Worker("main", tuple(range(self.devices))),),
-            instances=on_one_worker(graph, "main"),
-            links=links(graph, crossing=LinkKind.FUSED, stepping=LinkKind.FUSED),
+        refuse_too_many_devices(self.devices, resources, "Fused")
+        return self.place(
+            graph,
+            [Worker("main", tuple(range(self.devices)), fused=True)],
+            compiled_together(graph, "main", self.envs, self.devices),
             notes=("the whole iteration is one program, so many run per dispatch",),
         )
+
+
+def compiled_together(graph: Graph, worker: str, envs: int, devices: int) -> list[Instance]:
+    """Everything on one worker, with a copy of the actor's side for each device."""
+    placed = on_learner(graph, worker)
+    for share in shares(0, envs, devices, "devices"):
+        placed += on_actor(graph, worker, share) + on_environment(graph, worker, share)
+    return placed

@@ -1,64 +1,152 @@
 """What a distribution policy is: a small pure object that turns a graph into a plan.
 
 A policy is a frozen dataclass; its fields are options, the strings beneath them their help. It sees
-the graph and the machine's resources, never the algorithm, and writes down where things go.
+the graph and the machine's resources, never the algorithm, and writes down which worker hosts which
+fragment; links and checks follow from that. The functions below write the usual placements.
 """
 
+import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple
 
-from dovetail.graph.ir import Graph
-from dovetail.plan.ir import Instance, Link, LinkKind, Plan
+from dovetail.errors import UserError, check_option
+from dovetail.graph.ir import Fragment, Graph, Side, Unroll
+from dovetail.plan.ir import Instance, Plan, Resources, Worker, WorkerKind
+
+__all__ = ["Policy", "Resources", "Split"]
+
+
+class Split(NamedTuple):
+    """How a policy divides the environments; the loop is traced for this division."""
+
+    replicas: int = 1
+    """Learner replicas, each learning from an equal share."""
+    actors: int = 1
+    """Copies of the actor side, each with an equal share."""
+    joined: int = 1
+    """How many actors' results make one update: all of them, or 1 to learn as they arrive."""
+    batch: int | None = None
+    """Environments that one call of acting serves; None for all that an actor has."""
 
 
 @dataclass(frozen=True)
-class Resources:
-    """What the machine has."""
+class Policy:
+    """A distribution policy: the environments in all, and where everything goes."""
 
-    devices: int
-    cores: int
+    envs: int = 8
+    """Environments stepped side by side."""
 
-
-class Policy(Protocol):
-    """A distribution policy."""
-
-    @property
-    def envs(self) -> int:
-        """Environments in all."""
-        ...
+    def __post_init__(self) -> None:
+        check_option("envs", self.envs, self.envs >= 1, "1 or more")
 
     @property
-    def replicas(self) -> int:
-        """Into how many equal parts the environments are split; each part is traced alone."""
-        ...
+    def name(self) -> str:
+        """As on the command line: "actor-learner"."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(self).__name__).lower()
+
+    @property
+    def split(self) -> Split:
+        """One learner, one actor, unless a policy says otherwise."""
+        return Split()
 
     @property
     def traced_envs(self) -> bool:
         """Whether it compiles the environment, and so wants a JAX one where there is a choice."""
-        ...
+        return False
+
+    @property
+    def devices_wanted(self) -> int:
+        """How many devices its plan names; on a CPU they are made before JAX starts."""
+        return self.split.replicas
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """Places `graph` (one replica's) on `resources`, or refuses with a sentence."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} does not define plan(graph, resources).")
+
+    def place(
+        self,
+        graph: Graph,
+        workers: list[Worker],
+        instances: list[Instance],
+        **more: Any,
+    ) -> Plan:
+        """The plan with these workers and instances; `more` are further fields of `Plan`."""
+        return Plan(
+            policy=self.name,
+            algorithm=graph.algorithm,
+            env=graph.env,
+            num_envs=self.envs,
+            replicas=self.split.replicas,
+            actors=self.split.actors,
+            joined=self.split.joined,
+            workers=tuple(workers),
+            instances=tuple(instances),
+            **more,
+        )
 
 
-def on_one_worker(graph: Graph, worker: str) -> tuple[Instance, ...]:
-    """Every fragment on the same worker."""
-    return tuple(Instance(name, worker) for name in graph.fragments)
+def shares(first: int, envs: int, parts: int, whom: str) -> list[tuple[int, int]]:
+    """`envs` environments from number `first` on, as equal ranges for `parts` workers."""
+    if parts < 1 or envs % parts:
+        raise UserError(
+            f"{envs} environments cannot be split evenly among {parts} {whom}: choose a multiple "
+            f"of {max(parts, 1)} environments (--envs)."
+        )
+    size = envs // parts
+    return [(first + i * size, first + (i + 1) * size) for i in range(parts)]
 
 
-def links(graph: Graph, crossing: LinkKind, stepping: LinkKind) -> tuple[Link, ...]:
-    """One link per edge, carried by `crossing`; acting and stepping joined by `stepping`."""
-    acting = {unroll.name: f"{unroll.name}.act" for unroll in graph.unrolls}
-    carried: list[Link] = []
-    for edge in graph.edges:
-        tail = acting.get(edge.source, edge.source)
-        for target in edge.targets:
-            head = acting.get(target, target)
-            carried.append(Link(edge.boundary, tail, head, crossing, edge.nbytes, 1))
-    for unroll in graph.unrolls:
-        act, step = f"{unroll.name}.act", f"{unroll.name}.step"
-        to_env, to_actor = unroll.per_step_bytes
-        carried.append(Link("action", act, step, stepping, to_env, unroll.length))
-        carried.append(Link("observation", step, act, stepping, to_actor, unroll.length))
-    return tuple(carried)
+def on_learner(graph: Graph, worker: str) -> list[Instance]:
+    """Every fragment of the learner's side on one worker."""
+    return [
+        Instance(node.name, worker)
+        for node in graph.nodes
+        if isinstance(node, Fragment) and node.side is Side.LEARNER
+    ]
+
+
+def on_actor(graph: Graph, worker: str, envs: tuple[int, int]) -> list[Instance]:
+    """Every fragment of one copy of the actor's side on one worker, acting included."""
+    return [
+        Instance(f"{node.name}.act" if isinstance(node, Unroll) else node.name, worker, envs)
+        for node in graph.nodes
+        if node.side is Side.ACTOR
+    ]
+
+
+def on_environment(graph: Graph, worker: str, envs: tuple[int, int]) -> list[Instance]:
+    """The stepping of a range of environments on one worker."""
+    return [Instance(f"{unroll.name}.step", worker, envs) for unroll in graph.unrolls]
+
+
+def is_traced(graph: Graph) -> bool:
+    """Whether the environments are compiled with the algorithm."""
+    return all(unroll.step.program is not None for unroll in graph.unrolls)
+
+
+def environment_worker(graph: Graph, name: str, processes: bool | None) -> Worker:
+    """A worker that only steps environments: a process where they hold Python's lock."""
+    chosen = not graph.threads if processes is None else processes
+    if chosen and is_traced(graph):
+        raise UserError(
+            f"{graph.env} is a JAX environment, which no other process needs to step: leave "
+            f"--processes out."
+        )
+    return Worker(name, kind=WorkerKind.PROCESS if chosen else WorkerKind.THREAD)
+
+
+def refuse_too_many_devices(wanted: int, resources: Resources, policy: str) -> None:
+    """Refuses a plan that names more devices than there are."""
+    if wanted > resources.devices:
+        raise UserError(
+            f"{policy} was asked for {wanted} devices, but this machine has {resources.devices}: "
+            f"ask for fewer, or on a CPU set XLA_FLAGS="
+            f"--xla_force_host_platform_device_count={wanted}."
+        )
+
+
+def staleness_of(graph: Graph, asked: int | None, default: int) -> int:
+    """The bound that was asked for; else `default`, or less where the algorithm bears less."""
+    if asked is not None:
+        return asked
+    return default if graph.staleness is None else min(default, graph.staleness)

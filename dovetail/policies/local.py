@@ -6,42 +6,22 @@ and the whole update each one compiled call.
 
 from dataclasses import dataclass
 
-from dovetail.errors import check_option
 from dovetail.graph.ir import Graph
-from dovetail.plan.ir import LinkKind, Plan, Worker
-from dovetail.policies.interface import Resources, links, on_one_worker
+from dovetail.plan.ir import Plan, Resources, Worker
+from dovetail.policies.interface import Policy, on_actor, on_environment, on_learner
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Policy):
     """Host environments stepped from Python; the default for Gymnasium."""
-
-    envs: int = 8
-    """Environments stepped side by side."""
-
-    def __post_init__(self) -> None:
-        check_option("envs", self.envs, self.envs >= 1, "1 or more")
-
-    @property
-    def replicas(self) -> int:
-        """One learner."""
-        return 1
-
-    @property
-    def traced_envs(self) -> bool:
-        """Host environments are preferred where there is a choice."""
-        return False
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """Everything on one worker, one program per fragment, arrays handed over in process."""
-        return Plan(
-            policy="local",
-            algorithm=graph.algorithm,
-            env=graph.env,
-            num_envs=self.envs,
-            replicas=1,
-            workers=(Worker("main", (0,)),),
-            instances=on_one_worker(graph, "main"),
-            links=links(graph, crossing=LinkKind.HANDOFF, stepping=LinkKind.HANDOFF),
-            notes=("environments step on the host, so each fragment is a program of its own",),
+        everything = (0, self.envs)
+        placed = on_learner(graph, "main") + on_actor(graph, "main", everything)
+        return self.place(
+            graph,
+            [Worker("main", (0,))],
+            placed + on_environment(graph, "main", everything),
+            notes=("each fragment is a program of its own, run in turn by one thread",),
         )

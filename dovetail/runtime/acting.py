@@ -17,6 +17,7 @@ from jax.interpreters import partial_eval as pe
 
 from dovetail.graph.ir import Unroll
 from dovetail.graph.unroll import act_key
+from dovetail.keys import from_words
 
 WORDS = (jnp.float32, jnp.int32, jnp.uint32)
 """What can come back as words."""
@@ -25,7 +26,10 @@ WORDS = (jnp.float32, jnp.int32, jnp.uint32)
 class Acting:
     """Call it with `weights(inputs)`, the carry, a row of `sees`, the reward if `rewarded`."""
 
-    def __init__(self, unroll: Unroll, live_extras: list[bool], num_observations: int) -> None:
+    def __init__(
+        self, unroll: Unroll, live_extras: list[bool], num_observations: int, mixed: bool = False
+    ) -> None:
+        """`mixed`: environments that are acted for together may be at different steps."""
         inner = unroll.act
         assert inner.program is not None and inner.out_tree is not None
         count = len(inner.program.jaxpr.outvars)
@@ -51,6 +55,7 @@ class Acting:
         self._shaped = [(i, p[2]) for i, p in enumerate(self._parts) if len(p[2]) != 1]
         self._bare = jax.tree_util.treedef_is_leaf(self._action)
         self.num_actions = self._action.num_leaves
+        self._mixed = mixed
         self.call = jax.jit(self._act)
 
     def weights(self, inputs: list[Any]) -> list[Any]:
@@ -72,6 +77,13 @@ class Acting:
         """The action, of the first leaves that `unpack` gave."""
         return leaves[0] if self._bare else self._action.unflatten(leaves[: self.num_actions])
 
+    def _keys_at(self, keys: Any, step: Any) -> jax.Array:
+        """The keys to act with; of a mixed batch `keys` are words and every environment has its
+        own step."""
+        if self._mixed:
+            return jax.vmap(act_key)(from_words(keys), step)
+        return jax.vmap(act_key, (0, None))(keys, step)
+
     def _act(
         self, weights: Any, carry: Any, sees: list[Any], last: list[Any], keys: Any, step: Any
     ) -> Any:
@@ -79,7 +91,7 @@ class Acting:
 
         `sees` are the observed leaves; `last` the reward and the beginnings, if looked at.
         """
-        acting_keys = [jax.vmap(act_key, (0, None))(keys, step)] if self._random else []
+        acting_keys = [self._keys_at(keys, step)] if self._random else []
         carries = list(compress(jax.tree.leaves(carry), self._carries))
         outputs = self._function(*weights, *carries, *sees, *last, *acting_keys)
         tail = len(outputs) - self._carry.num_leaves

@@ -1,14 +1,16 @@
 """An unroll whose environments step on the host: a lean Python loop round two compiled calls.
 
 What the trajectory's readers use is written row by row into numpy buffers, which the learner's
-program takes as they are. Two sets of buffers take turns: while the learner still reads one, the
-next unroll fills the other, and acting waits for the learner's weights before a set comes round.
+program takes as they are. A set of buffers is written again only after it was released: while the
+learner still reads one, the next unroll fills another.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,61 +18,13 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from dovetail.algorithm import Timestep, Trajectory
-from dovetail.envs import batched
-from dovetail.envs.interface import HostEnv, JaxEnv
-from dovetail.errors import UserError
 from dovetail.graph.ir import Graph, Unroll
-from dovetail.graph.unroll import ActorState, Episodes, env_key
+from dovetail.graph.unroll import ActorState, Episodes
 from dovetail.runtime.acting import Acting
+from dovetail.runtime.placing import Device, to_device
 from dovetail.runtime.programs import Values
-
-
-class Stepper(Protocol):
-    """What the loop needs of an environment."""
-
-    state: Any
-
-    def step(self, action: np.ndarray, step: int) -> Any:
-        """One transition; returns something with `HostStep`'s fields."""
-        ...
-
-
-class HostStepper:
-    """Environments outside JAX; they keep their own state."""
-
-    def __init__(self, env: HostEnv) -> None:
-        self.state = ()
-        self._env = env
-
-    def step(self, action: np.ndarray, step: int) -> Any:
-        """One transition; whatever the environments raise is told with the step's number."""
-        try:
-            return self._env.step(action)
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"{self._env.spec.id} raised {type(error).__name__} at step {step}: {error}"
-            ) from error
-
-
-class JaxStepper:
-    """A JAX environment stepped from the host, one compiled call per step."""
-
-    def __init__(self, env: JaxEnv, state: Any, keys: jax.Array) -> None:
-        self.state = state
-        self._keys = keys
-
-        def step(state: Any, action: Any, keys: jax.Array, number: Any) -> batched.BatchStep:
-            return batched.step(env, state, action, jax.vmap(env_key, (0, None))(keys, number))
-
-        self._step = jax.jit(step)
-
-    def step(self, action: np.ndarray, step: int) -> Any:
-        """One transition."""
-        after = self._step(self.state, action, self._keys, np.int32(step))
-        self.state = after.state
-        return jax.tree.map(np.asarray, after._replace(state=()))
+from dovetail.runtime.stage import Stage
+from dovetail.runtime.watch import Watch
 
 
 class Rows:
@@ -98,6 +52,7 @@ class Rows:
         extras = [row for _, row in _kept(self.trajectory.extras, live.extras)]
         self.made = [*jax.tree.leaves(self.trajectory.action), *extras]
         self.carry = _kept(self.trajectory.carry, live.carry)
+        self.last = _kept(self.trajectory.last, live.last)
         self.bootstrap = _kept(self.trajectory.bootstrap, live.bootstrap)
 
     def show(self, acting: Acting) -> None:
@@ -125,25 +80,44 @@ def _kept(tree: Any, live: Any) -> list[tuple[int, np.ndarray]]:
     return [(i, leaf) for i, (leaf, is_live) in enumerate(flags) if is_live]
 
 
-class HostUnroll:
-    """Runs one unroll node with environments on the host."""
+class Compiled:
+    """The compiled calls of an unroll with host environments, for all copies of the actor."""
 
-    def __init__(self, unroll: Unroll, graph: Graph, make_stepper: Callable[..., Stepper]) -> None:
+    def __init__(self, unroll: Unroll, mixed: bool = False) -> None:
+        live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
+        observations = len(jax.tree.leaves(live.observation))
+        self.acting = Acting(unroll, jax.tree.leaves(live.extras), observations, mixed)
+        self.bootstrap: Callable[..., Any] | None = None
+        if unroll.bootstrap is not None:
+            assert unroll.bootstrap.program is not None
+            value = jaxpr_as_fun(unroll.bootstrap.program)
+            self.bootstrap = jax.jit(
+                lambda inputs, carry, at: value(*inputs, *jax.tree.leaves((carry, at)))
+            )
+
+
+class HostUnroll:
+    """Runs one unroll node with environments on the host, in the actor's own thread."""
+
+    def __init__(
+        self,
+        unroll: Unroll,
+        graph: Graph,
+        compiled: Compiled,
+        stage: Stage,
+        watch: Watch,
+        device: Device | None = None,
+    ) -> None:
         self.name = unroll.name
         self.seconds = {f"{unroll.name}.act": 0.0, f"{unroll.name}.step": 0.0}
         self._unroll = unroll
         self._graph = graph
-        self._make_stepper = make_stepper
-        self._stepper: Stepper | None = None
-        self._rows = [Rows(unroll), Rows(unroll)]
-        self._never = np.zeros(graph.num_envs, np.bool_)
-        live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
-        self._acting = Acting(
-            unroll, jax.tree.leaves(live.extras), len(jax.tree.leaves(live.observation))
-        )
-        for rows in self._rows:
-            rows.show(self._acting)
-        self._bootstrap = self._compile_bootstrap()
+        self._stage = stage
+        self._watch = watch
+        self._device = device
+        self._free: deque[Rows] = deque()
+        self._never = np.zeros(graph.actor_envs, np.bool_)
+        self._acting, self._bootstrap = compiled.acting, compiled.bootstrap
 
     def can_warm_up(self, values: Values) -> bool:
         """Whether everything that acting takes is there before the iteration begins."""
@@ -152,38 +126,52 @@ class HostUnroll:
     def warm_up(self, values: Values) -> None:
         """Compiles the acting programs by one call of each; nothing is kept of it."""
         actor = self._actor(values)
-        inputs = [values[v.id] for v in self._unroll.inputs]
-        acting, rows = self._acting, self._rows[0]
+        inputs = self._taken(values)
+        acting, rows = self._acting, self._rows()
         weights = acting.weights(self._unroll.act_inputs(inputs))
         reward = [_as_host(actor.timestep.reward)] if acting.rewarded else []
         last = [*reward, *rows.begins[0]]
         acting.call(weights, actor.carry, rows.seen[0], last, actor.keys, np.int32(0))
+        self._warm_up_bootstrap(inputs, actor)
+        self._free.append(rows)
+
+    def _warm_up_bootstrap(self, inputs: list[Any], actor: ActorState) -> None:
         if self._bootstrap is not None:
             at = jax.tree.map(_as_host, actor.timestep)
             self._bootstrap(self._unroll.bootstrap_inputs(inputs), actor.carry, at)
 
-    def run(self, values: Values) -> None:
-        """`length` steps of every environment; puts the trajectory and the actors' state."""
+    def run(self, values: Values) -> Callable[[], None]:
+        """`length` steps of every environment; puts the trajectory and the actors' state.
+
+        Returns what to call when the trajectory has been read and may be written again.
+        """
         unroll = self._unroll
         actor = self._actor(values)
-        if self._stepper is None:
-            self._stepper = self._make_stepper(actor.env, actor.keys)
-        self._stepper.state = actor.env
-        inputs = [values[v.id] for v in unroll.inputs]
-        self._rows.reverse()
-        rows = self._rows[0]
-        after = self._steps(inputs, actor, rows)
+        rows = self._free.pop() if self._free else self._rows()
+        after = self._steps(self._taken(values), actor, rows)
         episodes, after = _count_episodes(rows.trajectory, after)
         made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]
         values.update(zip((v.id for v in unroll.outputs), made, strict=True))
+        return partial(self._free.append, rows)
+
+    def _rows(self) -> Rows:
+        rows = Rows(self._unroll)
+        rows.show(self._acting)
+        return rows
+
+    def _taken(self, values: Values) -> list[Any]:
+        inputs = [values[v.id] for v in self._unroll.inputs]
+        return inputs if self._device is None else [to_device(x, self._device) for x in inputs]
 
     def _actor(self, values: Values) -> ActorState:
         return self._graph.actor.tree.unflatten([values[v.id] for v in self._unroll.actor_inputs])
 
     def _steps(self, inputs: list[Any], actor: ActorState, rows: Rows) -> ActorState:
         """The loop. Observations go straight into their row, and actors see that row."""
-        unroll, stepper, act = self._unroll, self._stepper, self._acting.call
+        unroll, stepper, act = self._unroll, self._stage.stepper, self._acting.call
         assert stepper is not None
+        stepper.state = actor.env
+        watch = self._watch
         length, clock, some = unroll.length, time.perf_counter, np.count_nonzero
         weights, rewarded = self._acting.weights(unroll.act_inputs(inputs)), self._acting.rewarded
         keys, observations, seen, begins = actor.keys, rows.observations, rows.seen, rows.begins
@@ -211,7 +199,7 @@ class HostUnroll:
             between = clock()
             acting += between - began
             after = stepper.step(action, start + t)
-            began = clock()
+            began = watch.since = clock()
             stepping += began - between
             reward = after.reward
             rewards[t] = reward
@@ -232,6 +220,8 @@ class HostUnroll:
                 firsts[t + 1] = after.first
         observation = jax.tree.map(np.copy, after.observation)
         following = _timestep(observation, reward, np.copy(after.first))
+        for i, buffer in rows.last:
+            buffer[0] = jax.tree.leaves(following)[i]
         if rows.bootstrap:
             ongoing = np.logical_not(truncations[-1])
             self._write_bootstrap(rows, length - 1, inputs, carry, following, ongoing)
@@ -248,14 +238,6 @@ class HostUnroll:
         for i, buffer in rows.bootstrap:
             chosen = mask.reshape(mask.shape + (1,) * (found[i].ndim - 1))
             buffer[t] = np.where(chosen, found[i], buffer[t])
-
-    def _compile_bootstrap(self) -> Callable[..., Any] | None:
-        inner = self._unroll.bootstrap
-        if inner is None:
-            return None
-        assert inner.program is not None
-        function = jaxpr_as_fun(inner.program)
-        return jax.jit(lambda inputs, carry, at: function(*inputs, *jax.tree.leaves((carry, at))))
 
 
 def _timestep(observation: Any, reward: Any, first: Any) -> Timestep:
@@ -296,9 +278,3 @@ def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[Episodes, Acto
         lengths[i] += rows.valid[start[i] :, i].sum()
     episodes = Episodes(count, ended_returns, ended_lengths)  # type: ignore[arg-type]
     return episodes, actor._replace(episode_return=returns, episode_length=lengths)
-
-
-def initial_observation(env: HostEnv, keys: jax.Array) -> Any:
-    """Resets host environments, each with a seed drawn from its own key."""
-    bits = np.asarray(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))
-    return jax.tree.map(np.copy, env.reset([int(word) >> 1 for word in bits]))

@@ -5,18 +5,29 @@
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from dovetail.envs import batched
 from dovetail.envs.interface import JaxEnv
 from dovetail.graph.ir import Fragment, Graph, Unroll
-from dovetail.graph.primitives import REPLICA_AXIS
+from dovetail.graph.primitives import ENVIRONMENT_AXIS, REPLICA_AXIS
 from dovetail.graph.unroll import ActorState, unroll_scan
+from dovetail.runtime.placing import (
+    BY_ENVIRONMENT,
+    PER_REPLICA,
+    WHOLE,
+    Device,
+    mesh_of,
+    replicated,
+    split_over,
+    to_device,
+)
 
 Values = dict[int, Any]
 """The arrays of a running iteration, by their values' numbers."""
@@ -24,26 +35,179 @@ Leaves = list[jax.Array]
 
 
 class FragmentProgram:
-    """One fragment, compiled alone."""
+    """One fragment, compiled alone; what several actors sent is joined inside the program."""
 
-    def __init__(self, fragment: Fragment) -> None:
+    def __init__(self, fragment: Fragment, pieces: int = 1, device: Device | None = None):
         self.name = fragment.name
         self._inputs = [value.id for value in fragment.inputs]
         self._outputs = [value.id for value in fragment.outputs]
-        self._call: Callable[..., Any] = jax.jit(jaxpr_as_fun(fragment.program))
+        self._device = device
+        function = jaxpr_as_fun(fragment.program)
+        arrivals = fragment.arrivals
+
+        def joined(*inputs: Any) -> Any:
+            return function(*map(_join, arrivals, inputs))
+
+        self._call: Callable[..., Any] = jax.jit(joined)
         self._shapes = [
-            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in fragment.program.jaxpr.invars
+            _sent(var.aval, how, pieces)
+            for var, how in zip(fragment.program.jaxpr.invars, arrivals, strict=True)
         ]
 
     def compile(self) -> None:
         """Compiles by one call on zeros: jit's own way in is faster than a program made ahead."""
-        jax.block_until_ready(self._call(*[jnp.zeros(s.shape, s.dtype) for s in self._shapes]))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self._shapes)
+        if self._device is not None:
+            zeros = jax.device_put(zeros, self._device)
+        jax.block_until_ready(self._call(*zeros))
 
     def run(self, values: Values) -> None:
         """Takes its inputs from `values` and puts its outputs there."""
-        outputs = self._call(*[values[number] for number in self._inputs])
-        jax.block_until_ready(outputs[0])  # so that its time is counted here
+        inputs = [values[number] for number in self._inputs]
+        if self._device is not None:
+            inputs = jax.tree.map(partial(to_device, device=self._device), inputs)
+        outputs = self._call(*inputs)
+        jax.block_until_ready(outputs)  # so that its time is counted here
         values.update(zip(self._outputs, outputs, strict=True))
+
+
+class ReplicatedProgram:
+    """One learner fragment on several devices: gathered arrays split among them by environment,
+    the learner's state whole on each, `mean` a collective."""
+
+    def __init__(self, fragment: Fragment, graph: Graph, devices: Sequence[Device]) -> None:
+        self.name = fragment.name
+        self._inputs = [value.id for value in fragment.inputs]
+        self._outputs = [value.id for value in fragment.outputs]
+        self._arrivals = fragment.arrivals
+        self._mesh = mesh_of(devices)
+        self._avals: list[Any] = [var.aval for var in fragment.program.jaxpr.invars]
+        self._pieces = graph.pieces
+        metrics = {value.id for _, value in graph.metrics}
+        shared = {value.id for slot in (graph.state.inputs, graph.state.outputs) for value in slot}
+        shared |= metrics | {v.id for edge in graph.edges for v in edge.values}
+        inward = [self._spec(value.id, how, shared) for value, how in self._arriving(fragment)]
+        outward = [self._spec(value.id, None, shared) for value in fragment.outputs]
+        function = jaxpr_as_fun(fragment.program)
+
+        def replica(*inputs: jax.Array) -> list[jax.Array]:
+            own = [
+                x[0] if spec == PER_REPLICA else x for x, spec in zip(inputs, inward, strict=True)
+            ]
+            made = function(*own)
+            return [
+                x[None] if spec == PER_REPLICA else _averaged(x) if number in metrics else x
+                for x, spec, number in zip(made, outward, self._outputs, strict=True)
+            ]
+
+        sharded = jax.shard_map(
+            replica,
+            mesh=self._mesh,
+            in_specs=tuple(inward),
+            out_specs=outward,
+            check_vma=False,
+        )
+
+        def joined(*inputs: Any) -> Any:
+            pairs = zip(self._arrivals, inputs, strict=True)
+            return sharded(*[_join(how, x) if how == "reduce" else x for how, x in pairs])
+
+        self._call: Callable[..., Any] = jax.jit(joined)
+
+    def _arriving(self, fragment: Fragment) -> list[tuple[Any, str | None]]:
+        return list(zip(fragment.inputs, fragment.arrivals, strict=True))
+
+    @staticmethod
+    def _spec(number: int, how: str | None, shared: set[int]) -> PartitionSpec:
+        if how == "gather":
+            return BY_ENVIRONMENT
+        return WHOLE if how == "reduce" or number in shared else PER_REPLICA
+
+    def compile(self) -> None:
+        """Compiles by one call on zeros."""
+        replicas = self._mesh.size
+        values: Values = {}
+        for number, how, aval in zip(self._inputs, self._arrivals, self._avals, strict=True):
+            sent = _sent(aval, how, self._pieces)
+            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sent)
+            if how is not None:
+                whole = zero if isinstance(zero, list) else [zero]
+                zero = whole * replicas
+            values[number] = zero
+        self.run(values)
+
+    def run(self, values: Values) -> None:
+        """Takes its inputs from `values` and puts its outputs there."""
+        inputs = [
+            self._placed(values[number], how)
+            for number, how in zip(self._inputs, self._arrivals, strict=True)
+        ]
+        outputs = self._call(*inputs)
+        jax.block_until_ready(outputs)
+        values.update(zip(self._outputs, outputs, strict=True))
+
+    def _placed(self, value: Any, how: str | None) -> Any:
+        if how == "gather":
+            return split_over(value, self._mesh)
+        if how == "reduce":
+            return [replicated(piece, self._mesh) for piece in value]
+        if isinstance(value, jax.Array) and value.sharding.device_set == set(
+            self._mesh.devices.flat
+        ):
+            return value
+        return replicated(value, self._mesh)
+
+
+class UnrollProgram:
+    """An unroll compiled whole: acting and environment in one scan."""
+
+    def __init__(
+        self, unroll: Unroll, env: JaxEnv, graph: Graph, device: Device | None = None
+    ) -> None:
+        self.name = unroll.name
+        self._inputs = [value.id for value in unroll.inputs + unroll.actor_inputs]
+        kept = [v for v, live in zip(unroll.trajectory, unroll.live, strict=True) if live]
+        self._outputs = [v.id for v in (*kept, *unroll.actor_outputs, *unroll.episodes)]
+        self._device = device
+
+        def call(*inputs: Any) -> list[Any]:
+            values: Values = dict(zip(self._inputs, inputs, strict=True))
+            run_unroll(unroll, env, graph, values)
+            return [values[number] for number in self._outputs]
+
+        self._call = jax.jit(call)
+
+    def run(self, values: Values) -> None:
+        """`length` steps of every environment."""
+        inputs = [values[number] for number in self._inputs]
+        if self._device is not None:
+            inputs = [to_device(x, self._device) for x in inputs]
+        outputs = self._call(*inputs)
+        jax.block_until_ready(outputs)
+        values.update(zip(self._outputs, outputs, strict=True))
+
+
+def _sent(aval: Any, how: str | None, pieces: int) -> Any:
+    """The shapes that arrive for a program's input: a list of them if several actors send."""
+    if how is None or pieces == 1:
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    shape = list(aval.shape)
+    if how == "gather":
+        shape[ENVIRONMENT_AXIS] //= pieces
+    return [jax.ShapeDtypeStruct(tuple(shape), aval.dtype)] * pieces
+
+
+def _join(how: str | None, value: Any) -> Any:
+    """What the actors sent as one array: joined by environment, or averaged."""
+    if not isinstance(value, list):
+        return value
+    if how == "gather":
+        return jnp.concatenate(value, axis=ENVIRONMENT_AXIS)
+    return (sum(value[1:], start=value[0]) / len(value)).astype(value[0].dtype)
+
+
+def _averaged(metric: jax.Array) -> jax.Array:
+    return jax.lax.pmean(metric, REPLICA_AXIS)
 
 
 def act_function(unroll: Unroll, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -135,8 +299,7 @@ def over_seeds(program: Callable[..., Any]) -> Callable[..., Any]:
 
 def over_devices(program: Callable[..., Any], devices: Sequence[Any]) -> Callable[..., Any]:
     """The program on several devices: environments split, the learner's state replicated."""
-    mesh = Mesh(list(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
-    whole, split = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+    mesh = mesh_of(devices)
 
     def replica(state: Leaves, actor: Leaves, count: jax.Array) -> tuple[Any, ...]:
         state, actor, metrics, episodes = program(state, actor, count)
@@ -145,7 +308,7 @@ def over_devices(program: Callable[..., Any], devices: Sequence[Any]) -> Callabl
     return jax.shard_map(
         replica,
         mesh=mesh,
-        in_specs=(whole, split, whole),
-        out_specs=(whole, split, whole, split),
+        in_specs=(WHOLE, PER_REPLICA, WHOLE),
+        out_specs=(WHOLE, PER_REPLICA, WHOLE, PER_REPLICA),
         check_vma=False,
     )

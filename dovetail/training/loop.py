@@ -1,12 +1,13 @@
 """The training loop: dispatches iterations, and looks at each report while the next one runs.
 
-With a compiled loop one dispatch is in flight, never two: metrics, checkpoints and evaluations of
-the one before are dealt with meanwhile. Nothing is saved before its metrics were seen to be finite.
+One dispatch is in flight, never two: metrics, checkpoints and evaluations of the one before are
+dealt with meanwhile. Nothing is saved before its metrics were seen to be finite.
 """
 
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 from dovetail.checkpoint import Checkpoints
 from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation
-from dovetail.runtime.local import Report, Runtime
+from dovetail.runtime.local import Runtime
+from dovetail.runtime.report import Pending, Report
 from dovetail.settings import Settings
 from dovetail.telemetry.progress import Progress
 from dovetail.telemetry.sinks import Recorder
@@ -51,7 +53,8 @@ class Snapshot:
     """States between two iterations, whose metrics were all finite."""
 
     state: Any
-    actor: Any
+    actor: Callable[[], Any]
+    """Puts the actors' state together."""
     updates: int
     env_steps: int
 
@@ -62,6 +65,7 @@ class Loop:
     def __init__(
         self,
         runtime: Runtime,
+        start: Snapshot,
         reached: Reached,
         settings: Settings,
         *,
@@ -75,7 +79,7 @@ class Loop:
         self.threshold = threshold
         self.training_seconds = 0.0
         self.evaluation: Evaluation | None = None
-        self.good = Snapshot(runtime.state, runtime.actor, reached.updates, reached.env_steps)
+        self.good = start
         self._acting = acting
         self._began = began
         self._start_steps = self._steps_taken = reached.env_steps
@@ -100,27 +104,26 @@ class Loop:
         self._meta = meta
         started = last_report = time.perf_counter()
         last_checkpoint = last_evaluation = started
-        ahead: tuple[Report, Snapshot] | None = None
-        dispatched = self.reached.updates
+        ahead: Pending | None = None
+        dispatched = done = self.reached.updates
         self._speed.append((started, self.reached.env_steps))
         while True:
-            following: tuple[Report, Snapshot] | None = None
+            # What waited for a running program could hold the threads that it needs.
+            report = ahead.wait() if ahead is not None else None
+            ahead = None
             if dispatched < total and not stop:
                 count = min(self._chunk, total - dispatched)
-                if ahead is not None:
-                    # What waited for a running program could hold the threads that it needs.
-                    jax.block_until_ready(ahead[0].metrics)
-                report = self.runtime.advance(count)
+                ahead = self.runtime.advance(count)
                 dispatched += count
-                following = report, self._snapshot(dispatched, dispatched * per_iteration)
-                if not self.runtime.asynchronous:
-                    ahead, following = following, None
-            if ahead is None and following is None:
+            if report is None and ahead is None:
                 break
-            if ahead is not None:
-                row = self._digest(*ahead)
+            if report is not None:
+                done += report.iterations
+                for notice in report.notices:
+                    progress.message(notice)
+                row = self._digest(report, done, done * per_iteration)
                 now = time.perf_counter()
-                self._adapt(ahead[0].iterations, now - last_report)
+                self._adapt(report.iterations, now - last_report)
                 last_report = now
                 self.training_seconds = now - started
                 self._collect(evaluations, row)
@@ -134,14 +137,10 @@ class Loop:
                     last_checkpoint = now
                 if self._solved:  # what is ahead of the state that reached the goal is dropped
                     break
-            ahead = following
-
-    def _snapshot(self, updates: int, env_steps: int) -> Snapshot:
-        return Snapshot(self.runtime.state, self.runtime.actor, updates, env_steps)
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
-        tree = {"state": self.good.state, "actor": self.good.actor}
+        tree = {"state": self.good.state, "actor": self.good.actor()}
         meta = {
             **self._meta,
             "updates": self.reached.updates,
@@ -167,8 +166,9 @@ class Loop:
         """Whether the goal was reached."""
         return self._solved
 
-    def _digest(self, report: Report, snapshot: Snapshot) -> dict[str, float]:
-        """Waits for a report, checks it, and makes the row of metrics from it."""
+    def _digest(self, report: Report, updates: int, env_steps: int) -> dict[str, float]:
+        """Checks a report, and makes the row of metrics from it."""
+        snapshot = Snapshot(report.state, report.actor, updates, env_steps)
         means = {
             name: np.asarray(total) / report.iterations for name, total in report.metrics.items()
         }
@@ -178,7 +178,7 @@ class Loop:
         self.reached.env_steps = self._steps_taken = snapshot.env_steps
         row = {"time_s": self.elapsed, "env_steps": float(self.reached.env_steps)}
         row["updates"] = float(snapshot.updates)
-        row |= self._episode_row(report) | _columns(means)
+        row |= self._episode_row(report) | _columns(means) | report.measures
         now = time.perf_counter()
         self._speed.append((now, self.reached.env_steps))
         before, steps = self._speed[0]
@@ -197,7 +197,7 @@ class Loop:
         first, last = self.good.updates + 1, snapshot.updates
         when = f"in update {last}" if first == last else f"between updates {first} and {last}"
         raise Diverged(
-            f"Training diverged: {what} {when}; {self._suspect(snapshot.actor)}try a lower "
+            f"Training diverged: {what} {when}; {self._suspect(snapshot.actor())}try a lower "
             f"--learning-rate, a lower --max-grad-norm, or normalised observations and rewards."
         )
 

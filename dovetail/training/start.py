@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail.algorithm import Algorithm
 from dovetail.envs import batched
-from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.envs.interface import JaxEnv
 from dovetail.graph.trace import abstract_actor
 from dovetail.graph.unroll import ActorState, environment_keys, initial_actor
 from dovetail.keys import seed_key
-from dovetail.runtime.host import initial_observation
 
 
 def enable_compile_cache() -> None:
@@ -30,17 +30,20 @@ def enable_compile_cache() -> None:
 
 
 def first_state(
-    algorithm: Algorithm, env: JaxEnv | HostEnv, num_envs: int, seed: int, seeds: int
+    algorithm: Algorithm, env: JaxEnv | None, num_envs: int, seed: int, seeds: int = 1
 ) -> tuple[Any, ActorState]:
     """The learner's and the actors' state before the first iteration.
 
-    With several seeds every leaf has a leading axis of seeds.
+    `env` is None for host environments: what they show is zero until they are reset. With several
+    seeds every leaf has a leading axis of seeds.
     """
-    if isinstance(env, HostEnv):
+    if env is None:
         keys, state = _compiled(lambda key: _keys_and_state(algorithm, num_envs, key))(
             seed_key(seed)
         )
-        observation = initial_observation(env, keys)
+        observation = jax.tree.map(
+            lambda s: np.zeros((num_envs, *s.shape), s.dtype), algorithm.task.env.observation
+        )
         return state, initial_actor((), observation, algorithm.initial_carry(), keys)
     one = partial(_traced_state, algorithm, env, num_envs)
     if seeds == 1:
@@ -48,11 +51,9 @@ def first_state(
     return _compiled(jax.vmap(one))(jax.vmap(seed_key)(seed + jnp.arange(seeds)))
 
 
-def shapes(
-    algorithm: Algorithm, env: JaxEnv | HostEnv, num_envs: int, seeds: int
-) -> tuple[Any, Any]:
+def shapes(algorithm: Algorithm, env: JaxEnv | None, num_envs: int, seeds: int) -> tuple[Any, Any]:
     """The shapes of the first state, found without computing it."""
-    if isinstance(env, HostEnv):
+    if env is None:
         task = dataclasses.replace(algorithm.task, num_envs=num_envs)
         state = jax.eval_shape(algorithm.init, seed_key(0))
         return state, abstract_actor(algorithm, task, None)
@@ -80,8 +81,6 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def restarted(actor: ActorState, env: HostEnv, updates: int) -> ActorState:
-    """The actors' state with host environments at the start of new episodes: a resumed run."""
-    keys = jax.vmap(jax.random.fold_in, (0, None))(actor.keys, updates)
-    fresh = initial_actor((), initial_observation(env, keys), (), actor.keys)
-    return fresh._replace(carry=actor.carry, step=actor.step)
+def resumed_keys(actor: ActorState, updates: int) -> jax.Array:
+    """The keys by which host environments begin new episodes in a resumed run."""
+    return jax.vmap(jax.random.fold_in, (0, None))(actor.keys, updates)

@@ -9,12 +9,10 @@ from typing import Any
 
 from dovetail.algorithm import Algorithm, Task
 from dovetail.checkpoint import Checkpoints
-from dovetail.envs.interface import HostEnv, JaxEnv
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, check_option
 from dovetail.evaluation import Evaluator
 from dovetail.explanation import Explanation
-from dovetail.plan.ir import LinkKind
 from dovetail.planning import Planned, plan_for, prepare_backend, resolve_policy
 from dovetail.policies.interface import Policy
 from dovetail.run import Run
@@ -25,8 +23,8 @@ from dovetail.telemetry.sinks import CsvSink, Recorder, TensorBoardSink
 from dovetail.training.config import describe, rebuild_all
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.finish import finish
-from dovetail.training.loop import Diverged, Loop, Reached
-from dovetail.training.start import enable_compile_cache, first_state, restarted, shapes
+from dovetail.training.loop import Diverged, Loop, Reached, Snapshot
+from dovetail.training.start import enable_compile_cache, first_state, resumed_keys, shapes
 from dovetail.training.stopping import Stop, stopping
 
 
@@ -92,8 +90,7 @@ def _plan(
 ) -> Planned:
     planned = plan_for(algorithm, env, policy, steps)
     plan = planned.plan
-    fused = all(link.kind is LinkKind.FUSED for link in plan.links)
-    if settings.seeds > 1 and not (fused and plan.replicas == 1):
+    if settings.seeds > 1 and not (plan.fused and plan.replicas == 1):
         raise UserError(
             f"--seeds {settings.seeds} trains several seeds as one compiled batch, which needs "
             f"--policy fused on one device; this plan is {plan.policy} on {plan.replicas}."
@@ -126,7 +123,7 @@ class _Start:
     def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
         env, plan = self.planned.env, self.planned.plan
-        task = Task(env.spec, plan.num_envs, self.config["steps"])
+        task = Task(env.spec, plan.update_envs, self.config["steps"])
         with ExitStack() as stack:
             progress = make_progress(self.settings.display, self.config["steps"])
             stack.callback(progress.close)
@@ -135,8 +132,7 @@ class _Start:
             stack.callback(checkpoints.close)
             bound = self.algorithm.bind(task)
             try:
-                stepped = self._make_env(stack)
-                loop = self._loop(bound, stepped, checkpoints, restore)
+                loop = self._loop(bound, checkpoints, restore, stack)
             except Exception as error:
                 if stop:  # environments in processes of their own may be stopped before us
                     raise stop.stopped("before training began.") from error
@@ -187,24 +183,17 @@ class _Start:
         what = f"{plan.algorithm} on {plan.env}, {plan.policy}, {plan.num_envs} environments"
         return what if self.settings.seeds == 1 else f"{what}, {self.settings.seeds} seeds"
 
-    def _make_env(self, stack: ExitStack) -> JaxEnv | HostEnv:
-        env = self.planned.env
-        if env.jax is not None:
-            return env.jax
-        assert env.host is not None
-        made = env.host(self.planned.plan.num_envs)
-        stack.callback(made.close)
-        return made
-
     def _loop(
-        self, algorithm: Algorithm, env: JaxEnv | HostEnv, checkpoints: Checkpoints, restore: bool
+        self, algorithm: Algorithm, checkpoints: Checkpoints, restore: bool, stack: ExitStack
     ) -> Loop:
-        plan, settings = self.planned.plan, self.settings
-        runtime = Runtime(self.planned.graph, plan, env, settings.seeds)
-        runtime.prepare(*shapes(algorithm, env, plan.num_envs, settings.seeds))
+        plan, settings, env = self.planned.plan, self.settings, self.planned.env
+        runtime = Runtime(self.planned.graph, plan, env, settings.seeds, settings.patience)
+        stack.callback(runtime.close)
+        runtime.prepare(*shapes(algorithm, env.jax, plan.num_envs, settings.seeds))
         state, actor = first_state(
-            algorithm, env, plan.num_envs, self.config["seed"], settings.seeds
+            algorithm, env.jax, plan.num_envs, self.config["seed"], settings.seeds
         )
+        keys = None
         reached = Reached()
         if restore:
             expect = {"algorithm": self.config["algorithm"], "options": self.config["options"]}
@@ -215,11 +204,11 @@ class _Start:
             )
             self._refuse_finished(reached)
             self.run.write_json("config.json", self.config)  # perhaps with another total
-            if isinstance(env, HostEnv):
-                actor = restarted(actor, env, reached.updates)
-        runtime.load(state, actor)
+            keys = resumed_keys(actor, reached.updates) if env.jax is None else None
+        actor = runtime.load(state, actor, episode_keys=keys, turn=reached.updates)
         return Loop(
             runtime,
+            Snapshot(state, lambda: actor, reached.updates, reached.env_steps),
             reached,
             settings,
             threshold=self.config["threshold"],

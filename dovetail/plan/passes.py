@@ -1,0 +1,100 @@
+"""What is done to every policy's placement, in one ordered list.
+
+A policy says where fragments go; what follows from that is worked out here, once, for all policies:
+which kind of link carries each edge, and what a reader of the plan should be told.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from dovetail.graph.ir import Fragment, Graph
+from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Resources, WorkerKind
+
+STATE = "state"
+"""The source of what the learner's state sends before any fragment has run."""
+
+
+def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
+    """Gives every edge the cheapest link that its two ends allow."""
+    acting = {unroll.name: f"{unroll.name}.act" for unroll in graph.unrolls}
+    links: list[Link] = []
+    for edge in graph.edges:
+        source = acting.get(edge.source, edge.source)
+        for name in edge.targets:
+            target = acting.get(name, name)
+            kind = _kind(plan, graph, source, target)
+            links.append(Link(edge.boundary, source, target, kind, edge.nbytes, plan.joined))
+    for unroll in graph.unrolls:
+        act, step = f"{unroll.name}.act", f"{unroll.name}.step"
+        shares = max(1, len(plan.instances_of(step)) // max(1, plan.actors))
+        calls = unroll.length * plan.joined * shares
+        kind = _kind(plan, graph, act, step)
+        if unroll.step.program is None and kind is LinkKind.FUSED:
+            kind = LinkKind.HANDOFF
+        for boundary, ends, nbytes in zip(
+            ("action", "observation"),
+            ((act, step), (step, act)),
+            unroll.per_step_bytes,
+            strict=True,
+        ):
+            links.append(Link(boundary, *ends, kind, nbytes // shares, calls))
+    return replace(plan, links=tuple(links))
+
+
+def _kind(plan: Plan, graph: Graph, source: str, target: str) -> LinkKind:
+    joined = pairs(plan, graph, source, target)
+    workers = {end.worker for pair in joined for end in pair}
+    known = {worker.name: worker for worker in plan.workers}
+    kinds = {known[name].kind for name in workers if name in known}
+    if WorkerKind.PROCESS in kinds:
+        return LinkKind.SHARED_MEMORY
+    if any(one.worker != other.worker for one, other in joined):
+        return LinkKind.QUEUE
+    fused = joined and all(known[name].fused for name in workers if name in known)
+    return LinkKind.FUSED if fused else LinkKind.HANDOFF
+
+
+def pairs(plan: Plan, graph: Graph, source: str, target: str) -> list[tuple[Instance, Instance]]:
+    """The instances at a link's two ends that exchange something: of one copy, if copied."""
+    sources = _learners(plan, graph) if source == STATE else plan.instances_of(source)
+    return [
+        (one, other)
+        for one in sources
+        for other in plan.instances_of(target)
+        if one.envs is None or other.envs is None or _overlap(one.envs, other.envs)
+    ]
+
+
+def _learners(plan: Plan, graph: Graph) -> list[Instance]:
+    names = [n.name for n in graph.nodes if isinstance(n, Fragment) and n.side == "learner"]
+    return [instance for name in names for instance in plan.instances_of(name)]
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def tell(plan: Plan, graph: Graph, resources: Resources) -> Plan:
+    """Adds what a reader should know of the plan, after the policy's own notes."""
+    return replace(plan, notes=(*plan.notes, *_told(plan, graph, resources)))
+
+
+def _told(plan: Plan, graph: Graph, resources: Resources) -> Iterator[str]:
+    if plan.staleness:
+        how = "exactly" if plan.ordered else "at most"
+        yield (
+            f"trajectories are {how} {plan.staleness} versions old when they are learned from; "
+            f"{graph.algorithm} corrects for {graph.correction}"
+        )
+    if plan.replicas > 1:
+        devices = ", ".join(str(d) for w in plan.workers if len(w.devices) > 1 for d in w.devices)
+        yield f"mean is an all-reduce over devices {devices}"
+    if len(plan.workers) > resources.cores:
+        yield f"{len(plan.workers)} workers share {resources.cores} cores"
+
+
+PASSES: tuple[Callable[[Plan, Graph, Resources], Plan], ...] = (
+    carry_edges,  # needs only the placement
+    tell,  # last: speaks of what the others did
+)
+"""In this order: a pass may rely on those before it."""

@@ -1,0 +1,70 @@
+"""ActorLearner: N actors with their own copy of the weights, one learner; IMPALA, Acme, Ape-X.
+
+With a staleness bound of 0 the actors wait for the learner and it for all of them, and the result
+is that of one process. With a larger bound actors go on while the learner learns: it takes what has
+arrived, so a slow actor or a long episode holds up nobody, and no actor starts an unroll that would
+be too old when it is learned from.
+"""
+
+from dataclasses import dataclass
+
+from dovetail.errors import check_option
+from dovetail.graph.ir import Graph
+from dovetail.plan.ir import Plan, Resources, Worker, WorkerKind
+from dovetail.policies.interface import (
+    Policy,
+    Split,
+    environment_worker,
+    is_traced,
+    on_actor,
+    on_environment,
+    on_learner,
+    shares,
+    staleness_of,
+)
+
+
+@dataclass(frozen=True)
+class ActorLearner(Policy):
+    """Actors in threads of their own, one learner; synchronous or asynchronous."""
+
+    envs: int = 16
+    """Environments stepped side by side, over all actors."""
+    actors: int = 2
+    """Threads that act, each with an equal share of the environments."""
+    staleness: int | None = None
+    """The most versions that a trajectory may be behind: 0 is synchronous. 2 unless given, or as
+    many as the algorithm bears."""
+    processes: bool | None = None
+    """Whether each actor's environments step in a process of their own. By default where they are
+    written in Python."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_option("actors", self.actors, self.actors >= 1, "1 or more")
+        bound = self.staleness
+        check_option("staleness", bound, bound is None or bound >= 0, "0 or more")
+
+    @property
+    def split(self) -> Split:
+        """An update takes as many unrolls as there are actors."""
+        return Split(actors=self.actors, joined=self.actors)
+
+    @property
+    def traced_envs(self) -> bool:
+        """Host environments are preferred where there is a choice."""
+        return False
+
+    def plan(self, graph: Graph, resources: Resources) -> Plan:
+        """A worker for the learner, one for each actor, one for its environments if need be."""
+        bound = staleness_of(graph, self.staleness, 2)
+        workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
+        for i, share in enumerate(shares(0, self.envs, self.actors, "actors")):
+            actor, steps = f"actor-{i}", f"actor-{i}"
+            workers.append(Worker(actor, (0,), fused=is_traced(graph)))
+            stepping = environment_worker(graph, f"environments-{i}", self.processes)
+            if stepping.kind is WorkerKind.PROCESS:
+                workers.append(stepping)
+                steps = stepping.name
+            placed += on_actor(graph, actor, share) + on_environment(graph, steps, share)
+        return self.place(graph, workers, placed, staleness=bound, ordered=bound == 0)

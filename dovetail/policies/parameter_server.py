@@ -1,0 +1,63 @@
+"""ParameterServer: workers send gradients, one master applies them; A3C, MSRL's Central.
+
+The algorithm computes its gradients on the actor's side and crosses with `reduce`. Synchronous, the
+master averages one gradient of every worker per update; asynchronous, it applies each as it comes.
+"""
+
+from dataclasses import dataclass
+
+from dovetail.errors import UserError, check_option
+from dovetail.graph.ir import Graph
+from dovetail.plan.ir import Plan, Resources, Worker
+from dovetail.policies.interface import (
+    Policy,
+    Split,
+    is_traced,
+    on_actor,
+    on_environment,
+    on_learner,
+    shares,
+)
+
+
+@dataclass(frozen=True)
+class ParameterServer(Policy):
+    """Gradients from many workers, applied by one master."""
+
+    envs: int = 16
+    """Environments stepped side by side, over all workers."""
+    workers: int = 2
+    """Workers that act and compute gradients, each with an equal share of the environments."""
+    synchronous: bool = False
+    """Whether the master averages a gradient of each worker, rather than apply them one by one."""
+    staleness: int | None = None
+    """The most versions that a gradient may be behind when it is applied, if not synchronous.
+    Twice the number of workers unless given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_option("workers", self.workers, self.workers >= 1, "1 or more")
+        bound = self.staleness
+        check_option("staleness", bound, bound is None or bound >= 1, "1 or more")
+
+    @property
+    def split(self) -> Split:
+        """One gradient makes an update, or one of each worker."""
+        return Split(actors=self.workers, joined=self.workers if self.synchronous else 1)
+
+    def plan(self, graph: Graph, resources: Resources) -> Plan:
+        """A worker for the master, one for each source of gradients."""
+        gathered = next((edge for edge in graph.edges if edge.boundary == "gather"), None)
+        if gathered is not None:
+            raise UserError(
+                f"ParameterServer's workers send gradients (rl.reduce), but {graph.algorithm} "
+                f"sends whole trajectories (rl.gather at {gathered.where}): use --policy "
+                f"actor-learner, or an algorithm such as a3c."
+            )
+        workers, placed = [Worker("master", (0,))], on_learner(graph, "master")
+        for i, share in enumerate(shares(0, self.envs, self.workers, "workers")):
+            workers.append(Worker(f"worker-{i}", (0,), fused=is_traced(graph)))
+            placed += on_actor(graph, f"worker-{i}", share)
+            placed += on_environment(graph, f"worker-{i}", share)
+        bound = 0 if self.synchronous else self.staleness or 2 * self.workers
+        return self.place(graph, workers, placed, staleness=bound, ordered=self.synchronous)

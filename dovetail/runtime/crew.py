@@ -1,0 +1,394 @@
+"""Runs the workers of a plan on this machine, and looks after them.
+
+If one worker does everything but stepping, it runs in the caller's thread; otherwise each worker
+has a thread of its own. Environments and actors that fail are set up again, with a limit and a
+growing pause; a learner that fails ends the run. Who waits hears who failed, and with what.
+"""
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.algorithm import Timestep
+from dovetail.envs.resolve import Env
+from dovetail.errors import UserError
+from dovetail.graph.ir import Graph
+from dovetail.graph.unroll import ActorState
+from dovetail.plan.ir import Plan
+from dovetail.runtime.exchange import Closed, Parcel, staleness_counts
+from dovetail.runtime.inference import BatchedUnroll
+from dovetail.runtime.placing import to_device
+from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, Values
+from dovetail.runtime.report import Report, sums
+from dovetail.runtime.schedule import Crew
+from dovetail.runtime.worker import Turn, Worker
+
+RESTARTS = 5
+"""How often a worker is set up again before its failure ends the run."""
+CALM_SECONDS = 60.0
+"""After so long without a failure a worker's restarts are forgotten."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds before a restart: doubled from one to the next."""
+LOOK_SECONDS = 0.25
+"""How often who waits looks at whether a worker has failed."""
+JOIN_SECONDS = 10.0
+"""How long a worker's thread is waited for at the end."""
+
+
+class WorkerFailed(UserError):
+    """A worker raised something; `__cause__` is what."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One update, as the learner's worker leaves it."""
+
+    metrics: list[Any]
+    episodes: list[Any]
+    state: list[Any]
+    actor: list[list[Any]]
+    """Of each copy."""
+    staleness: list[int]
+
+
+class Restarts:
+    """How often something was set up again, and how long to pause before the next time."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._recent = 0
+        self._last = -CALM_SECONDS
+
+    def allowed(self) -> bool:
+        """Counts a failure; False if there were too many."""
+        now = time.monotonic()
+        self._recent = 1 if now - self._last > CALM_SECONDS else self._recent + 1
+        self._last = now
+        self.total += 1
+        return self._recent <= RESTARTS
+
+    def pause(self) -> float:
+        """Seconds to wait."""
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._recent - 1))
+
+
+class CrewRun:
+    """Workers in threads, or one in the caller's."""
+
+    def __init__(self, graph: Graph, plan: Plan, env: Env, patience: float) -> None:
+        self._graph, self._plan, self._env = graph, plan, env
+        self._patience = patience
+        self._crew = Crew(graph, plan, env)
+        self._restarts = {worker.name: Restarts() for worker in self._crew.workers}
+        self._records: SimpleQueue[Record] = SimpleQueue()
+        self._limit = self._done = 0
+        self._may_go_on = threading.Condition()
+        self._failure: tuple[str, BaseException] | None = None
+        self._notices: deque[str] = deque()
+        self._actor_states: list[list[Any]] = []
+        self._threads: list[threading.Thread] = []
+        self._stopping = threading.Event()
+        self._staleness: deque[int] = deque(maxlen=10_000)
+        self._keys: Any = None
+
+    def compile(self, state: Any, actor: Any) -> None:
+        """Compiles every fragment; their shapes are the graph's."""
+        for program in self._crew.programs:
+            if isinstance(program, FragmentProgram | ReplicatedProgram):
+                program.compile()
+
+    def load(self, state: Any, actor: ActorState, episode_keys: jax.Array, first_turn: int) -> Any:
+        """Sets what the next iteration starts from, and begins an episode in every host
+        environment; returns the actors' state with what these show."""
+        graph, plan = self._graph, self._plan
+        for exchange in self._crew.exchanges:
+            exchange.begin_at(first_turn)
+        self._limit = self._done = first_turn
+        self._keys = episode_keys
+        size = plan.num_envs // plan.actors
+        self._actor_states = []
+        for copy in range(plan.actors):
+            part = slice(copy * size, (copy + 1) * size)
+            own = jax.tree.map(lambda x, part=part: x[part], actor) if plan.actors > 1 else actor
+            self._actor_states.append(jax.tree.leaves(own))
+        for worker in self._crew.workers:
+            worker.held = {}
+            if worker is self._crew.learner:
+                leaves = jax.tree.leaves(state)
+                worker.held |= dict(zip((v.id for v in graph.state.inputs), leaves, strict=True))
+            if worker is not self._crew.learner or self._crew.is_one:
+                self._set_actor(worker, self._actor_states[worker.copy])
+                self._set_stage(worker, 0, keep=True)
+        return self.actor_state()
+
+    def _set_actor(self, worker: Worker, leaves: list[Any]) -> None:
+        number = self._plan.worker(worker.name).devices[0]
+        if self._crew.many_devices:
+            leaves = [to_device(x, jax.devices()[number]) for x in map(_array, leaves)]
+        numbers = (value.id for value in self._graph.actor.inputs)
+        worker.held |= dict(zip(numbers, leaves, strict=True))
+
+    def _set_stage(self, worker: Worker, attempt: int, keep: bool = False) -> None:
+        """Sets a worker's environments anew; host environments begin new episodes."""
+        stage = self._crew.stages.get(worker.name)
+        if stage is None:
+            return
+        size = self._plan.num_envs // self._plan.actors
+        part = slice(worker.copy * size, (worker.copy + 1) * size)
+        keys = self._keys[part]
+        if attempt:
+            keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1_000_000 + attempt)
+        if self._env.jax is not None:
+            stage.reset(self._actor(worker).keys)
+            return
+        actor = self._actor(worker)
+        observation = stage.reset(keys)
+        fresh = Timestep(observation, np.zeros(size, np.float32), np.ones(size, np.bool_))  # type: ignore[arg-type]
+        zeros = np.zeros(size, np.float32), np.zeros(size, np.int32)
+        actor = actor._replace(timestep=fresh, episode_return=zeros[0], episode_length=zeros[1])
+        self._set_actor(worker, jax.tree.leaves(actor))
+        self._actor_states[worker.copy] = jax.tree.leaves(actor)
+
+    def _actor(self, worker: Worker) -> ActorState:
+        leaves = [worker.held[value.id] for value in self._graph.actor.inputs]
+        return self._graph.actor.tree.unflatten(leaves)
+
+    def warm_up(self) -> None:
+        """Compiles the acting programs, where all they take is there before an iteration."""
+        state = self._crew.learner.held
+        for program, worker in self._crew.acting():
+            values = {**state, **worker.held}
+            if program.can_warm_up(values):
+                program.warm_up(values)
+
+    def advance(self, iterations: int) -> "Coming":
+        """Lets the workers go on for that many updates."""
+        if self._crew.is_one:
+            for number in range(self._done, self._done + iterations):
+                self._turn(self._crew.workers[0], number)
+            self._done = self._limit = self._done + iterations
+            return Coming(self, iterations)
+        with self._may_go_on:
+            self._limit += iterations
+            self._may_go_on.notify_all()
+        if not self._threads:
+            self._start()
+        return Coming(self, iterations)
+
+    def _start(self) -> None:
+        for worker in self._crew.workers:
+            thread = threading.Thread(
+                target=self._work, args=(worker,), name=f"dovetail-{worker.name}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def _work(self, worker: Worker) -> None:
+        """A worker's thread."""
+        worker.watch.begin()
+        number = self._done
+        try:
+            while not self._stopping.is_set():
+                if worker is self._crew.learner:
+                    self._wait_for_leave(worker, number)
+                self._turn(worker, number)
+                number += 1
+        except Closed:
+            pass
+        except BaseException as error:
+            if self._failure is None and not self._stopping.is_set():
+                self._failure = worker.name, error
+            for exchange in self._crew.exchanges:
+                exchange.close()
+
+    def _wait_for_leave(self, worker: Worker, number: int) -> None:
+        with self._may_go_on, worker.watch.waiting("leave to go on"):
+            while number >= self._limit and not self._stopping.is_set():
+                self._may_go_on.wait()
+        if self._stopping.is_set():
+            raise Closed("stopping")
+
+    def _turn(self, worker: Worker, number: int) -> None:
+        """One iteration of a worker, tried again if its environments failed."""
+        while True:
+            try:
+                values, turn = worker.turn(number)
+            except Closed:
+                raise
+            except Exception as error:
+                self._recover(worker, error)
+                continue
+            if worker is self._crew.learner:
+                self._record(worker, values, turn)
+            return
+
+    def _recover(self, worker: Worker, error: Exception) -> None:
+        """Sets a worker's environments up again, or raises the error for good."""
+        apart = worker is not self._crew.learner or self._crew.steps_apart(worker.name)
+        restarts = self._restarts[worker.name]
+        if not apart or self._stopping.is_set() or not restarts.allowed():
+            raise error
+        pause = restarts.pause()
+        self._notices.append(
+            f"{worker.name} failed and is set up again in {pause:.1f} s "
+            f"(restart {restarts.total}): {_sentence(error)}"
+        )
+        if self._stopping.wait(pause):
+            raise Closed("stopping")
+        self._set_stage(worker, restarts.total)
+
+    def _record(self, worker: Worker, values: Values, turn: Turn) -> None:
+        """Notes an update; the arrays that were learned from may be written again."""
+        graph = self._graph
+        parcels = [parcel for parcel in turn.parcels if parcel.actor]
+        for parcel in parcels:
+            self._actor_states[parcel.copy] = parcel.actor
+        if self._crew.is_one:
+            self._actor_states = [[values[v.id] for v in graph.actor.outputs]]
+            episodes = [values[v.id] for v in graph.episodes]
+        else:
+            episodes = _joined_episodes(parcels)
+        record = Record(
+            metrics=[values[v.id] for _, v in graph.metrics],
+            episodes=episodes,
+            state=[values[v.id] for v in graph.state.outputs],
+            actor=list(self._actor_states),
+            staleness=staleness_counts(parcels, turn.number),
+        )
+        for release in [*turn.releases, *(r for parcel in parcels for r in parcel.releases)]:
+            release()
+        self._records.put(record)
+
+    def collect(self, iterations: int) -> list[Record]:
+        """The records of that many updates; waits, and looks after the workers meanwhile."""
+        found: list[Record] = []
+        while len(found) < iterations:
+            try:
+                found.append(self._records.get(timeout=LOOK_SECONDS))
+            except Empty:
+                self._look()
+        return found
+
+    def _look(self) -> None:
+        """Raises what a worker failed with, or that one hangs."""
+        if self._failure is not None:
+            name, error = self._failure
+            self._failure = None
+            raise WorkerFailed(f"Worker {name} failed: {_sentence(error)}") from error
+        for worker in self._crew.workers:
+            watch = worker.watch
+            stuck = not watch.waits and watch.what.startswith("running unroll")
+            if stuck and watch.quiet() > self._patience:
+                raise WorkerFailed(
+                    f"Worker {worker.name} hangs: {watch.what}, nothing for "
+                    f"{watch.quiet():.0f} s.\n{watch.where()}"
+                )
+
+    def report(self, records: list[Record]) -> Report:
+        """The records as one report."""
+        last = records[-1]
+        names = [name for name, _ in self._graph.metrics]
+        metrics = sums([record.metrics for record in records])
+        self._staleness.extend(s for record in records for s in record.staleness)
+        notices = []
+        while self._notices:
+            notices.append(self._notices.popleft())
+        return Report(
+            iterations=len(records),
+            metrics=dict(zip(names, metrics, strict=True)),
+            episodes=sums([record.episodes for record in records]),
+            state=self._graph.state.tree.unflatten(last.state),
+            actor=lambda: self._whole(last.actor),
+            measures=self._measures(),
+            notices=tuple(notices),
+        )
+
+    def actor_state(self) -> Any:
+        """The actors' state, of all copies."""
+        return self._whole(self._actor_states)
+
+    def _whole(self, copies: list[list[Any]]) -> Any:
+        if len(copies) == 1:
+            return self._graph.actor.tree.unflatten(copies[0])
+        device = jax.devices()[0]
+        columns = zip(*copies, strict=True)
+        leaves = [jnp.concatenate([to_device(_array(x), device) for x in c]) for c in columns]
+        return self._graph.actor.tree.unflatten(leaves)
+
+    def _measures(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        if not self._crew.is_one and self._staleness:
+            found["staleness"] = float(np.mean(self._staleness))
+            found["staleness_max"] = float(max(self._staleness))
+            found["dropped"] = float(sum(e.dropped for e in self._crew.exchanges))
+        restarts = sum(restarts.total for restarts in self._restarts.values())
+        if len(self._plan.workers) > 1:
+            found["restarts"] = float(restarts)
+        for program, _ in self._crew.acting():
+            if isinstance(program, BatchedUnroll) and program.calls:
+                found["act_batch"] = program.served / program.calls
+        return found
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by fragment, an unroll's two halves apart; waits by worker."""
+        found: dict[str, float] = {}
+        for worker in self._crew.workers:
+            halves = {program.name for program, _ in self._crew.acting()}
+            for name, spent in worker.seconds.items():
+                if name not in halves:
+                    found[name] = found.get(name, 0.0) + spent
+            if not self._crew.is_one:
+                found[f"wait_{worker.name}"] = worker.watch.waited
+        for program, _ in self._crew.acting():
+            for name, spent in program.seconds.items():
+                found[name] = found.get(name, 0.0) + spent
+        return found
+
+    def close(self) -> None:
+        """Ends every thread, process and environment."""
+        self._stopping.set()
+        with self._may_go_on:
+            self._may_go_on.notify_all()
+        for exchange in self._crew.exchanges:
+            exchange.close()
+        for thread in self._threads:
+            thread.join(JOIN_SECONDS)
+        self._crew.close()
+
+
+class Coming:
+    """Updates that the workers are at."""
+
+    def __init__(self, run: CrewRun, iterations: int) -> None:
+        self._run = run
+        self._iterations = iterations
+        self._report: Report | None = None
+
+    def wait(self) -> Report:
+        """Waits until they are done."""
+        if self._report is None:
+            self._report = self._run.report(self._run.collect(self._iterations))
+        return self._report
+
+
+def _joined_episodes(parcels: list[Parcel]) -> list[Any]:
+    columns = zip(*[parcel.episodes for parcel in parcels], strict=True)
+    return [np.concatenate([np.asarray(x) for x in column]) for column in columns]
+
+
+def _array(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,80 @@
+"""A plan that is one compiled program: many iterations go in one dispatch, which returns before it
+is done."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dovetail.envs.resolve import Env
+from dovetail.graph.ir import Graph
+from dovetail.plan.ir import Plan
+from dovetail.runtime.programs import many_iterations, over_devices, over_seeds
+from dovetail.runtime.report import Report
+
+
+class FusedRun:
+    """Dispatches the program."""
+
+    def __init__(self, graph: Graph, plan: Plan, env: Env, seeds: int) -> None:
+        assert env.jax is not None
+        program = many_iterations(graph, env.jax)
+        if seeds > 1:
+            program = over_seeds(program)
+        if plan.replicas > 1:
+            devices = jax.devices()
+            program = over_devices(program, [devices[i] for i in plan.workers[0].devices])
+        self._graph = graph
+        self._call: Callable[..., Any] = jax.jit(program)
+        self._state: list[Any] = []
+        self._actor: list[Any] = []
+
+    def compile(self, state: Any, actor: Any) -> None:
+        """Compiles for states of these shapes."""
+        leaves = jax.tree.leaves(state), jax.tree.leaves(actor)
+        self._call = self._call.lower(*leaves, np.int32(1)).compile()  # type: ignore[attr-defined]
+
+    def load(self, state: Any, actor: Any, episode_keys: Any, first_turn: int) -> Any:
+        """Sets what the next iteration starts from; returns the actors' state as it is."""
+        self._state, self._actor = jax.tree.leaves(state), jax.tree.leaves(actor)
+        return actor
+
+    def warm_up(self) -> None:
+        """Nothing is left to compile."""
+
+    def advance(self, iterations: int) -> "Dispatched":
+        """Dispatches that many iterations."""
+        self._state, self._actor, metrics, episodes = self._call(
+            self._state, self._actor, np.int32(iterations)
+        )
+        names = [name for name, _ in self._graph.metrics]
+        actor = self._actor
+        report = Report(
+            iterations,
+            dict(zip(names, metrics, strict=True)),
+            episodes,
+            self._graph.state.tree.unflatten(self._state),
+            lambda: self._graph.actor.tree.unflatten(actor),
+        )
+        return Dispatched(report)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """One program is not told apart."""
+        return {}
+
+    def close(self) -> None:
+        """Holds nothing but arrays."""
+
+
+class Dispatched:
+    """Iterations that are being computed."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def wait(self) -> Report:
+        """Waits until they are done."""
+        jax.block_until_ready(self._report.metrics)
+        return self._report

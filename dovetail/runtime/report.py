@@ -1,0 +1,39 @@
+"""What a runtime says of some iterations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Report:
+    """What some iterations did, and the states that they ended with."""
+
+    iterations: int
+    metrics: dict[str, Any]
+    """Sums over the iterations; scalars, or [seeds]."""
+    episodes: list[Any]
+    """Counts, returns and lengths of finished episodes, per environment."""
+    state: Any
+    """The learner's state after them."""
+    actor: Callable[[], Any]
+    """Puts the actors' state after them together."""
+    measures: dict[str, float] = field(default_factory=dict)
+    """What the workers and links measured: staleness, waits, the size of acting's batches."""
+    notices: tuple[str, ...] = ()
+    """What happened that people should hear of: restarts, slow workers."""
+
+
+class Pending(Protocol):
+    """Iterations that are on their way."""
+
+    def wait(self) -> Report:
+        """Waits until they are done; raises what ended them, naming the worker."""
+        ...
+
+
+def sums(rows: list[list[Any]]) -> list[Any]:
+    """Every column summed."""
+    return [np.sum([np.asarray(x) for x in column], axis=0) for column in zip(*rows, strict=True)]

@@ -1,0 +1,305 @@
+"""From a plan to workers: which programs each runs, in which order, and what it takes and puts.
+
+Where the learner speaks to its actors once per iteration and then hears from them, everything that
+crosses goes in one exchange; otherwise every edge has its own, in lockstep.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from dovetail.envs.resolve import Env
+from dovetail.graph.ir import Edge, Fragment, Graph, Node, Side, Unroll
+from dovetail.plan.ir import Instance, LinkKind, Plan
+from dovetail.runtime.exchange import Exchange
+from dovetail.runtime.host import Compiled, HostUnroll
+from dovetail.runtime.inference import BatchedUnroll
+from dovetail.runtime.placing import Device
+from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, UnrollProgram
+from dovetail.runtime.stage import Stage, make_stage
+from dovetail.runtime.worker import (
+    Operation,
+    PutResults,
+    PutWeights,
+    Run,
+    TakeResults,
+    TakeWeights,
+    Worker,
+)
+
+
+class Crew:
+    """The workers of a plan, the links between them, and the environments they step."""
+
+    def __init__(self, graph: Graph, plan: Plan, env: Env) -> None:
+        self.workers: list[Worker] = []
+        self.stages: dict[str, Stage] = {}
+        """By the name of the worker that acts."""
+        self.exchanges: list[Exchange] = []
+        self.programs: list[Any] = []
+        self._graph, self._plan, self._env = graph, plan, env
+        self._devices = jax.devices() if _names_many_devices(plan) else None
+        self._acting: list[tuple[HostUnroll, Worker]] = []
+        self._compiled: dict[str, Compiled] = {}
+        self._shared: dict[tuple[str, int | None], Any] = {}
+        self._learner = _home(plan, graph, Side.LEARNER)
+        self._report: Exchange | None = None
+        """What ends an actor's iteration where every edge has an exchange of its own."""
+        self._links = self._exchanges()
+        for worker in plan.workers:
+            hosted = self._hosted(worker.name)
+            if hosted:
+                self.workers.append(self._worker(worker.name, hosted))
+
+    @property
+    def learner(self) -> Worker:
+        """The worker that learns; it comes first."""
+        return next(worker for worker in self.workers if worker.name == self._learner)
+
+    @property
+    def actors(self) -> list[Worker]:
+        """The workers that only act."""
+        return [worker for worker in self.workers if worker.name != self._learner]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one worker does everything but stepping."""
+        return len(self.workers) == 1
+
+    @property
+    def many_devices(self) -> bool:
+        """Whether its programs run on several devices."""
+        return self._devices is not None
+
+    def acting(self) -> list[tuple[HostUnroll, Worker]]:
+        """The unrolls with environments on the host, each with its worker."""
+        return self._acting
+
+    def steps_apart(self, worker: str) -> bool:
+        """Whether other workers step the environments for which a worker acts."""
+        return any(
+            step.worker != worker and _within(step, act)
+            for unroll in self._graph.unrolls
+            for act in self._plan.instances_of(f"{unroll.name}.act")
+            if act.worker == worker
+            for step in self._plan.instances_of(f"{unroll.name}.step")
+        )
+
+    def close(self) -> None:
+        """Wakes who waits, and ends the environments."""
+        for exchange in self.exchanges:
+            exchange.close()
+        for stage in self.stages.values():
+            stage.close()
+
+    def _hosted(self, worker: str) -> list[Node]:
+        """The nodes that a worker runs: an unroll where its acting is."""
+        placed = {i.fragment for i in self._plan.instances if i.worker == worker}
+        return [node for node in self._graph.nodes if _fragment(node) in placed]
+
+    def _exchanges(self) -> dict[int, Exchange]:
+        """The link of each edge between the learner's and the actors' workers, by its position."""
+        plan, graph = self._plan, self._graph
+        crossing = [i for i, edge in enumerate(graph.edges) if self._crosses(edge)]
+        if not crossing:
+            return {}
+
+        def exchange() -> Exchange:
+            made = Exchange(plan.actors, plan.joined, plan.staleness, plan.ordered)
+            self.exchanges.append(made)
+            return made
+
+        if _meets_once(graph):
+            one = exchange()
+            return dict.fromkeys(crossing, one)
+        self._report = exchange()
+        return {i: exchange() for i in crossing}
+
+    def _crosses(self, edge: Edge) -> bool:
+        return any(
+            instance.worker != self._learner
+            for node in self._graph.nodes
+            if node.side is Side.ACTOR
+            for instance in self._plan.instances_of(_fragment(node))
+        )
+
+    def _worker(self, name: str, hosted: list[Node]) -> Worker:
+        learns = any(node.side is Side.LEARNER for node in hosted)
+        acts = any(node.side is Side.ACTOR for node in hosted)
+        copy = self._copy(name) if acts else 0
+        slots = [*([self._graph.state] if learns else []), *([self._graph.actor] if acts else [])]
+        schedule: list[Operation] = []
+        worker = Worker(name, copy, schedule, slots)
+        put, taken = self._puts(learns, acts), set[int]()
+        schedule += put("state")
+        for node in hosted:
+            schedule += self._takes(node, learns, acts, taken)
+            schedule.append(Run(self._program(node, worker)))
+            schedule += put(node.name)
+        if acts and not learns:
+            schedule += self._last_put()
+        elif self._report is not None:
+            schedule.append(TakeResults(self._report, alone=False))
+        return worker
+
+    def _puts(self, learns: bool, acts: bool) -> Callable[[str], list[Operation]]:
+        """What is sent to other workers once a node has run."""
+        graph, links = self._graph, self._links
+        once = len(self.exchanges) == 1
+
+        def put(source: str) -> list[Operation]:
+            operations: list[Operation] = []
+            for i, edge in enumerate(graph.edges):
+                if i not in links or edge.source != source:
+                    continue
+                numbers = tuple(value.id for value in edge.values)
+                if learns and edge.to_side is Side.ACTOR:
+                    if not once or i == self._last_outward():
+                        whole = self._outward() if once else numbers
+                        operations.append(PutWeights(links[i], whole))
+                elif acts and not learns and edge.to_side is Side.LEARNER and not once:
+                    operations.append(PutResults(links[i], numbers, graph, False))
+            return operations
+
+        return put
+
+    def _last_outward(self) -> int:
+        """The last edge to the actors: with it all that is broadcast is there."""
+        order = {"state": -1} | {node.name: i for i, node in enumerate(self._graph.nodes)}
+        outward = [i for i, e in enumerate(self._graph.edges) if e.to_side is Side.ACTOR]
+        return max(outward, key=lambda i: (order[self._graph.edges[i].source], i))
+
+    def _outward(self) -> tuple[int, ...]:
+        edges = [e for e in self._graph.edges if e.to_side is Side.ACTOR]
+        return tuple(dict.fromkeys(value.id for edge in edges for value in edge.values))
+
+    def _last_put(self) -> list[Operation]:
+        """An actor's parcel at the end of its iteration; in lockstep, the last edge carries it."""
+        inward = [i for i, e in enumerate(self._graph.edges) if e.to_side is Side.LEARNER]
+        if len(self.exchanges) == 1:
+            numbers = dict.fromkeys(v.id for i in inward for v in self._graph.edges[i].values)
+            exchange = self.exchanges[0]
+            return [PutResults(exchange, tuple(numbers), self._graph, True)]
+        assert self._report is not None
+        return [PutResults(self._report, (), self._graph, True)]
+
+    def _takes(self, node: Node, learns: bool, acts: bool, taken: set[int]) -> list[Operation]:
+        """What a node needs of other workers, and nobody has taken yet."""
+        operations: list[Operation] = []
+        for i, edge in enumerate(self._graph.edges):
+            if i not in self._links or node.name not in edge.targets or (learns and acts):
+                continue
+            exchange = self._links[i]
+            if id(exchange) in taken:
+                continue
+            taken.add(id(exchange))
+            if learns:
+                operations.append(TakeResults(exchange, alone=self._plan.joined == 1))
+            else:
+                operations.append(TakeWeights(exchange, counted=not self._plan.ordered))
+        return operations
+
+    def _program(self, node: Node, worker: Worker) -> Any:
+        if isinstance(node, Unroll):
+            return self._unroll(node, worker)
+        devices = self._plan.worker(worker.name).devices
+        if len(devices) > 1:
+            made = ReplicatedProgram(node, self._graph, [jax.devices()[d] for d in devices])
+            self.programs.append(made)
+            return made
+        return self._once(node, devices[0], self._fragment_program)
+
+    def _once(self, node: Node, device: int, make: Callable[[Any, Any], Any]) -> Any:
+        """A program that all copies of the actor on one device share."""
+        key = (node.name, device if self._devices is not None else None)
+        if key not in self._shared:
+            self._shared[key] = make(node, self._device(device))
+            self.programs.append(self._shared[key])
+        return self._shared[key]
+
+    def _device(self, number: int) -> Device | None:
+        """None where there is only one to be on."""
+        return None if self._devices is None else self._devices[number]
+
+    def _fragment_program(self, node: Fragment, device: Device | None) -> FragmentProgram:
+        pieces = self._graph.pieces if node.side is Side.LEARNER else 1
+        return FragmentProgram(node, pieces, device)
+
+    def _unroll(self, node: Unroll, worker: Worker) -> Any:
+        plan, env = self._plan, self._env
+        acting = next(i for i in plan.instances_of(f"{node.name}.act") if i.worker == worker.name)
+        kind = next(
+            link.kind
+            for link in plan.links
+            if link.boundary == "action" and link.source == f"{node.name}.act"
+        )
+        number = plan.worker(worker.name).devices[0]
+        if kind is LinkKind.FUSED:
+            assert env.jax is not None
+            jax_env = env.jax
+            return self._once(node, number, lambda u, d: UnrollProgram(u, jax_env, self._graph, d))
+        stage = self._stage(node, worker.name, acting)
+        mixed = bool(stage.groups)
+        compiled = self._compiled.setdefault(node.name, Compiled(node, mixed))
+        device = self._device(number)
+        if mixed:
+            batch = plan.batch or self._graph.actor_envs
+            program: Any = BatchedUnroll(
+                node,
+                self._graph,
+                compiled,
+                stage,
+                worker.watch,
+                batch,
+                plan.batch_seconds,
+                device,
+            )
+        else:
+            program = HostUnroll(node, self._graph, compiled, stage, worker.watch, device)
+        self._acting.append((program, worker))
+        return program
+
+    def _stage(self, node: Unroll, worker: str, acting: Instance) -> Stage:
+        if worker not in self.stages:
+            every = self._plan.instances_of(f"{node.name}.step")
+            steps = [step for step in every if _within(step, acting)]
+            self.stages[worker] = make_stage(self._plan, self._env, acting, steps)
+        return self.stages[worker]
+
+    def _copy(self, worker: str) -> int:
+        """Which copy of the actor side a worker hosts."""
+        served = next(i.envs for i in self._plan.instances if i.worker == worker and i.envs)
+        return served[0] // (self._plan.num_envs // self._plan.actors)
+
+
+def _fragment(node: Node) -> str:
+    return f"{node.name}.act" if isinstance(node, Unroll) else node.name
+
+
+def _within(step: Instance, act: Instance) -> bool:
+    """Whether an actor's environments include those that an instance steps."""
+    if step.envs is None or act.envs is None:
+        return True
+    return act.envs[0] <= step.envs[0] < act.envs[1]
+
+
+def _home(plan: Plan, graph: Graph, side: Side) -> str:
+    return next(
+        instance.worker
+        for node in graph.nodes
+        if node.side is side
+        for instance in plan.instances_of(_fragment(node))
+    )
+
+
+def _names_many_devices(plan: Plan) -> bool:
+    return len({device for worker in plan.workers for device in worker.devices}) > 1
+
+
+def _meets_once(graph: Graph) -> bool:
+    """Whether all that goes to the actors is sent before anything comes back from them."""
+    order = {"state": -1} | {node.name: i for i, node in enumerate(graph.nodes)}
+    out = [order[edge.source] for edge in graph.edges if edge.to_side is Side.ACTOR]
+    back = [order[t] for e in graph.edges if e.to_side is Side.LEARNER for t in e.targets]
+    return bool(out) and bool(back) and max(out) < min(back)

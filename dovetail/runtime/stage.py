@@ -1,0 +1,304 @@
+"""The environments of one actor, where its plan puts them: in the actor's own thread, or in other
+threads and processes, each with a share.
+
+A stage can be set again after something in it failed: whatever is left is closed, the environments
+are made anew and begin new episodes.
+"""
+
+import threading
+from collections.abc import Callable
+from multiprocessing import get_context
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.envs import batched
+from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.envs.resolve import Env
+from dovetail.errors import UserError
+from dovetail.graph.unroll import env_key
+from dovetail.plan.ir import Instance, Plan, WorkerKind
+
+JOIN_SECONDS = 5.0
+"""How long a thread that steps environments is waited for at the end."""
+
+
+class Stepper(Protocol):
+    """Some environments, stepped together."""
+
+    state: Any
+    """Of JAX environments, [B, …]; empty for others, which keep their own."""
+
+    def reset(self, keys: jax.Array) -> Any:
+        """Begins an episode in each, by its own key; returns the observations, or None if they
+        are part of a state that is set."""
+        ...
+
+    def step(self, action: np.ndarray, step: int) -> Any:
+        """One transition; returns something with `HostStep`'s fields."""
+        ...
+
+    def close(self) -> None:
+        """Releases what they hold."""
+        ...
+
+
+class HostStepper:
+    """Environments outside JAX; they keep their own state."""
+
+    def __init__(self, make: Callable[[], HostEnv]) -> None:
+        self.state = ()
+        self._make = make
+        self._env: HostEnv | None = None
+
+    def reset(self, keys: jax.Array) -> Any:
+        """Makes the environments anew, and begins an episode in each."""
+        self.close()
+        self._env = self._make()
+        return initial_observation(self._env, keys)
+
+    def step(self, action: np.ndarray, step: int) -> Any:
+        """One transition; whatever the environments raise is told with the step's number."""
+        env = self._env
+        assert env is not None
+        try:
+            return env.step(action)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"{env.spec.id} raised {type(error).__name__} at step {step}: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """Closes the environments."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+class JaxStepper:
+    """A JAX environment stepped from the host, one compiled call per step."""
+
+    def __init__(self, env: JaxEnv) -> None:
+        self.state: Any = ()
+        self._keys: Any = None
+
+        def step(state: Any, action: Any, keys: jax.Array, number: Any) -> batched.BatchStep:
+            return batched.step(env, state, action, jax.vmap(env_key, (0, None))(keys, number))
+
+        self._step = jax.jit(step)
+
+    def reset(self, keys: jax.Array) -> None:
+        """Keeps the keys; the state, and what it shows, is the actor's to give."""
+        self._keys = keys
+
+    def step(self, action: np.ndarray, step: int) -> Any:
+        """One transition."""
+        after = self._step(self.state, action, self._keys, np.int32(step))
+        self.state = after.state
+        return jax.tree.map(np.asarray, after._replace(state=()))
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class Port(Protocol):
+    """Environments on another worker: `send` an action, go on, `receive` when `ready`."""
+
+    def reset(self, keys: jax.Array) -> Any:
+        """As a stepper's."""
+        ...
+
+    def send(self, action: np.ndarray, step: int) -> None:
+        """Begins a transition."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether `receive` would return at once."""
+        ...
+
+    def receive(self) -> Any:
+        """What the transition led to; waits for it."""
+        ...
+
+    def close(self) -> None:
+        """Ends the worker."""
+        ...
+
+
+class ThreadPort:
+    """A thread that steps its environments when told; `bell` rings when it has."""
+
+    def __init__(self, name: str, stepper: Stepper, bell: Any) -> None:
+        self.stepper = stepper
+        self._bell = bell
+        self._orders: SimpleQueue[tuple[np.ndarray, int] | None] = SimpleQueue()
+        self._done: SimpleQueue[Any] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"dovetail-{name}", daemon=True)
+        self._thread.start()
+
+    def reset(self, keys: jax.Array) -> Any:
+        """Begins an episode in each; nothing is being stepped."""
+        return self.stepper.reset(keys)
+
+    def send(self, action: np.ndarray, step: int) -> None:
+        """Begins a transition."""
+        self._orders.put((action, step))
+
+    def ready(self) -> bool:
+        """Whether the transition is done."""
+        return not self._done.empty()
+
+    def receive(self) -> Any:
+        """What it led to, or raises what the environments raised."""
+        after = self._done.get()
+        if isinstance(after, BaseException):
+            raise after
+        return after
+
+    def close(self) -> None:
+        """Ends the thread, then the environments; one that hangs is left behind."""
+        self._orders.put(None)
+        self._thread.join(JOIN_SECONDS)
+        if not self._thread.is_alive():
+            self.stepper.close()
+
+    def _work(self) -> None:
+        while (order := self._orders.get()) is not None:
+            try:
+                self._done.put(self.stepper.step(*order))
+            except BaseException as error:
+                self._done.put(error)
+            self._bell.release()
+
+
+class ProcessPort:
+    """Environments in a process of their own, joined by shared memory."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._env: Any = None
+
+    def reset(self, keys: jax.Array) -> Any:
+        """Starts the process anew, and begins an episode in each."""
+        self.close()
+        self._env = self._make()
+        return initial_observation(self._env, keys)
+
+    def send(self, action: np.ndarray, step: int) -> None:
+        """Begins a transition."""
+        self._env.send(action)
+
+    def ready(self) -> bool:
+        """Whether the transition is done, or the process is."""
+        return self._env.ready()
+
+    def receive(self) -> Any:
+        """What it led to, or raises what the environments raised."""
+        return self._env.receive()
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+class Group:
+    """A share of an actor's environments, on another worker."""
+
+    def __init__(self, part: slice, port: Port) -> None:
+        self.part = part
+        """Which of the actor's environments."""
+        self.port = port
+
+
+class Stage:
+    """The environments of one actor: one stepper at hand, or groups on other workers."""
+
+    def __init__(self, stepper: Stepper | None, groups: list[Group], bell: Any = None) -> None:
+        self.stepper = stepper
+        self.groups = groups
+        self.bell = bell
+        """Rings once for every transition of a group that is done."""
+
+    def reset(self, keys: jax.Array) -> Any:
+        """Sets everything anew; the observations [B, …], or None for JAX environments."""
+        if self.stepper is not None:
+            return self.stepper.reset(keys)
+        while self.bell.acquire(False):
+            pass
+        shown = [group.port.reset(keys[group.part]) for group in self.groups]
+        return None if shown[0] is None else jax.tree.map(lambda *xs: np.concatenate(xs), *shown)
+
+    def load(self, state: Any) -> None:
+        """Sets the state of JAX environments that step on other workers."""
+        for group in self.groups:
+            if isinstance(group.port, ThreadPort):
+                part = group.part
+                group.port.stepper.state = jax.tree.map(lambda x, part=part: x[part], state)
+
+    def state(self) -> Any:
+        """The state of JAX environments that step on other workers; empty for others."""
+        states = [g.port.stepper.state for g in self.groups if isinstance(g.port, ThreadPort)]
+        return jax.tree.map(lambda *xs: jnp.concatenate(xs), *states) if states else ()
+
+    def close(self) -> None:
+        """Ends everything, whatever state it is in."""
+        if self.stepper is not None:
+            self.stepper.close()
+        for group in self.groups:
+            group.port.close()
+
+
+def make_stage(plan: Plan, env: Env, acting: Instance, steps: list[Instance]) -> Stage:
+    """The stage of the actor that `acting` is, with the instances that step its environments."""
+    kinds = {worker.name: worker.kind for worker in plan.workers}
+    first, last = acting.envs or (0, plan.num_envs)
+    if len(steps) == 1:
+        process = kinds[steps[0].worker] is WorkerKind.PROCESS
+        if not process and steps[0].worker == acting.worker:
+            return Stage(_stepper(env, last - first), [])
+        if process:
+            return Stage(HostStepper(_process_maker(env, steps[0], None)), [])
+    bell = get_context("spawn").Semaphore(0)
+    groups: list[Group] = []
+    for step in steps:
+        begin, end = step.envs or (first, last)
+        port: Port
+        if kinds[step.worker] is WorkerKind.PROCESS:
+            port = ProcessPort(_process_maker(env, step, bell))
+        else:
+            port = ThreadPort(step.worker, _stepper(env, end - begin), bell)
+        groups.append(Group(slice(begin - first, end - first), port))
+    return Stage(None, groups, bell)
+
+
+def _stepper(env: Env, size: int) -> Stepper:
+    if env.jax is not None:
+        return JaxStepper(env.jax)
+    host = env.host
+    assert host is not None
+    return HostStepper(lambda: host(size))
+
+
+def _process_maker(env: Env, step: Instance, bell: Any) -> Callable[[], HostEnv]:
+    make = env.process
+    if make is None:
+        raise UserError(
+            f"{env.spec.id} cannot be stepped in a process of its own: leave --processes out, or "
+            f"give Dovetail the gymnasium.Env class itself."
+        )
+    assert step.envs is not None
+    first, last = step.envs
+    return lambda: make(last - first, bell=bell, first=first)
+
+
+def initial_observation(env: HostEnv, keys: jax.Array) -> Any:
+    """Resets host environments, each with a seed drawn from its own key."""
+    bits = np.asarray(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))
+    return jax.tree.map(np.copy, env.reset([int(word) >> 1 for word in bits]))

@@ -1,0 +1,164 @@
+"""The one loop that runs any fragment instance: take inputs from links, run programs, put outputs.
+
+A worker's schedule is worked out from the plan: for each of its nodes, in the graph's order, what
+to take before and what to put after. What its side keeps from one iteration to the next lies in
+`held`. Nothing here knows which policy made the plan.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dovetail.graph.ir import Graph, Slots
+from dovetail.runtime.exchange import Exchange, Parcel
+from dovetail.runtime.programs import Values
+from dovetail.runtime.watch import Watch
+
+
+@dataclass
+class Turn:
+    """One iteration of one worker."""
+
+    number: int
+    version: int = 0
+    """Of the weights it works with."""
+    parcels: list[Parcel] = field(default_factory=list)
+    """What it took from actors."""
+    releases: list[Callable[[], None]] = field(default_factory=list)
+    """What to call when the arrays it made have been read."""
+    begun: list[Exchange] = field(default_factory=list)
+    """Links that count on its results."""
+
+
+class Operation(Protocol):
+    """A step of a worker's schedule."""
+
+    def __call__(self, worker: "Worker", values: Values, turn: Turn) -> None:
+        """Does it, on the values of this iteration."""
+        ...
+
+
+class Worker:
+    """Hosts fragment instances and runs them round and round."""
+
+    def __init__(self, name: str, copy: int, schedule: list[Operation], slots: list[Slots]) -> None:
+        self.name = name
+        self.copy = copy
+        """Which copy of the actor side it hosts, if it does."""
+        self.watch = Watch(name)
+        self.held: Values = {}
+        self.seconds: dict[str, float] = {}
+        self._schedule = schedule
+        self._slots = slots
+
+    def turn(self, number: int) -> tuple[Values, Turn]:
+        """One iteration; what it keeps changes only when all of it has succeeded."""
+        values, turn = dict(self.held), Turn(number)
+        try:
+            for operation in self._schedule:
+                operation(self, values, turn)
+        except BaseException:
+            for exchange in turn.begun:
+                exchange.abandon()
+            for release in turn.releases:
+                release()
+            raise
+        self.held = self.kept(values)
+        return values, turn
+
+    def kept(self, values: Values) -> Values:
+        """What goes into the next iteration, of what an iteration ended with."""
+        return {
+            taken.id: values[made.id]
+            for slots in self._slots
+            for taken, made in zip(slots.inputs, slots.outputs, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class Run:
+    """Runs a program."""
+
+    program: Any
+
+    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
+        """The program takes its inputs from `values` and puts its outputs there."""
+        worker.watch.doing(f"running {self.program.name}")
+        began = time.perf_counter()
+        release = self.program.run(values)
+        if release is not None:
+            turn.releases.append(release)
+        spent = time.perf_counter() - began
+        worker.seconds[self.program.name] = worker.seconds.get(self.program.name, 0.0) + spent
+
+
+@dataclass(frozen=True)
+class PutWeights:
+    """Sends values to the actors."""
+
+    exchange: Exchange
+    numbers: tuple[int, ...]
+
+    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
+        """By the number of updates they have seen."""
+        self.exchange.put_weights(turn.number, {number: values[number] for number in self.numbers})
+
+
+@dataclass(frozen=True)
+class TakeWeights:
+    """Takes values from the learner."""
+
+    exchange: Exchange
+    counted: bool
+    """Whether the link counts the unrolls that were begun."""
+
+    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
+        """Waits until this unroll may begin."""
+        turn.version, found = self.exchange.take_weights(turn.number, worker.watch)
+        if self.counted:
+            turn.begun.append(self.exchange)
+        values.update(found)
+
+
+@dataclass(frozen=True)
+class PutResults:
+    """Sends values to the learner."""
+
+    exchange: Exchange
+    numbers: tuple[int, ...]
+    graph: Graph
+    last: bool
+    """Whether the iteration is complete with it: the actor's state and its episodes go along."""
+
+    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
+        """One parcel, which says which version made it."""
+        graph, sent = self.graph, {number: values[number] for number in self.numbers}
+        actor = [values[v.id] for v in graph.actor.outputs] if self.last else []
+        episodes = [values[v.id] for v in graph.episodes] if self.last else []
+        releases = turn.releases if self.last else []
+        self.exchange.put(
+            Parcel(worker.copy, turn.number, turn.version, sent, actor, episodes, releases),
+            worker.watch,
+        )
+        if self.last:
+            turn.begun, turn.releases = [], []
+
+
+@dataclass(frozen=True)
+class TakeResults:
+    """Takes values from the actors."""
+
+    exchange: Exchange
+    alone: bool
+    """Whether one actor's values are taken as they are, not as a list of pieces."""
+
+    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
+        """Waits for as many parcels as make an update."""
+        parcels = self.exchange.take(turn.number, worker.watch)
+        turn.parcels += parcels
+        numbers: Mapping[int, Any] = parcels[0].values
+        if self.alone:
+            values.update(numbers)
+        else:
+            values.update({number: [p.values[number] for p in parcels] for number in numbers})
