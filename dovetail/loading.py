@@ -24,6 +24,11 @@ def load_object(target: str, what: str) -> Any:
     return getattr(module, name)
 
 
+def call_named(path: str, name: str, **options: Any) -> Any:
+    """Calls `name` of the file at `path`; can be sent to another process, unlike what it calls."""
+    return load_object(f"{path}:{name}", "environment")(**options)
+
+
 def load_file(path: Path) -> ModuleType:
     """A user's Python file as a module; its folder can be imported from."""
     if not path.is_file():

@@ -61,7 +61,8 @@ def prepare_backend(policy: Policy) -> None:
     forced = "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     with contextlib.suppress(RuntimeError):
         if policy.devices_wanted > 1 and not forced:
-            jax.config.update("jax_num_cpu_devices", policy.devices_wanted)
+            most = max(2, os.cpu_count() or 1)  # more than cores only by the user's own XLA_FLAGS
+            jax.config.update("jax_num_cpu_devices", min(policy.devices_wanted, most))
         if not policy.traced_envs:
             jax.config.update("jax_cpu_enable_async_dispatch", False)
 

@@ -6,6 +6,9 @@ ALGORITHMS: dict[str, str] = {
     "ppo": "dovetail.algorithms.ppo:PPO",
     "a2c": "dovetail.algorithms.a2c:A2C",
     "reinforce": "dovetail.algorithms.reinforce:REINFORCE",
+    "impala": "dovetail.algorithms.impala:IMPALA",
+    "appo": "dovetail.algorithms.appo:APPO",
+    "a3c": "dovetail.algorithms.a3c:A3C",
 }
 """The algorithms by their names on the command line."""
 

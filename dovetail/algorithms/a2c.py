@@ -9,7 +9,6 @@ from dovetail.algorithm import RL, Metrics, Trajectory
 from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
 from dovetail.errors import check_option
 from dovetail.functions.losses import standardise
-from dovetail.functions.returns import generalised_advantages
 
 
 @dataclass(frozen=True)
@@ -32,16 +31,7 @@ class A2C(ActorCriticAlgorithm):
     def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """One gradient step on the whole batch."""
         prepared = self.prepare(rl, state, batch)
-        advantages = generalised_advantages(
-            prepared.reward,
-            batch.extras.value,
-            prepared.next_value,
-            batch.terminated,
-            batch.truncated,
-            self.discount,
-            self.lambda_,
-        )
-        targets = advantages + batch.extras.value
+        advantages, targets = self.advantages_and_targets(batch, prepared.reward, self.lambda_)
         if self.normalise_advantages:
             advantages = standardise(advantages, prepared.weights, rl.mean)
         return self.policy_gradient_step(rl, state, batch, prepared, advantages, targets)

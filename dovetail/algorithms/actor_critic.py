@@ -14,6 +14,7 @@ import optax
 
 from dovetail.algorithm import RL, Algorithm, Carry, Metrics, Timestep, Trajectory
 from dovetail.errors import check_option
+from dovetail.functions.distributions import Distribution
 from dovetail.functions.losses import (
     entropy_loss,
     explained_variance,
@@ -29,7 +30,7 @@ from dovetail.functions.normalisation import (
     scale,
     update,
 )
-from dovetail.functions.returns import successor_values
+from dovetail.functions.returns import generalised_advantages, successor_values
 from dovetail.networks import layers
 from dovetail.networks.actor_critic import ActorCritic
 
@@ -74,7 +75,6 @@ class Prepared(NamedTuple):
 
     observation: Any
     reward: jax.Array
-    next_value: jax.Array
     weights: jax.Array
     moments: Moments
     return_moments: Moments
@@ -205,7 +205,8 @@ class ActorCriticAlgorithm(Algorithm):
         raise NotImplementedError(f"{type(self).__name__} does not define learn(rl, state, batch).")
 
     def prepare(self, rl: RL, state: LearnerState, batch: Trajectory) -> Prepared:
-        """Normalises what is to be, and finds the value of where each step led."""
+        """Normalises what is to be: observations by the moments that the present weights go with,
+        rewards by those that include the batch."""
         moments, return_moments, reward = state.moments, state.return_moments, batch.reward
         valid = batch.valid.astype(jnp.float32)
         if self.normalise_rewards:
@@ -219,13 +220,59 @@ class ActorCriticAlgorithm(Algorithm):
         return Prepared(
             observation=self._normalised(state.moments, batch.observation),
             reward=reward,
-            next_value=successor_values(
-                batch.extras.value, batch.bootstrap, batch.terminated, batch.truncated
-            ),
             weights=loss_weights(batch.valid, rl.mean),
             moments=moments,
             return_moments=return_moments,
         )
+
+    def advantages_and_targets(
+        self, batch: Trajectory, reward: jax.Array, lambda_: float
+    ) -> tuple[jax.Array, jax.Array]:
+        """Generalised advantages, and the returns that they make of the values met in acting."""
+        values, ends = batch.extras.value, (batch.terminated, batch.truncated)
+        next_values = successor_values(values, batch.bootstrap, *ends)
+        advantages = generalised_advantages(
+            reward, values, next_values, *ends, self.discount, lambda_
+        )
+        return advantages, advantages + values
+
+    def revisit(
+        self, params: Any, moments: Moments, batch: Trajectory
+    ) -> tuple[Distribution, jax.Array]:
+        """What the network makes of an unroll now, and of what follows it.
+
+        A distribution [T, B], and values [T + 1, B].
+        """
+        observation, first = jax.tree.map(
+            lambda rows, last: jnp.concatenate([rows, last]),
+            (batch.observation, batch.first),
+            (batch.last.observation, batch.last.first),
+        )
+        distribution, values = self.network.unroll(
+            params, first_memory(batch), self._normalised(moments, observation), first
+        )
+        return jax.tree.map(lambda x: x[:-1], distribution), values
+
+    def policy_gradient_loss(
+        self,
+        outputs: tuple[Distribution, jax.Array],
+        action: Any,
+        advantages: jax.Array,
+        targets: jax.Array,
+        weights: jax.Array,
+    ) -> tuple[jax.Array, Metrics]:
+        """Policy gradient, value loss and entropy bonus of (distribution, values), all [T, B]."""
+        distribution, values = outputs
+        policy = policy_gradient(distribution.log_prob(action), advantages, weights)
+        value = value_loss(values, targets, weights)
+        entropy = -entropy_loss(distribution.entropy(), weights)
+        total = policy + self.value_coefficient * value - self.entropy_coefficient * entropy
+        return total, {
+            "loss": total,
+            "policy_loss": policy,
+            "value_loss": value,
+            "entropy": entropy,
+        }
 
     def policy_gradient_step(
         self,
@@ -240,27 +287,20 @@ class ActorCriticAlgorithm(Algorithm):
         weights = prepared.weights
 
         def loss(params: Any) -> tuple[jax.Array, Metrics]:
-            memory = jax.tree.map(lambda x: x[0], batch.carry.memory)
-            distribution, values = self.network.unroll(
-                params, memory, prepared.observation, batch.first
+            outputs = self.network.unroll(
+                params, first_memory(batch), prepared.observation, batch.first
             )
-            policy = policy_gradient(distribution.log_prob(batch.action), advantages, weights)
-            value = value_loss(values, targets, weights)
-            entropy = -entropy_loss(distribution.entropy(), weights)
-            total = policy + self.value_coefficient * value - self.entropy_coefficient * entropy
-            return total, {
-                "loss": total,
-                "policy_loss": policy,
-                "value_loss": value,
-                "entropy": entropy,
-                "explained_variance": explained_variance(batch.extras.value, targets, weights),
-            }
+            return self.policy_gradient_loss(outputs, batch.action, advantages, targets, weights)
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
-        gradients = rl.mean(gradients)
-        updates, optimiser = self.optimiser().update(gradients, state.optimiser, state.params)
-        params = optax.apply_updates(state.params, updates)
+        metrics["explained_variance"] = explained_variance(batch.extras.value, targets, weights)
+        params, optimiser = self.descend(state, rl.mean(gradients))
         return self.next_state(state, prepared, params, optimiser), metrics
+
+    def descend(self, state: LearnerState, gradients: Any) -> tuple[Any, Any]:
+        """(parameters, optimiser) after one step along the gradients."""
+        updates, optimiser = self.optimiser().update(gradients, state.optimiser, state.params)
+        return optax.apply_updates(state.params, updates), optimiser
 
     def next_state(
         self, state: LearnerState, prepared: Prepared, params: Any, optimiser: Any
@@ -273,3 +313,8 @@ class ActorCriticAlgorithm(Algorithm):
             return_moments=prepared.return_moments,
             updates=state.updates + 1,
         )
+
+
+def first_memory(batch: Trajectory) -> Any:
+    """The network's memory [B, …] with which an unroll began."""
+    return jax.tree.map(lambda x: x[0], batch.carry.memory)

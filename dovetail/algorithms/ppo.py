@@ -7,14 +7,19 @@ environments instead, each with its whole unroll.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dovetail.algorithm import RL, Metrics, Trajectory
-from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
+from dovetail.algorithm import RL, Correction, Metrics, Trajectory
+from dovetail.algorithms.actor_critic import (
+    ActorCriticAlgorithm,
+    LearnerState,
+    Prepared,
+    first_memory,
+)
 from dovetail.errors import UserError, check_option
 from dovetail.functions.gradients import gradient
 from dovetail.functions.losses import (
@@ -27,7 +32,6 @@ from dovetail.functions.losses import (
     standardise,
     value_loss,
 )
-from dovetail.functions.returns import generalised_advantages
 
 
 class Samples(NamedTuple):
@@ -55,6 +59,8 @@ class Progress(NamedTuple):
 @dataclass(frozen=True)
 class PPO(ActorCriticAlgorithm):
     """Proximal policy optimisation: several epochs of clipped policy gradients per batch."""
+
+    correction: ClassVar[Correction] = Correction("the clipped ratio", 1)
 
     epochs: int = 4
     """Passes over each batch."""
@@ -86,16 +92,7 @@ class PPO(ActorCriticAlgorithm):
     def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """Advantages once, then epochs of minibatches."""
         prepared = self.prepare(rl, state, batch)
-        advantages = generalised_advantages(
-            prepared.reward,
-            batch.extras.value,
-            prepared.next_value,
-            batch.terminated,
-            batch.truncated,
-            self.discount,
-            self.lambda_,
-        )
-        targets = advantages + batch.extras.value
+        advantages, targets = self.estimate(state, batch, prepared)
         if self.normalise_advantages:
             advantages = standardise(advantages, prepared.weights, rl.mean)
         samples = Samples(
@@ -108,14 +105,19 @@ class PPO(ActorCriticAlgorithm):
             weights=prepared.weights,
             first=batch.first,
         )
-        memory = jax.tree.map(lambda x: x[0], batch.carry.memory)
         key = jax.random.fold_in(state.key, state.updates)
         start = Progress(state.params, state.optimiser, jnp.array(True))
-        after, metrics = self._epochs(rl, start, samples, memory, key)
+        after, metrics = self._epochs(rl, start, samples, first_memory(batch), key)
         metrics["explained_variance"] = explained_variance(
             samples.value, samples.target, samples.weights
         )
         return self.next_state(state, prepared, after.params, after.optimiser), metrics
+
+    def estimate(
+        self, state: LearnerState, batch: Trajectory, prepared: Prepared
+    ) -> tuple[jax.Array, jax.Array]:
+        """(advantages, targets of the value), once per batch."""
+        return self.advantages_and_targets(batch, prepared.reward, self.lambda_)
 
     def _epochs(
         self, rl: RL, start: Progress, samples: Samples, memory: Any, key: jax.Array
@@ -135,9 +137,9 @@ class PPO(ActorCriticAlgorithm):
         length = samples.first.shape[0]
         if length % self.minibatches:
             raise UserError(
-                f"PPO splits an unroll of {length} steps into {self.minibatches} minibatches, but "
-                f"{length} is not a multiple of {self.minibatches}: change --unroll-length or "
-                f"--minibatches."
+                f"{type(self).__name__} splits an unroll of {length} steps into "
+                f"{self.minibatches} minibatches, but {length} is not a multiple of "
+                f"{self.minibatches}: change --unroll-length or --minibatches."
             )
 
         def take(rows: jax.Array) -> tuple[Samples, Any]:
@@ -150,8 +152,9 @@ class PPO(ActorCriticAlgorithm):
         batch, groups = samples.first.shape[1], self.minibatches
         if batch % groups:
             raise UserError(
-                f"Recurrent PPO splits {batch} environments into {groups} minibatches, but {batch} "
-                f"is not a multiple of {groups}: change --envs or --minibatches."
+                f"Recurrent {type(self).__name__} splits {batch} environments into {groups} "
+                f"minibatches, but {batch} is not a multiple of {groups}: change --envs or "
+                f"--minibatches."
             )
 
         def split(x: jax.Array, axis: int) -> jax.Array:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dovetail.algorithm import RL, Metrics, Trajectory
 from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
 from dovetail.functions.losses import standardise
-from dovetail.functions.returns import discounted_returns
+from dovetail.functions.returns import discounted_returns, successor_values
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class REINFORCE(ActorCriticAlgorithm):
     def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """One gradient step on the whole batch."""
         prepared = self.prepare(rl, state, batch)
-        returns = discounted_returns(
-            prepared.reward, prepared.next_value, batch.terminated, batch.truncated, self.discount
-        )
-        advantages = returns - batch.extras.value
+        values, ends = batch.extras.value, (batch.terminated, batch.truncated)
+        next_values = successor_values(values, batch.bootstrap, *ends)
+        returns = discounted_returns(prepared.reward, next_values, *ends, self.discount)
+        advantages = returns - values
         if self.normalise_advantages:
             advantages = standardise(advantages, prepared.weights, rl.mean)
         return self.policy_gradient_step(rl, state, batch, prepared, advantages, returns)

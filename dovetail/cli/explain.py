@@ -16,7 +16,7 @@ def run(argv: list[str]) -> None:
     )
     parser.usage = "dovetail explain ALGORITHM --env ENV [--option value …]"
     parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
-    parser.flag("--policy", "Distribution policy: fused, local or file.py:Name", "POLICY")
+    parser.flag("--policy", "Distribution policy: see `dovetail list`, or file.py:Name", "POLICY")
     parser.flag("--svg", "Draw the graph into this file", "FILE")
     parser.flag("--json", "Print the graph and the plan as JSON")
     words = understand(parser, argv)

@@ -39,7 +39,7 @@ def _parser() -> Parser:
     )
     parser.usage = "dovetail train ALGORITHM --env ENV [--option value …]"
     parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
-    parser.flag("--policy", "Distribution policy: fused, local or file.py:Name", "POLICY")
+    parser.flag("--policy", "Distribution policy: see `dovetail list`, or file.py:Name", "POLICY")
     parser.flag("--seed", "Seed of everything random (default 0)", "N")
     parser.flag("--steps", "Environment steps in all (default 200_000)", "N")
     parser.flag("--run", "Folder for the run; new or empty", "FOLDER", "settings.folder")

@@ -1,6 +1,10 @@
-"""Environments: one interface, several back ends, a conformance kit."""
+"""Environments: one interface, several back ends, a conformance kit.
 
-from dovetail.envs.conformance import check_host_env, check_jax_env
+Importing it costs no JAX: processes of environments import parts of it and do without.
+"""
+
+from typing import TYPE_CHECKING
+
 from dovetail.envs.interface import (
     ActionSpace,
     Continuous,
@@ -12,8 +16,13 @@ from dovetail.envs.interface import (
     JaxStep,
     MultiDiscrete,
     Observation,
+    SplitHostEnv,
 )
 from dovetail.envs.resolve import Env, backends, names, resolve
+from dovetail.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from dovetail.envs.conformance import check_host_env, check_jax_env
 
 __all__ = [
     "ActionSpace",
@@ -27,9 +36,17 @@ __all__ = [
     "JaxStep",
     "MultiDiscrete",
     "Observation",
+    "SplitHostEnv",
     "backends",
     "check_host_env",
     "check_jax_env",
     "names",
     "resolve",
 ]
+__getattr__, _, _ = lazy_attributes(
+    ["dovetail.envs.conformance:check_host_env", "dovetail.envs.conformance:check_jax_env"]
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -37,8 +37,8 @@ def game_of(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
 
 
-def make(name: str, options: Mapping[str, Any], env_id: str) -> tuple[EnvSpec, Any]:
-    """The spec and the host factory of a game."""
+def make(name: str, options: Mapping[str, Any], env_id: str) -> tuple[EnvSpec, Any, None]:
+    """The spec and the host factory of a game; processes are needless."""
     if not available():
         raise missing_extra(env_id, "ale-py", "atari")
     game = game_of(name)
@@ -53,18 +53,19 @@ def make(name: str, options: Mapping[str, Any], env_id: str) -> tuple[EnvSpec, A
     factory = partial(_build, game, autoreset, kwargs, env_id)
     host = factory(1)
     host.close()
-    return host.spec, factory
+    return host.spec, factory, None
 
 
 def _build(game: str, autoreset: str, kwargs: Mapping[str, Any], env_id: str, num_envs: int) -> Any:
     from ale_py.vector_env import AtariVectorEnv
 
-    from dovetail.envs.gymnasium import AUTORESETS, created
+    from dovetail.envs.batches import created
+    from dovetail.envs.gymnasium import AUTORESETS
     from dovetail.envs.vector import VectorHost
 
     mode = AUTORESETS[autoreset]
     venv = created(partial(AtariVectorEnv, game, num_envs, autoreset_mode=mode, **kwargs), env_id)
-    return VectorHost(venv, env_id, seeding=seed_array)
+    return VectorHost(venv, env_id, seeding=seed_array, threads=True)
 
 
 def seed_array(seeds: list[int]) -> np.ndarray:

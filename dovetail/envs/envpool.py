@@ -31,8 +31,8 @@ def names() -> list[str]:
 
 def make(
     name: str, options: Mapping[str, Any], env_id: str
-) -> tuple[EnvSpec, Callable[[int], "EnvPoolHost"]]:
-    """The spec and the host factory of one of EnvPool's environments."""
+) -> tuple[EnvSpec, Callable[[int], "EnvPoolHost"], None]:
+    """The spec and the host factory of one of EnvPool's environments; processes are needless."""
     if not available():
         raise missing_extra(env_id, "EnvPool", "envpool")
     if name not in names():
@@ -44,7 +44,7 @@ def make(
     for option in {"batch_size", "num_envs", "seed", "env_type"} & set(kwargs):
         raise UserError(f"{env_id} cannot take the option {option}: Dovetail sets it.")
     spec = _spec(name, kwargs, env_id)
-    return spec, partial(EnvPoolHost, name, kwargs, spec)
+    return spec, partial(EnvPoolHost, name, kwargs, spec), None
 
 
 class EnvPoolHost:

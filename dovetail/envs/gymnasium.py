@@ -1,49 +1,59 @@
 """Gymnasium's registry, and any `gymnasium.Env` class, as host environments.
 
 An environment with a vector entry point of its own is stepped by it; any other is vectorised here,
-in one process (`sync`) or one process each (`async`). Episodes that end are reset in the same
-step unless the entry point does otherwise or the user asks for another autoreset mode.
+one after the other (`sync`) or in one process each (`async`); either can be divided among several
+processes (`processes`). Episodes that end are reset in the same step unless the entry point does
+otherwise or the user asks for another autoreset mode.
 """
 
 import contextlib
-import copy
 import importlib
 import inspect
+import os
 import signal
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as Registered
 from gymnasium.envs.registration import load_env_creator
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import TimeLimit
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from dovetail.envs.ale import seed_array
-from dovetail.envs.interface import EnvSpec, HostEnv
+from dovetail.envs.batches import Batches, HostFactory, ProcessFactory, created
+from dovetail.envs.interface import EnvSpec
+from dovetail.envs.makers import Maker, by_entry_point, limited, synchronous
 from dovetail.envs.names import missing_extra, unknown_env, unknown_option
+from dovetail.envs.processes import PATIENCE
 from dovetail.envs.spaces import space_map
-from dovetail.envs.vector import VectorHost, autoreset_mode
 from dovetail.errors import UserError
 
 THRESHOLDS = {"Pendulum-v1": -200.0}
 """Where the field agrees on a threshold and Gymnasium's registry has none."""
 
-VECTORIZATIONS = ("sync", "async", "vector_entry_point")
+VECTORIZATIONS = ("sync", "async", "vector_entry_point", "processes")
 AUTORESETS = {
     "next_step": AutoresetMode.NEXT_STEP,
     "same_step": AutoresetMode.SAME_STEP,
     "disabled": AutoresetMode.DISABLED,
 }
 _CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
-_EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "ale_py": "atari"}
 
-Maker = Callable[..., gymnasium.Env[Any, Any]]
-"""Makes one environment from its options."""
-HostFactory = Callable[[int], HostEnv]
+Factories = tuple[EnvSpec, HostFactory, ProcessFactory | None]
+
+
+class Options(NamedTuple):
+    """What is asked for in an id's options."""
+
+    vectorization: str | None
+    autoreset: str | None
+    own: dict[str, Any]
+    """The environment's own options."""
+    processes: int
+    patience: float
 
 
 def names() -> list[str]:
@@ -64,20 +74,33 @@ def has(name: str) -> bool:
     return bare in gymnasium.registry
 
 
-def make(name: str, options: Mapping[str, Any], env_id: str) -> tuple[EnvSpec, HostFactory]:
-    """The spec and the host factory of a registered environment."""
+def make(name: str, options: Mapping[str, Any], env_id: str) -> Factories:
+    """The spec, the host factory and the process factory of a registered environment."""
     registered = find(name)
-    mode, autoreset, kwargs = split_options(options, env_id)
+    asked = split_options(options, env_id)
     threshold = registered.reward_threshold
     threshold = THRESHOLDS.get(registered.id) if threshold is None else float(threshold)
-    threshold = None if kwargs else threshold  # another task than the field's
-    entry_point = _entry_point(registered, mode, autoreset, kwargs, env_id)
-    if entry_point is not None:
-        factory = partial(_from_entry_point, registered, autoreset, kwargs, env_id, threshold)
-    else:
-        one = maker(registered, kwargs)
-        factory = partial(vectorise, one, mode, autoreset, env_id, threshold)
-    return probe(factory, maker(registered, kwargs), env_id, threshold, entry_point is not None)
+    threshold = None if asked.own else threshold  # another task than the field's
+    one = maker(registered, asked.own)
+    creator = _entry_point(registered, asked, env_id)
+    if creator is None:
+        return _from_single(one, asked, env_id, threshold)
+    own = dict(asked.own)
+    wanted = None if asked.autoreset is None else AUTORESETS[asked.autoreset]
+    if wanted is not None and "autoreset_mode" in inspect.signature(creator).parameters:
+        own["autoreset_mode"] = wanted
+    batches = Batches(
+        partial(by_entry_point, registered, creator, own),
+        env_id,
+        threshold,
+        _seeding(creator),
+        threads=creator.__module__.startswith("ale_py"),
+        autoreset=wanted,
+        patience=asked.patience,
+    )
+    host = batches.here(1)
+    host.close()
+    return factories(host.spec, batches, asked)
 
 
 def find(name: str) -> Registered:
@@ -104,58 +127,43 @@ def maker(registered: Registered, kwargs: Mapping[str, Any]) -> Maker:
 
 def from_class(
     build: Maker, options: Mapping[str, Any], env_id: str
-) -> tuple[EnvSpec, HostFactory, Maker]:
-    """The spec, host factory and maker of a user's `gymnasium.Env` class or factory of one."""
-    mode, autoreset, kwargs = split_options(options, env_id)
-    if mode == "vector_entry_point":
+) -> tuple[EnvSpec, HostFactory, ProcessFactory | None, Maker]:
+    """The same of a user's `gymnasium.Env` class or factory of one, and what makes a single one."""
+    asked = split_options(options, env_id)
+    if asked.vectorization == "vector_entry_point":
         raise UserError(
             f"{env_id} is a single environment without a vector entry point: use "
-            "vectorization=sync or vectorization=async."
+            "vectorization=sync, async or processes."
         )
-    limit = kwargs.pop("max_episode_steps", None)
-    one = partial(build, **kwargs) if limit is None else partial(_limited, build, limit, kwargs)
-    factory = partial(vectorise, one, mode, autoreset, env_id, None)
-    return (*probe(factory, one, env_id, None, False), one)
+    limit = asked.own.pop("max_episode_steps", None)
+    one = partial(build, **asked.own)
+    one = one if limit is None else partial(limited, build, limit, asked.own)
+    return (*_from_single(one, asked, env_id, None), one)
 
 
-def _limited(
-    build: Maker, limit: int, kwargs: dict[str, Any], **more: Any
-) -> gymnasium.Env[Any, Any]:
-    return TimeLimit(build(**kwargs, **more), int(limit))
-
-
-def probe(
-    factory: HostFactory, one: Maker, env_id: str, threshold: float | None, vector: bool
-) -> tuple[EnvSpec, HostFactory]:
-    """The spec, read from a throw-away environment, with the factory."""
-    if vector:
-        host = factory(1)
-        host.close()
-        return host.spec, factory
+def _from_single(one: Maker, asked: Options, env_id: str, threshold: float | None) -> Factories:
+    """Single environments, vectorised here."""
     env = created(one, env_id)
     mapped = space_map(env.observation_space, env.action_space, env_id)
     env.close()
-    return EnvSpec(env_id, mapped.observation, mapped.action, threshold), factory
+    spec = EnvSpec(env_id, mapped.observation, mapped.action, threshold, threads=False)
+    resets = AUTORESETS[asked.autoreset or "same_step"]
+    build = partial(synchronous, one, resets)
+    if asked.vectorization == "async":
+        return spec, Batches(partial(_asynchronous, one, resets), env_id, threshold).here, None
+    return factories(spec, Batches(build, env_id, threshold, patience=asked.patience), asked)
 
 
-def vectorise(
-    one: Maker,
-    mode: str | None,
-    autoreset: str | None,
-    env_id: str,
-    threshold: float | None,
-    num_envs: int,
-) -> VectorHost:
-    """`num_envs` single environments behind one host environment."""
-    resets = AUTORESETS[autoreset or "same_step"]
-    if mode == "async":
-        # forking a process in which JAX runs its threads may hang: spawn
-        many: Callable[[], VectorEnv[Any, Any, Any]] = partial(
-            _Async, [one] * num_envs, context="spawn", copy=False, autoreset_mode=resets
-        )
-    else:
-        many = partial(SyncVectorEnv, [one] * num_envs, copy=False, autoreset_mode=resets)
-    return VectorHost(created(many, env_id), env_id, threshold)
+def factories(spec: EnvSpec, batches: Batches, asked: Options) -> Factories:
+    """What makes batches, as it was asked for."""
+    if asked.vectorization == "processes":
+        return spec, partial(batches.apart, processes=asked.processes), batches.process()
+    return spec, batches.here, batches.process()
+
+
+def _asynchronous(one: Maker, autoreset: AutoresetMode, num_envs: int) -> "_Async":
+    # forking a process in which JAX runs its threads may hang: spawn
+    return _Async([one] * num_envs, context="spawn", copy=False, autoreset_mode=autoreset)
 
 
 class _Async(AsyncVectorEnv):
@@ -189,53 +197,43 @@ class _Async(AsyncVectorEnv):
                 super()._raise_if_errors(successes)
 
 
-def created(build: Callable[[], Any], env_id: str) -> Any:
-    """What `build` makes; whatever goes wrong in it becomes a sentence."""
-    try:
-        return build()
-    except UserError:
-        raise
-    except gymnasium.error.DependencyNotInstalled as error:
-        text = str(error)
-        extra = next((extra for part, extra in _EXTRAS.items() if part in text.lower()), None)
-        if extra is None:
-            raise UserError(f"{env_id} needs a package that is not installed: {text}") from error
-        raise missing_extra(env_id, extra, extra) from error
-    except Exception as error:
-        raise UserError(f"{env_id} could not be made: {type(error).__name__}: {error}") from error
-
-
-def split_options(
-    options: Mapping[str, Any], env_id: str
-) -> tuple[str | None, str | None, dict[str, Any]]:
-    """(vectorization, autoreset, the environment's own options)."""
-    kwargs = dict(options)
-    mode, autoreset = kwargs.pop("vectorization", None), kwargs.pop("autoreset", None)
+def split_options(options: Mapping[str, Any], env_id: str) -> Options:
+    """Divides an id's options into Dovetail's and the environment's own."""
+    own = dict(options)
+    mode, autoreset = own.pop("vectorization", None), own.pop("autoreset", None)
     if mode not in (None, *VECTORIZATIONS):
         raise unknown_option(env_id, "vectorization", mode, VECTORIZATIONS)
     if autoreset not in (None, *AUTORESETS):
         raise unknown_option(env_id, "autoreset", autoreset, AUTORESETS)
-    return mode, autoreset, kwargs
+    patience = own.pop("patience", PATIENCE)
+    if type(patience) not in (int, float) or not patience > 0:
+        raise UserError(f"{env_id} was given patience={patience}: give seconds, more than 0.")
+    if mode != "processes":
+        if "processes" in own:
+            raise UserError(
+                f"{env_id} was given processes={own['processes']} without "
+                "vectorization=processes: add it, or leave processes out."
+            )
+        return Options(mode, autoreset, own, 1, float(patience))
+    processes = own.pop("processes", os.cpu_count() or 1)
+    if type(processes) is not int or processes < 1:
+        raise UserError(f"{env_id} was given processes={processes}: give 1 or more.")
+    return Options(mode, autoreset, own, processes, float(patience))
 
 
-def _entry_point(
-    registered: Registered,
-    mode: str | None,
-    autoreset: str | None,
-    kwargs: Mapping[str, Any],
-    env_id: str,
-) -> Callable[..., Any] | None:
+def _entry_point(registered: Registered, asked: Options, env_id: str) -> Callable[..., Any] | None:
     """The registry's vector entry point, if it is wanted and can do what is asked."""
-    if mode in ("sync", "async"):
+    if asked.vectorization in ("sync", "async"):
         return None
+    wanted = asked.vectorization == "vector_entry_point"
     if registered.vector_entry_point is None:
-        if mode is None:
+        if not wanted:
             return None
         raise UserError(
-            f"{env_id} has no vector entry point: use vectorization=sync or vectorization=async."
+            f"{env_id} has no vector entry point: use vectorization=sync, async or processes."
         )
     creator = _creator(registered)
-    if mode is None and not _can(creator, autoreset, kwargs):
+    if not wanted and not _can(creator, asked.autoreset, asked.own):
         return None
     return creator
 
@@ -257,37 +255,6 @@ def _can(creator: Any, autoreset: str | None, kwargs: Mapping[str, Any]) -> bool
     if autoreset is None or "autoreset_mode" in parameters:
         return True
     return getattr(creator, "metadata", {}).get("autoreset_mode") == AUTORESETS[autoreset]
-
-
-def _from_entry_point(
-    registered: Registered,
-    autoreset: str | None,
-    kwargs: Mapping[str, Any],
-    env_id: str,
-    threshold: float | None,
-    num_envs: int,
-) -> VectorHost:
-    creator = _creator(registered)
-    kwargs = dict(kwargs)
-    if autoreset is not None and "autoreset_mode" in inspect.signature(creator).parameters:
-        kwargs["autoreset_mode"] = AUTORESETS[autoreset]
-    entry = copy.copy(registered)
-    entry.vector_entry_point = creator
-    build = partial(
-        gymnasium.make_vec,
-        entry,
-        num_envs=num_envs,
-        vectorization_mode="vector_entry_point",
-        **kwargs,
-    )
-    venv = created(build, env_id)
-    if autoreset is not None and autoreset_mode(venv, env_id) != AUTORESETS[autoreset]:
-        venv.close()
-        raise UserError(
-            f"{env_id} resets by {autoreset_mode(venv, env_id).name.lower()} when its vector entry "
-            f"point steps it: use vectorization=sync with autoreset={autoreset}."
-        )
-    return VectorHost(venv, env_id, threshold, _seeding(creator))
 
 
 def _seeding(creator: Any) -> Callable[[list[int]], Any] | None:

@@ -8,10 +8,12 @@ outside JAX and step on numpy arrays. Both say the same about every transition: 
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-import jax
 import numpy as np
+
+if TYPE_CHECKING:  # processes of environments import this module, and no JAX
+    import jax
 
 Observation = Any
 """A pytree of arrays; its structure is `EnvSpec.observation`."""
@@ -54,6 +56,9 @@ class EnvSpec:
     action: ActionSpace
     threshold: float | None = None
     """The mean return at which the task counts as solved, where the field agrees on one."""
+    threads: bool = True
+    """Whether threads step it side by side: not so for environments written in Python, which hold
+    its lock."""
 
 
 class JaxStep(NamedTuple):
@@ -61,9 +66,9 @@ class JaxStep(NamedTuple):
 
     state: Any
     observation: Observation
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
+    reward: "jax.Array"
+    terminated: "jax.Array"
+    truncated: "jax.Array"
 
 
 @runtime_checkable
@@ -72,11 +77,11 @@ class JaxEnv(Protocol):
 
     spec: EnvSpec
 
-    def reset(self, key: jax.Array) -> tuple[Any, Observation]:
+    def reset(self, key: "jax.Array") -> tuple[Any, Observation]:
         """A new episode: (state, observation)."""
         ...
 
-    def step(self, state: Any, action: jax.Array, key: jax.Array) -> JaxStep:
+    def step(self, state: Any, action: "jax.Array", key: "jax.Array") -> JaxStep:
         """One transition. No autoreset."""
         ...
 
@@ -117,4 +122,24 @@ class HostEnv(Protocol):
 
     def close(self) -> None:
         """Releases what the environments hold; safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class SplitHostEnv(HostEnv, Protocol):
+    """A `HostEnv` whose step comes in two halves: `step` is `send` and then `receive`.
+
+    What `receive` returns may be reused by the next `receive`, not yet by the next `send`.
+    """
+
+    def send(self, action: np.ndarray) -> None:
+        """Asks for one transition in every environment."""
+        ...
+
+    def receive(self) -> HostStep:
+        """The transition that was asked for."""
+        ...
+
+    def ready(self) -> bool:
+        """Whether `receive` would not wait for another process."""
         ...

@@ -13,13 +13,14 @@ from typing import Any
 from dovetail.envs.interface import EnvSpec, HostEnv, JaxEnv
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
-from dovetail.loading import load_object
+from dovetail.loading import call_named, load_object
 
 
 def from_file(path: str, name: str, options: Mapping[str, Any], env_id: str) -> Env:
     """The environment called `name` in the user's file."""
-    found = _named(path, name)
-    build = partial(_build_named, path, name) if callable(found) else found
+    file = Path(path).expanduser()
+    found = load_object(f"{file}:{name}", "environment")
+    build = partial(call_named, str(file.resolve()), name) if callable(found) else found
     return from_object(found, options, env_id, build)
 
 
@@ -33,11 +34,11 @@ def from_object(found: Any, options: Mapping[str, Any], env_id: str, build: Any 
     build = found if build is None else build
     if isinstance(found, type):
         if issubclass(found, gymnasium.vector.VectorEnv):
-            return _hosted(partial(_from_vector, build, dict(options), env_id))
+            return _vector(build, options, env_id)
         if issubclass(found, gymnasium.Env):
             return _single(build, options, env_id)
         if hasattr(found, "close") and hasattr(found, "step"):
-            return _hosted(partial(_from_host, build, dict(options), env_id))
+            return _hosted(build, options, env_id)
         return _traced(_called(build, options, env_id), env_id)
     if isinstance(found, gymnasium.Env | gymnasium.vector.VectorEnv | HostEnv):
         raise UserError(
@@ -57,9 +58,11 @@ def _from_factory(
     """A function: `(num_envs) -> HostEnv or VectorEnv`, or `() -> gymnasium.Env or JaxEnv`."""
     import gymnasium
 
+    from dovetail.envs.gymnasium import split_options
+
     if "num_envs" in inspect.signature(found).parameters:
-        return _hosted(partial(_from_host, build, dict(options), env_id))
-    own = {k: v for k, v in options.items() if k not in ("vectorization", "autoreset")}
+        return _hosted(build, options, env_id)
+    own = split_options(options, env_id).own
     own.pop("max_episode_steps", None)
     made = _called(build, own, env_id)
     if isinstance(made, gymnasium.Env):
@@ -71,8 +74,8 @@ def _from_factory(
 def _single(build: Any, options: Mapping[str, Any], env_id: str) -> Env:
     from dovetail.envs.gymnasium import from_class
 
-    spec, host, one = from_class(build, options, env_id)
-    return Env(spec, None, host, one)
+    spec, host, process, one = from_class(build, options, env_id)
+    return Env(spec, None, host, one, process)
 
 
 def _traced(env: Any, env_id: str) -> Env:
@@ -84,36 +87,47 @@ def _traced(env: Any, env_id: str) -> Env:
     return Env(env.spec, env, None)
 
 
-def _hosted(factory: Callable[[int], HostEnv]) -> Env:
-    host = factory(1)
+def _vector(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) -> Env:
+    """A `gymnasium.vector.VectorEnv` class or factory."""
+    from dovetail.envs.batches import Batches
+    from dovetail.envs.gymnasium import Options, factories, split_options
+    from dovetail.envs.makers import by_class
+    from dovetail.envs.processes import PATIENCE
+
+    asked = Options(None, None, dict(options), 1, PATIENCE)
+    if options.get("vectorization") == "processes":  # all other options are its own
+        asked = split_options(options, env_id)
+    batches = Batches(partial(by_class, build, asked.own), env_id, patience=asked.patience)
+    host = batches.here(1)
     host.close()
-    return Env(host.spec, None, factory)
+    spec, make, process = factories(host.spec, batches, asked)
+    return Env(spec, None, make, None, process)
 
 
-def _from_vector(
-    build: Callable[..., Any], options: dict[str, Any], env_id: str, num_envs: int
-) -> HostEnv:
-    from dovetail.envs.vector import VectorHost
-
-    return VectorHost(_called(build, {"num_envs": num_envs, **options}, env_id), env_id)
-
-
-def _from_host(
-    build: Callable[..., Any], options: dict[str, Any], env_id: str, num_envs: int
-) -> HostEnv:
+def _hosted(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) -> Env:
+    """Something that makes a `HostEnv`, or a `VectorEnv`, of `num_envs` environments."""
     import gymnasium
 
-    from dovetail.envs.vector import VectorHost
-
-    made = _called(build, {"num_envs": num_envs, **options}, env_id)
+    if options.get("vectorization") == "processes":
+        return _vector(build, options, env_id)
+    factory = partial(_counted, build, dict(options), env_id)
+    made = factory(1)
     if isinstance(made, gymnasium.vector.VectorEnv):
-        return VectorHost(made, env_id)
+        made.close()
+        return _vector(build, options, env_id)
     if not isinstance(made, HostEnv):
         raise UserError(
             f"{env_id} made a {type(made).__name__}: a factory of num_envs environments must "
             "return a HostEnv or a gymnasium.vector.VectorEnv."
         )
-    return made
+    made.close()
+    return Env(made.spec, None, factory)
+
+
+def _counted(
+    build: Callable[..., Any], options: Mapping[str, Any], env_id: str, num_envs: int
+) -> Any:
+    return _called(build, {"num_envs": num_envs, **options}, env_id)
 
 
 def _called(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) -> Any:
@@ -123,12 +137,3 @@ def _called(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) 
         raise
     except Exception as error:
         raise UserError(f"{env_id} could not be made: {type(error).__name__}: {error}") from error
-
-
-def _build_named(path: str, name: str, **options: Any) -> Any:
-    """Calls `name` of the file at `path`; can be sent to another process, unlike the class."""
-    return _named(path, name)(**options)
-
-
-def _named(path: str, name: str) -> Any:
-    return load_object(f"{Path(path).expanduser()}:{name}", "environment")

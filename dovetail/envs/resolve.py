@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dovetail.envs.interface import EnvSpec, HostEnv, JaxEnv
+from dovetail.envs.interface import EnvSpec, HostEnv, JaxEnv, SplitHostEnv
 from dovetail.envs.names import BACKENDS, EnvId, parse, suggestion
 from dovetail.errors import UserError, nearest
 
@@ -37,6 +37,10 @@ class Env:
     """Makes a batch of that many environments, if it lives outside JAX."""
     single: Callable[..., Any] | None = None
     """Makes one bare `gymnasium.Env` for pictures: see `render_env`."""
+    process: Callable[..., SplitHostEnv] | None = None
+    """Called as (num_envs, bell=None, first=0), makes a batch in a process of its own, which
+    releases the semaphore `bell` after each step, and whose environments are called `first` … in
+    messages. None if that cannot be, or is needless: threads step it side by side."""
 
 
 def resolve(env: Any, *, traced: bool | None = None) -> Env:
@@ -106,8 +110,8 @@ def _from_backend(backend: str, found: EnvId) -> Env:
     single = partial(_single, backend, found.name, found.options)
     if backend in ("dovetail", "gymnax"):
         return Env(made.spec, made, None, single)
-    spec, host = made
-    return Env(spec, None, host, single)
+    spec, host, process = made
+    return Env(spec, None, host, single, process)
 
 
 def _single(backend: str, name: str, options: Mapping[str, Any], **more: Any) -> Any:

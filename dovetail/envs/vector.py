@@ -5,7 +5,6 @@ index and step. The common path has no loop over environments: it adds a few mic
 """
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import gymnasium
@@ -13,14 +12,11 @@ import jax
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from dovetail.envs.faults import fault
 from dovetail.envs.interface import EnvSpec, HostStep, Observation
+from dovetail.envs.processes import ProcessVectorEnv, one_seed
 from dovetail.envs.spaces import SpaceMap, space_map
 from dovetail.errors import UserError
-
-
-def one_seed(seeds: list[int]) -> int:
-    """A single seed that depends on all of `seeds`, for back ends that take only one."""
-    return int(np.random.SeedSequence(seeds).generate_state(1)[0])
 
 
 def autoreset_mode(venv: VectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
@@ -45,15 +41,25 @@ class VectorHost:
         env_id: str,
         threshold: float | None = None,
         seeding: Callable[[list[int]], Any] | None = None,
+        *,
+        threads: bool = False,
+        first: int = 0,
     ) -> None:
-        """`seeding` turns the list of seeds into what `venv.reset(seed=…)` takes."""
+        """`seeding` turns the list of seeds into what `venv.reset(seed=…)` takes, `threads` goes
+        into the spec, and messages call environment 0 `first`."""
         self._venv = venv
         self._spaces: SpaceMap = space_map(
             venv.single_observation_space, venv.single_action_space, env_id
         )
-        self.spec = EnvSpec(env_id, self._spaces.observation, self._spaces.action, threshold)
+        self._decode = self._spaces.decode
+        self.spec = EnvSpec(
+            env_id, self._spaces.observation, self._spaces.action, threshold, threads
+        )
         self.num_envs = int(venv.num_envs)
-        listed = isinstance(venv, SyncVectorEnv | AsyncVectorEnv)
+        self._first = first
+        self._process = venv if isinstance(venv, ProcessVectorEnv) else None
+        self._action: np.ndarray | None = None
+        listed = isinstance(venv, SyncVectorEnv | AsyncVectorEnv | ProcessVectorEnv)
         self._seeding: Callable[[list[int]], Any] = seeding or (list if listed else one_seed)
         self._mode = autoreset_mode(venv, env_id)
         self._finish = {
@@ -84,6 +90,8 @@ class VectorHost:
         try:
             seed: Any = self._seeding([int(seed) for seed in seeds])
             raw, _ = self._venv.reset(seed=seed)
+        except UserError:
+            raise
         except Exception as error:
             raise self._failure(error, "reset") from error
         return self._observe(raw, None)
@@ -92,10 +100,38 @@ class VectorHost:
         """One transition in every environment."""
         self._steps += 1
         try:
-            raw, reward, terminated, truncated, infos = self._venv.step(self._spaces.decode(action))
+            stepped = self._venv.step(self._decode(action))
+        except UserError:
+            raise
         except Exception as error:
             raise self._failure(error, "step") from error
-        observation = self._observe(raw, action)
+        return self._checked(action, stepped)
+
+    def send(self, action: np.ndarray) -> None:
+        """Asks for one transition in every environment; here, `receive` makes it unless the
+        environments live in another process."""
+        if self._process is not None:
+            self._steps += 1
+            self._process.step_async(self._decode(action))
+        self._action = action
+
+    def receive(self) -> HostStep:
+        """The transition that was asked for."""
+        action, self._action = self._action, None
+        if action is None:
+            raise UserError(f"{self.spec.id} was asked for a step's result before the step.")
+        if self._process is None:
+            return self.step(action)
+        return self._checked(action, self._process.step_wait())
+
+    def ready(self) -> bool:
+        """Whether `receive` would not wait for another process."""
+        return self._process is None or self._process.ready()
+
+    def _checked(self, action: np.ndarray, stepped: tuple[Any, ...]) -> HostStep:
+        """A step in Dovetail's terms, if there is nothing to complain of."""
+        raw, reward, terminated, truncated, infos = stepped
+        observation = raw if self._fits(raw) else self._observe(raw, action)
         reward = np.asarray(reward, np.float32)
         if reward.shape != self._ended.shape:
             raise self._wrong(f"returned rewards of shape {reward.shape}, not ({self.num_envs},)")
@@ -155,6 +191,8 @@ class VectorHost:
             final = jax.tree.map(np.copy, observation)  # the reset writes into the same buffer
             try:
                 raw, _ = self._venv.reset(options={"reset_mask": first.copy()})
+            except UserError:
+                raise
             except Exception as error:
                 raise self._failure(error, "reset") from error
             observation = self._observe(raw, None)
@@ -189,8 +227,6 @@ class VectorHost:
 
     def _observe(self, raw: Any, action: np.ndarray | None) -> Observation:
         """The encoded observation, its shape checked and its numbers finite."""
-        if self._fits(raw):
-            return raw
         try:
             observation = self._spaces.encode(raw)
         except Exception as error:
@@ -234,25 +270,13 @@ class VectorHost:
         )
 
     def _wrong(self, sentence: str, index: int | None = None) -> UserError:
-        place = "" if index is None else f"environment {index} "
+        place = "" if index is None else f"environment {self._first + index} "
         return UserError(f"{self.spec.id}: {place}{sentence} (step {self._steps}).")
 
     def _failure(self, error: Exception, call: str) -> UserError:
         """The error that names the environment which raised, where that can be found out."""
-        if isinstance(error, UserError):
-            return error
-        misfit = _misfit(self._venv) if isinstance(self._venv, SyncVectorEnv) else None
-        if misfit is not None:
-            index, found, expected = misfit
-            return self._wrong(
-                f"returned an observation {found} where its space is {expected}", index
-            )
-        index = _index_in(error.__traceback__)
-        who = "an environment" if index is None else f"environment {index}"
-        return UserError(
-            f"{self.spec.id}: {who} raised {type(error).__name__} in {call} at step {self._steps}: "
-            f"{error}"
-        )
+        told = fault(error, self._venv, call, self._steps, self._first)
+        return UserError(f"{self.spec.id}: {told}")
 
 
 def _stack(raws: list[Any]) -> Any:
@@ -271,36 +295,3 @@ def _take(raw: Any, rows: np.ndarray) -> Any:
     if isinstance(raw, tuple):
         return tuple(_take(value, rows) for value in raw)
     return np.asarray(raw)[rows]
-
-
-_INDEX_VARIABLE = {
-    SyncVectorEnv.step.__code__: "i",
-    SyncVectorEnv.reset.__code__: "i",
-    AsyncVectorEnv._raise_if_errors.__code__: "index",  # pyright: ignore[reportPrivateUsage]
-}
-"""Where Gymnasium's own loops hold the index of the environment they are at."""
-
-
-def _index_in(traceback: TracebackType | None) -> int | None:
-    """The environment at which Gymnasium's loop stood when one of its environments raised."""
-    while traceback is not None:
-        name = _INDEX_VARIABLE.get(traceback.tb_frame.f_code)
-        if name is not None and name in traceback.tb_frame.f_locals:
-            return int(traceback.tb_frame.f_locals[name])
-        traceback = traceback.tb_next
-    return None
-
-
-def _misfit(venv: SyncVectorEnv) -> tuple[int, str, str] | None:
-    """The first environment whose last observation does not fit its Box space."""
-    space = venv.single_observation_space
-    if not isinstance(space, gymnasium.spaces.Box):
-        return None
-    seen: list[Any] = venv._env_obs  # pyright: ignore[reportPrivateUsage]
-    for index, observation in enumerate(seen):
-        if observation is None:  # not reset yet
-            continue
-        found = np.asarray(observation)
-        if found.shape != space.shape or not np.can_cast(found.dtype, space.dtype, "same_kind"):
-            return index, f"{found.dtype}{list(found.shape)}", f"{space.dtype}{list(space.shape)}"
-    return None

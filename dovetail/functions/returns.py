@@ -7,6 +7,8 @@ accumulates across the end of an episode. So the steps in which a back end only 
 a valid step; their own results mean nothing and are left out of losses by their weight.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -93,6 +95,63 @@ def n_step_returns(
     for _ in range(min(n, rewards.shape[0]) - 1):
         returns = rewards + discount * jnp.where(cut, beyond, jnp.roll(returns, -1, axis=0))
     return returns
+
+
+class Clips(NamedTuple):
+    """Where V-trace cuts the ratio of the two policies' probabilities."""
+
+    rho: float = 1.0
+    """In a step's own error: the value learned is that of a policy between the two."""
+    c: float = 1.0
+    """In what a step passes back: how fast it is learned."""
+    gradient: float = 1.0
+    """In the weights of the policy's gradient."""
+
+
+class VTrace(NamedTuple):
+    """Estimates for the policy that learns, from steps of the policy that acted; all [T, B]."""
+
+    targets: jax.Array
+    """v_s, what the values should be."""
+    advantages: jax.Array
+    """r_s + γ v_{s+1} - V(x_s), not yet weighed."""
+    weights: jax.Array
+    """ρ_s, clipped: the weights of the advantages in a policy gradient without other correction."""
+
+
+def vtrace(
+    log_ratios: jax.Array,
+    rewards: jax.Array,
+    values: jax.Array,
+    next_values: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    discount: float,
+    lambda_: float,
+    clips: Clips,
+) -> VTrace:
+    """V-trace, https://arxiv.org/abs/1802.01561 (section 4.1), from log π(a) - log μ(a) and values.
+
+    With λ below 1 (remark 2) advantages look ahead to λ v_{s+1} + (1 - λ) V(x_{s+1}), so that they
+    are generalised advantages where π acted itself.
+    """
+    _check_shapes(
+        log_ratios=log_ratios,
+        rewards=rewards,
+        values=values,
+        next_values=next_values,
+        terminated=terminated,
+        truncated=truncated,
+    )
+    ratios = jnp.exp(log_ratios)
+    beyond = jnp.where(terminated, 0.0, next_values)
+    ended = terminated | truncated
+    delta = rewards + discount * beyond - values
+    decay = jnp.where(ended, 0.0, discount * lambda_ * jnp.minimum(ratios, clips.c))
+    corrections = _accumulate(jnp.minimum(ratios, clips.rho) * delta, decay)
+    following = jnp.concatenate([corrections[1:], jnp.zeros_like(corrections[:1])])
+    ahead = jnp.where(ended, 0.0, discount * lambda_ * following)
+    return VTrace(values + corrections, delta + ahead, jnp.minimum(ratios, clips.gradient))
 
 
 def _accumulate(x: jax.Array, decay: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from dovetail.graph.ir import Fragment, Graph
+from dovetail.graph.show import count
 from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Resources, WorkerKind
 
 STATE = "state"
@@ -83,12 +84,11 @@ def _told(plan: Plan, graph: Graph, resources: Resources) -> Iterator[str]:
     if plan.staleness:
         how = "exactly" if plan.ordered else "at most"
         yield (
-            f"trajectories are {how} {plan.staleness} versions old when they are learned from; "
+            f"trajectories are {how} {count(plan.staleness, 'version')} old when learned from; "
             f"{graph.algorithm} corrects for {graph.correction}"
         )
     if plan.replicas > 1:
-        devices = ", ".join(str(d) for w in plan.workers if len(w.devices) > 1 for d in w.devices)
-        yield f"mean is an all-reduce over devices {devices}"
+        yield f"mean is an all-reduce over {count(plan.replicas, 'device')}"
     if len(plan.workers) > resources.cores:
         yield f"{len(plan.workers)} workers share {resources.cores} cores"
 

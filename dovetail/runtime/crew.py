@@ -8,6 +8,7 @@ growing pause; a learner that fails ends the run. Who waits hears who failed, an
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.algorithm import Timestep
+from dovetail.envs.member import ProcessFailed
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
@@ -28,6 +30,7 @@ from dovetail.runtime.placing import to_device
 from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, Values
 from dovetail.runtime.report import Report, sums
 from dovetail.runtime.schedule import Crew
+from dovetail.runtime.watch import Watchdog
 from dovetail.runtime.worker import Turn, Worker
 
 RESTARTS = 5
@@ -38,6 +41,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before a restart: doubled from one to the next."""
 LOOK_SECONDS = 0.25
 """How often who waits looks at whether a worker has failed."""
+GRACE = 3.0
+"""Seconds that a worker has more than its environments' processes to say what is wrong."""
 JOIN_SECONDS = 10.0
 """How long a worker's thread is waited for at the end."""
 
@@ -82,21 +87,29 @@ class Restarts:
 class CrewRun:
     """Workers in threads, or one in the caller's."""
 
-    def __init__(self, graph: Graph, plan: Plan, env: Env, patience: float) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        env: Env,
+        patience: float,
+        tell: Callable[[str], None],
+    ) -> None:
         self._graph, self._plan, self._env = graph, plan, env
-        self._patience = patience
-        self._crew = Crew(graph, plan, env)
+        self._patience, self._tell = patience, tell
+        self._crew = Crew(graph, plan, env, patience)
         self._restarts = {worker.name: Restarts() for worker in self._crew.workers}
         self._records: SimpleQueue[Record] = SimpleQueue()
         self._limit = self._done = 0
         self._may_go_on = threading.Condition()
         self._failure: tuple[str, BaseException] | None = None
-        self._notices: deque[str] = deque()
         self._actor_states: list[list[Any]] = []
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
         self._staleness: deque[int] = deque(maxlen=10_000)
         self._keys: Any = None
+        watches = [worker.watch for worker in self._crew.workers]
+        self._watchdog = Watchdog(watches, patience, tell)
 
     def compile(self, state: Any, actor: Any) -> None:
         """Compiles every fragment; their shapes are the graph's."""
@@ -125,7 +138,7 @@ class CrewRun:
                 worker.held |= dict(zip((v.id for v in graph.state.inputs), leaves, strict=True))
             if worker is not self._crew.learner or self._crew.is_one:
                 self._set_actor(worker, self._actor_states[worker.copy])
-                self._set_stage(worker, 0, keep=True)
+                self._begin_stage(worker)
         return self.actor_state()
 
     def _set_actor(self, worker: Worker, leaves: list[Any]) -> None:
@@ -135,7 +148,16 @@ class CrewRun:
         numbers = (value.id for value in self._graph.actor.inputs)
         worker.held |= dict(zip(numbers, leaves, strict=True))
 
-    def _set_stage(self, worker: Worker, attempt: int, keep: bool = False) -> None:
+    def _begin_stage(self, worker: Worker) -> None:
+        """Sets a worker's environments; a process that was killed meanwhile is started again."""
+        try:
+            self._set_stage(worker, 0)
+        except ProcessFailed as error:
+            if error.traceback:  # it raised, and would again
+                raise
+            self._recover(worker, error)
+
+    def _set_stage(self, worker: Worker, attempt: int) -> None:
         """Sets a worker's environments anew; host environments begin new episodes."""
         stage = self._crew.stages.get(worker.name)
         if stage is None:
@@ -171,6 +193,7 @@ class CrewRun:
     def advance(self, iterations: int) -> "Coming":
         """Lets the workers go on for that many updates."""
         if self._crew.is_one:
+            self._crew.workers[0].watch.begin()
             for number in range(self._done, self._done + iterations):
                 self._turn(self._crew.workers[0], number)
             self._done = self._limit = self._done + iterations
@@ -233,16 +256,22 @@ class CrewRun:
         """Sets a worker's environments up again, or raises the error for good."""
         apart = worker is not self._crew.learner or self._crew.steps_apart(worker.name)
         restarts = self._restarts[worker.name]
-        if not apart or self._stopping.is_set() or not restarts.allowed():
-            raise error
-        pause = restarts.pause()
-        self._notices.append(
-            f"{worker.name} failed and is set up again in {pause:.1f} s "
-            f"(restart {restarts.total}): {_sentence(error)}"
-        )
-        if self._stopping.wait(pause):
-            raise Closed("stopping")
-        self._set_stage(worker, restarts.total)
+        failed: Exception | None = error
+        while failed is not None:
+            if not apart or self._stopping.is_set() or not restarts.allowed():
+                raise failed
+            pause = restarts.pause()
+            self._tell(
+                f"{worker.name} failed and is set up again in {pause:.1f} s "
+                f"(restart {restarts.total}): {_sentence(failed)}"
+            )
+            if self._stopping.wait(pause):
+                raise Closed("stopping")
+            try:
+                self._set_stage(worker, restarts.total)
+                failed = None
+            except Exception as again:
+                failed = again
 
     def _record(self, worker: Worker, values: Values, turn: Turn) -> None:
         """Notes an update; the arrays that were learned from may be written again."""
@@ -269,6 +298,7 @@ class CrewRun:
     def collect(self, iterations: int) -> list[Record]:
         """The records of that many updates; waits, and looks after the workers meanwhile."""
         found: list[Record] = []
+        self._look()
         while len(found) < iterations:
             try:
                 found.append(self._records.get(timeout=LOOK_SECONDS))
@@ -284,11 +314,10 @@ class CrewRun:
             raise WorkerFailed(f"Worker {name} failed: {_sentence(error)}") from error
         for worker in self._crew.workers:
             watch = worker.watch
-            stuck = not watch.waits and watch.what.startswith("running unroll")
-            if stuck and watch.quiet() > self._patience:
+            if watch.stepping and not watch.waits and watch.quiet() > self._patience + GRACE:
                 raise WorkerFailed(
-                    f"Worker {worker.name} hangs: {watch.what}, nothing for "
-                    f"{watch.quiet():.0f} s.\n{watch.where()}"
+                    f"A worker hangs: {watch.complaint()}A thread cannot be ended from outside; "
+                    f"with --processes true its environments can."
                 )
 
     def report(self, records: list[Record]) -> Report:
@@ -297,9 +326,6 @@ class CrewRun:
         names = [name for name, _ in self._graph.metrics]
         metrics = sums([record.metrics for record in records])
         self._staleness.extend(s for record in records for s in record.staleness)
-        notices = []
-        while self._notices:
-            notices.append(self._notices.popleft())
         return Report(
             iterations=len(records),
             metrics=dict(zip(names, metrics, strict=True)),
@@ -307,7 +333,6 @@ class CrewRun:
             state=self._graph.state.tree.unflatten(last.state),
             actor=lambda: self._whole(last.actor),
             measures=self._measures(),
-            notices=tuple(notices),
         )
 
     def actor_state(self) -> Any:
@@ -353,8 +378,9 @@ class CrewRun:
         return found
 
     def close(self) -> None:
-        """Ends every thread, process and environment."""
+        """Ends every thread, process and environment; safe to call twice."""
         self._stopping.set()
+        self._watchdog.close()
         with self._may_go_on:
             self._may_go_on.notify_all()
         for exchange in self._crew.exchanges:

@@ -109,7 +109,9 @@ class Exchange:
                 return [queue.popleft() for queue in self._queues]
             self._wait(lambda: self._enough(turn), watch, f"{self._joined} unrolls")
             self._learning = self._joined
-            return [self._arrived.popleft() for _ in range(self._joined)]
+            oldest = sorted(self._arrived, key=lambda parcel: parcel.version)
+            self._arrived = deque(oldest[self._joined :])
+            return oldest[: self._joined]
 
     def close(self) -> None:
         """Wakes everyone who waits; they get `Closed`."""

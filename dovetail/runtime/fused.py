@@ -12,12 +12,21 @@ from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 from dovetail.runtime.programs import many_iterations, over_devices, over_seeds
 from dovetail.runtime.report import Report
+from dovetail.runtime.watch import Watch, Watchdog
 
 
 class FusedRun:
     """Dispatches the program."""
 
-    def __init__(self, graph: Graph, plan: Plan, env: Env, seeds: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        env: Env,
+        seeds: int,
+        patience: float,
+        tell: Callable[[str], None],
+    ) -> None:
         assert env.jax is not None
         program = many_iterations(graph, env.jax)
         if seeds > 1:
@@ -27,6 +36,8 @@ class FusedRun:
             program = over_devices(program, [devices[i] for i in plan.workers[0].devices])
         self._graph = graph
         self._call: Callable[..., Any] = jax.jit(program)
+        self._watch = Watch(plan.workers[0].name)
+        self._watchdog = Watchdog([self._watch], patience, tell)
         self._state: list[Any] = []
         self._actor: list[Any] = []
 
@@ -57,7 +68,7 @@ class FusedRun:
             self._graph.state.tree.unflatten(self._state),
             lambda: self._graph.actor.tree.unflatten(actor),
         )
-        return Dispatched(report)
+        return Dispatched(report, self._watch)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -65,16 +76,21 @@ class FusedRun:
         return {}
 
     def close(self) -> None:
-        """Holds nothing but arrays."""
+        """Ends the watch; the rest is arrays."""
+        self._watchdog.close()
 
 
 class Dispatched:
     """Iterations that are being computed."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, watch: Watch) -> None:
         self._report = report
+        self._watch = watch
 
     def wait(self) -> Report:
         """Waits until they are done."""
+        self._watch.doing(f"computing {self._report.iterations} iterations in one program")
+        self._watch.begin()
         jax.block_until_ready(self._report.metrics)
+        self._watch.idle()
         return self._report

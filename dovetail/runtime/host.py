@@ -148,6 +148,7 @@ class HostUnroll:
         unroll = self._unroll
         actor = self._actor(values)
         rows = self._free.pop() if self._free else self._rows()
+        self._watch.stepping = True
         after = self._steps(self._taken(values), actor, rows)
         episodes, after = _count_episodes(rows.trajectory, after)
         made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]

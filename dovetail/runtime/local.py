@@ -26,14 +26,23 @@ class Runtime:
     """Runs a plan. Close it: it may hold threads, processes and environments."""
 
     def __init__(
-        self, graph: Graph, plan: Plan, env: Env, seeds: int = 1, patience: float = PATIENCE
+        self,
+        graph: Graph,
+        plan: Plan,
+        env: Env,
+        seeds: int = 1,
+        patience: float = PATIENCE,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`tell` hears what people should know of: restarts, workers that do not get on."""
         self.graph = graph
         self.plan = plan
         self.compile_seconds = 0.0
         self._compiling: Future[float] | None = None
         self._run: FusedRun | CrewRun = (
-            FusedRun(graph, plan, env, seeds) if plan.fused else CrewRun(graph, plan, env, patience)
+            FusedRun(graph, plan, env, seeds, patience, tell)
+            if plan.fused
+            else CrewRun(graph, plan, env, patience, tell)
         )
 
     @property

@@ -22,8 +22,6 @@ class Report:
     """Puts the actors' state after them together."""
     measures: dict[str, float] = field(default_factory=dict)
     """What the workers and links measured: staleness, waits, the size of acting's batches."""
-    notices: tuple[str, ...] = ()
-    """What happened that people should hear of: restarts, slow workers."""
 
 
 class Pending(Protocol):

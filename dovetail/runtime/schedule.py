@@ -32,13 +32,13 @@ from dovetail.runtime.worker import (
 class Crew:
     """The workers of a plan, the links between them, and the environments they step."""
 
-    def __init__(self, graph: Graph, plan: Plan, env: Env) -> None:
+    def __init__(self, graph: Graph, plan: Plan, env: Env, patience: float) -> None:
         self.workers: list[Worker] = []
         self.stages: dict[str, Stage] = {}
         """By the name of the worker that acts."""
         self.exchanges: list[Exchange] = []
         self.programs: list[Any] = []
-        self._graph, self._plan, self._env = graph, plan, env
+        self._graph, self._plan, self._env, self._patience = graph, plan, env, patience
         self._devices = jax.devices() if _names_many_devices(plan) else None
         self._acting: list[tuple[HostUnroll, Worker]] = []
         self._compiled: dict[str, Compiled] = {}
@@ -264,7 +264,7 @@ class Crew:
         if worker not in self.stages:
             every = self._plan.instances_of(f"{node.name}.step")
             steps = [step for step in every if _within(step, acting)]
-            self.stages[worker] = make_stage(self._plan, self._env, acting, steps)
+            self.stages[worker] = make_stage(self._plan, self._env, acting, steps, self._patience)
         return self.stages[worker]
 
     def _copy(self, worker: str) -> int:

@@ -255,8 +255,13 @@ class Stage:
             group.port.close()
 
 
-def make_stage(plan: Plan, env: Env, acting: Instance, steps: list[Instance]) -> Stage:
-    """The stage of the actor that `acting` is, with the instances that step its environments."""
+def make_stage(
+    plan: Plan, env: Env, acting: Instance, steps: list[Instance], patience: float
+) -> Stage:
+    """The stage of the actor that `acting` is, with the instances that step its environments.
+
+    A process that takes longer than `patience` seconds for a step is ended.
+    """
     kinds = {worker.name: worker.kind for worker in plan.workers}
     first, last = acting.envs or (0, plan.num_envs)
     if len(steps) == 1:
@@ -264,14 +269,14 @@ def make_stage(plan: Plan, env: Env, acting: Instance, steps: list[Instance]) ->
         if not process and steps[0].worker == acting.worker:
             return Stage(_stepper(env, last - first), [])
         if process:
-            return Stage(HostStepper(_process_maker(env, steps[0], None)), [])
+            return Stage(HostStepper(_process_maker(env, steps[0], None, patience)), [])
     bell = get_context("spawn").Semaphore(0)
     groups: list[Group] = []
     for step in steps:
         begin, end = step.envs or (first, last)
         port: Port
         if kinds[step.worker] is WorkerKind.PROCESS:
-            port = ProcessPort(_process_maker(env, step, bell))
+            port = ProcessPort(_process_maker(env, step, bell, patience))
         else:
             port = ThreadPort(step.worker, _stepper(env, end - begin), bell)
         groups.append(Group(slice(begin - first, end - first), port))
@@ -286,7 +291,7 @@ def _stepper(env: Env, size: int) -> Stepper:
     return HostStepper(lambda: host(size))
 
 
-def _process_maker(env: Env, step: Instance, bell: Any) -> Callable[[], HostEnv]:
+def _process_maker(env: Env, step: Instance, bell: Any, patience: float) -> Callable[[], HostEnv]:
     make = env.process
     if make is None:
         raise UserError(
@@ -295,7 +300,7 @@ def _process_maker(env: Env, step: Instance, bell: Any) -> Callable[[], HostEnv]
         )
     assert step.envs is not None
     first, last = step.envs
-    return lambda: make(last - first, bell=bell, first=first)
+    return lambda: make(last - first, bell=bell, first=first, patience=patience)
 
 
 def initial_observation(env: HostEnv, keys: jax.Array) -> Any:

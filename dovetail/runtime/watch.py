@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 
@@ -16,8 +16,10 @@ class Watch:
         self.since = time.perf_counter()
         """When it last got on."""
         self.what = "starting"
-        self.waits = False
-        """Whether it waits for another worker."""
+        self.waits = True
+        """Whether it waits for another worker, or has nothing to do."""
+        self.stepping = False
+        """Whether it steps environments: each step is a sign of life."""
         self.waited = 0.0
         """Seconds spent waiting for others, in all."""
         self._thread: int | None = None
@@ -28,8 +30,12 @@ class Watch:
 
     def doing(self, what: str) -> None:
         """It begins something."""
-        self.what = what
+        self.what, self.waits, self.stepping = what, False, False
         self.since = time.perf_counter()
+
+    def idle(self) -> None:
+        """It has nothing to do."""
+        self.waits = True
 
     def beat(self) -> None:
         """It got on with what it does."""
@@ -38,16 +44,16 @@ class Watch:
     @contextmanager
     def waiting(self, what: str) -> Generator[None]:
         """It waits for another worker while the block runs."""
-        before = self.what
+        before, stepping = self.what, self.stepping
         began = time.perf_counter()
         self.doing(f"waiting for {what}")
         self.waits = True
         try:
             yield
         finally:
-            self.waits = False
             self.waited += time.perf_counter() - began
             self.doing(before)
+            self.stepping = stepping
 
     def quiet(self) -> float:
         """Seconds since it last got on."""
@@ -57,3 +63,36 @@ class Watch:
         """The lines of code at which its thread stands."""
         frame = sys._current_frames().get(self._thread or 0)  # pyright: ignore[reportPrivateUsage]
         return "".join(traceback.format_stack(frame)[-6:]) if frame is not None else ""
+
+    def complaint(self) -> str:
+        """What is wrong with it, if it does not get on."""
+        return (
+            f"{self.worker} has been {self.what} for {self.quiet():.0f} s; it stands at\n"
+            f"{self.where()}"
+        )
+
+
+class Watchdog:
+    """A thread that tells, once, of every worker that does not get on for longer than patience."""
+
+    def __init__(
+        self, watches: Sequence[Watch], patience: float, tell: Callable[[str], None]
+    ) -> None:
+        self._watches, self._patience, self._tell = watches, patience, tell
+        self._told: dict[str, float] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="dovetail-watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.wait(min(1.0, self._patience / 4)):
+            for watch in self._watches:
+                late = not watch.waits and watch.quiet() > self._patience
+                if late and self._told.get(watch.worker) != watch.since:
+                    self._told[watch.worker] = watch.since
+                    self._tell(watch.complaint())

@@ -65,6 +65,7 @@ class Worker:
                 release()
             raise
         self.held = self.kept(values)
+        self.watch.idle()
         return values, turn
 
     def kept(self, values: Values) -> Values:

@@ -119,8 +119,6 @@ class Loop:
                 break
             if report is not None:
                 done += report.iterations
-                for notice in report.notices:
-                    progress.message(notice)
                 row = self._digest(report, done, done * per_iteration)
                 now = time.perf_counter()
                 self._adapt(report.iterations, now - last_report)

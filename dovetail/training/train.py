@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ class _Start:
             stack.callback(checkpoints.close)
             bound = self.algorithm.bind(task)
             try:
-                loop = self._loop(bound, checkpoints, restore, stack)
+                loop = self._loop(bound, checkpoints, restore, stack, progress.message)
             except Exception as error:
                 if stop:  # environments in processes of their own may be stopped before us
                     raise stop.stopped("before training began.") from error
@@ -184,10 +185,15 @@ class _Start:
         return what if self.settings.seeds == 1 else f"{what}, {self.settings.seeds} seeds"
 
     def _loop(
-        self, algorithm: Algorithm, checkpoints: Checkpoints, restore: bool, stack: ExitStack
+        self,
+        algorithm: Algorithm,
+        checkpoints: Checkpoints,
+        restore: bool,
+        stack: ExitStack,
+        tell: Callable[[str], None],
     ) -> Loop:
         plan, settings, env = self.planned.plan, self.settings, self.planned.env
-        runtime = Runtime(self.planned.graph, plan, env, settings.seeds, settings.patience)
+        runtime = Runtime(self.planned.graph, plan, env, settings.seeds, settings.patience, tell)
         stack.callback(runtime.close)
         runtime.prepare(*shapes(algorithm, env.jax, plan.num_envs, settings.seeds))
         state, actor = first_state(

@@ -1,0 +1,94 @@
+"""How batches of one kind of Gymnasium environment are made: here, or in processes of their own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.synchronize import Semaphore
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AutoresetMode
+
+from dovetail.envs.interface import SplitHostEnv
+from dovetail.envs.names import missing_extra
+from dovetail.envs.processes import PATIENCE, Build, ProcessVectorEnv, Seeding, sendable
+from dovetail.envs.vector import VectorHost, autoreset_mode
+from dovetail.errors import UserError
+
+_EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "ale_py": "atari"}
+
+HostFactory = Callable[[int], SplitHostEnv]
+ProcessFactory = Callable[..., SplitHostEnv]
+"""Called as (num_envs, bell=None, first=0): see `Env.process`."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Makes batches of any size."""
+
+    build: Build
+    env_id: str
+    threshold: float | None = None
+    seeding: Seeding | None = None
+    threads: bool = False
+    autoreset: AutoresetMode | None = None
+    """The mode that was asked for, of environments which may not have it."""
+    patience: float = PATIENCE
+
+    def here(self, num_envs: int) -> VectorHost:
+        """Environments in this process."""
+        venv = created(partial(self.build, num_envs), self.env_id)
+        found = autoreset_mode(venv, self.env_id)
+        if self.autoreset is not None and found != self.autoreset:
+            venv.close()
+            raise UserError(
+                f"{self.env_id} resets by {found.name.lower()} when its vector entry point steps "
+                f"it: use vectorization=sync with autoreset={self.autoreset.name.lower()}."
+            )
+        return VectorHost(venv, self.env_id, self.threshold, self.seeding, threads=self.threads)
+
+    def apart(
+        self,
+        num_envs: int,
+        bell: Semaphore | None = None,
+        first: int = 0,
+        processes: int = 1,
+        patience: float | None = None,
+    ) -> VectorHost:
+        """Environments in a process of their own, or divided among several; `patience` is this
+        object's own unless given."""
+        venv = ProcessVectorEnv(
+            self.build,
+            num_envs,
+            self.env_id,
+            processes=processes,
+            seeding=self.seeding,
+            bell=bell,
+            first=first,
+            patience=self.patience if patience is None else patience,
+        )
+        try:
+            return VectorHost(venv, self.env_id, self.threshold, threads=self.threads, first=first)
+        except BaseException:
+            venv.close()
+            raise
+
+    def process(self) -> ProcessFactory | None:
+        """`apart`, unless native threads make it needless or the factory cannot be sent."""
+        return self.apart if not self.threads and sendable(self.build) else None
+
+
+def created(build: Callable[[], Any], env_id: str) -> Any:
+    """What `build` makes; whatever goes wrong in it becomes a sentence."""
+    try:
+        return build()
+    except UserError:
+        raise
+    except gymnasium.error.DependencyNotInstalled as error:
+        text = str(error)
+        extra = next((extra for part, extra in _EXTRAS.items() if part in text.lower()), None)
+        if extra is None:
+            raise UserError(f"{env_id} needs a package that is not installed: {text}") from error
+        raise missing_extra(env_id, extra, extra) from error
+    except Exception as error:
+        raise UserError(f"{env_id} could not be made: {type(error).__name__}: {error}") from error

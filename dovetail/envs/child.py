@@ -1,0 +1,235 @@
+"""What a process of environments runs: one Gymnasium `VectorEnv`, stepped through shared memory.
+
+It imports numpy, Gymnasium and what the environments need, and no JAX: processes start quickly and
+stay small. It answers one exchange after the other until it is asked to close, and ends by itself
+when the process that started it is gone.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler, recv_handle
+from multiprocessing.synchronize import Semaphore
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from dovetail.envs.faults import fault
+from dovetail.envs.segment import COMMAND, DONE, FINAL, WORDS, Batch, Layout, Views, at, attach
+
+STEP, RESET, CLOSE = range(3)
+"""Commands."""
+LONGEST = 20_000
+"""Characters of a text that is sent: more might not fit into the pipe at once."""
+_LOOK_ROUND = 1.0
+"""Seconds between two looks whether the parent is still there."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is told when it starts."""
+
+    env_id: str
+    build: bytes
+    """Pickled: a function of the number of environments that makes a `VectorEnv`."""
+    index: int
+    """Which of the processes this is."""
+    rows: slice
+    """Which environments of the segment are its own."""
+    first: int
+    """What the run calls the segment's first environment."""
+    go: Semaphore
+    done: Semaphore
+    bell: Semaphore | None
+    parent: int
+
+    @property
+    def num_envs(self) -> int:
+        """How many environments it makes."""
+        return self.rows.stop - self.rows.start
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a process tells of the environments it has made."""
+
+    observation: gymnasium.Space[Any]
+    action: gymnasium.Space[Any]
+    autoreset: AutoresetMode | None
+    listed: bool
+    """Whether `reset` takes a list of seeds."""
+
+
+class Misfit(Exception):
+    """What the environments returned has the wrong shape."""
+
+
+def serve(job: Job, connection: Connection) -> None:
+    """Makes the environments and steps them until the parent is done with them."""
+    log = recv_handle(connection)
+    faulthandler.enable(log)
+    faulthandler.register(signal.SIGUSR1, log, all_threads=False)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError):  # the parent has changed its mind
+        venv = _make(job, connection)
+        if venv is not None:
+            layout: Layout = connection.recv()
+            memory = attach(recv_handle(connection), layout.size())
+            connection.send(None)
+            _Server(job, connection, venv, layout.views(memory, job.rows)).run()
+            venv.close()
+
+
+def _end_with_parent() -> None:
+    """Waits for the parent's end, in a thread: the environments may hang just then."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # which asks where they hang
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _make(job: Job, connection: Connection) -> VectorEnv[Any, Any, Any] | None:
+    """Makes the environments and tells the parent, of whatever hinders it too."""
+    failed = "cannot be brought into a process of its own: define it in a module or file; there is"
+    try:
+        load: Any = getattr(ForkingPickler, "loads")  # noqa: B009  (its stub is wrong)
+        build: Callable[[int], VectorEnv[Any, Any, Any]] = load(job.build)
+        failed = "could not be made:"
+        venv = build(job.num_envs)
+        if venv.num_envs != job.num_envs:
+            raise ValueError(f"{job.num_envs} environments asked for, {venv.num_envs} made")
+        metadata = venv.metadata or {}
+        mode = getattr(venv, "autoreset_mode", None) or metadata.get("autoreset_mode")
+        mode = None if mode is None else AutoresetMode(mode)
+        listed = isinstance(venv, SyncVectorEnv)
+        made = Made(venv.single_observation_space, venv.single_action_space, mode, listed)
+        connection.send(made)
+    except BaseException as error:
+        _tell(connection, f"{job.env_id} {failed} {type(error).__name__}: {error}")
+        return None
+    return venv
+
+
+def _tell(connection: Connection, sentence: str) -> None:
+    """Sends the sentence and the traceback of the exception being handled."""
+    with contextlib.suppress(OSError):  # nobody is there to hear it
+        connection.send((sentence[:LONGEST], traceback.format_exc()[-LONGEST:]))
+
+
+class _Server:
+    """Answers exchanges."""
+
+    def __init__(
+        self, job: Job, connection: Connection, venv: VectorEnv[Any, Any, Any], views: Views
+    ) -> None:
+        self._job, self._connection, self._venv, self._views = job, connection, venv, views
+        self._words = views.words[job.index * WORDS : (job.index + 1) * WORDS]
+        self._count = self._turn = 0
+        self._steps = 0
+
+    def run(self) -> None:
+        """Until asked to close, or until the parent is gone."""
+        words, acquire, done = self._words, self._job.go.acquire, self._job.done.release
+        bell = None if self._job.bell is None else self._job.bell.release
+        while True:
+            if not acquire(True, _LOOK_ROUND):
+                if os.getppid() != self._job.parent:
+                    return
+                continue
+            command = words[COMMAND]
+            if command == CLOSE:
+                return
+            self._count += 1
+            words[DONE] = self._count if self._answer(command) else -self._count
+            done()
+            if bell is not None:
+                bell()
+
+    def _answer(self, command: int) -> bool:
+        """Steps or resets; whether that went well."""
+        try:
+            if command == STEP:
+                self._steps += 1
+                self._turn ^= 1
+                self._step()
+            else:
+                self._reset(*self._connection.recv())
+        except BaseException as error:
+            call = "step" if command == STEP else "reset"
+            if isinstance(error, Misfit):
+                told = f"{error} (step {self._steps})."
+            else:
+                first = self._job.first + self._job.rows.start
+                told = fault(error, self._venv, call, self._steps, first)
+            _tell(self._connection, f"{self._job.env_id}: {told}")
+            return False
+        return True
+
+    def _step(self) -> None:
+        # environments may keep the action they were given: it must not change under them
+        action = self._views.action
+        given = _copied(action.tree) if action.only is None else action.only.copy()
+        raw, reward, terminated, truncated, infos = self._venv.step(given)
+        outcome = self._views.outcomes[self._turn]
+        self._show(outcome.observation, raw)
+        _fill(outcome.reward, reward, "rewards")
+        _fill(outcome.terminated, terminated, "ends")
+        _fill(outcome.truncated, truncated, "ends")
+        if outcome.final is not None and "final_obs" in infos:
+            ended = outcome.terminated | outcome.truncated
+            self._show_finals(outcome.final, infos["final_obs"], ended)
+            self._words[FINAL] = self._count
+
+    def _reset(self, seed: Any, options: dict[str, Any] | None) -> None:
+        """Resets into the outcome of the last step: only steps take turns."""
+        mask = (options or {}).get("reset_mask")
+        if mask is not None and not mask.any():  # those that ended are all in other processes
+            return
+        self._steps = self._steps if mask is not None else 0
+        raw, _ = self._venv.reset(seed=seed, options=options)
+        self._show(self._views.outcomes[self._turn].observation, raw)
+
+    def _show(self, batch: Batch, raw: Any) -> None:
+        if batch.only is not None:
+            _fill(batch.only, raw, "observations")
+            return
+        for path, array in zip(batch.paths, batch.arrays, strict=True):
+            _fill(array, at(raw, path), "observations")
+
+    def _show_finals(self, batch: Batch, finals: Any, ended: np.ndarray) -> None:
+        """Final observations come as a batch, or as an array of separate ones."""
+        listed = isinstance(finals, np.ndarray) and finals.dtype == object
+        for path, array in zip(batch.paths, batch.arrays, strict=True):
+            if listed:
+                for i in np.flatnonzero(ended):
+                    array[i] = at(finals[i], path)
+            else:
+                array[ended] = np.asarray(at(finals, path))[ended]
+
+
+def _fill(array: np.ndarray, found: Any, what: str) -> None:
+    """Writes into shared memory, and never by broadcasting."""
+    if type(found) is not np.ndarray:
+        found = np.asarray(found)
+    if found.shape != array.shape:
+        raise Misfit(f"returned {what} of shape {found.shape}, not {array.shape}")
+    array[...] = found
+
+
+def _copied(tree: Any) -> Any:
+    """A batch whose arrays will stay as they are."""
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_copied(value) for value in tree)
+    return tree.copy()

@@ -1,0 +1,232 @@
+"""One process of environments, seen from the process that started it: its start, death and end.
+
+Nothing here waits without a limit. Whatever becomes of the process is told in a sentence that names
+its environments.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator
+from multiprocessing import resource_tracker
+from multiprocessing.reduction import ForkingPickler, send_handle
+from multiprocessing.synchronize import Semaphore
+from types import ModuleType
+from typing import Any
+
+from dovetail.envs.child import CLOSE, Job, serve
+from dovetail.envs.segment import COMMAND, FOLDER, LINE
+from dovetail.errors import UserError
+
+SPAWN = multiprocessing.get_context("spawn")
+"""JAX's threads do not survive a fork."""
+SLICE = 0.25
+"""Seconds between two looks whether processes are still alive."""
+GRACE = 1.0
+"""Seconds to close the environments when asked; and then to die when terminated."""
+_NAME = "dovetail-environments"
+_UNGUARDED = 77
+"""Exit code of a process that wanted to start processes while it was still being started."""
+_starting = threading.Lock()
+
+
+class ProcessFailed(UserError):
+    """A process of environments raised, was killed, or hangs."""
+
+    def __init__(self, sentence: str, traceback: str = "") -> None:
+        """`traceback` is the text of the process's own, as far as it could tell."""
+        super().__init__(sentence)
+        self.traceback = traceback
+        if traceback:
+            self.add_note(f"In the process of the environments:\n{traceback.rstrip()}")
+
+
+class Member:
+    """Owns one process and both ends of what is said to it beside the segment."""
+
+    def __init__(self, job: Job) -> None:
+        """Starts the process."""
+        self.rows = job.rows
+        self.go = job.go.release
+        self.words = memoryview(bytes(LINE)).cast("q")
+        self._serving = False
+        last = job.first + job.rows.stop - 1
+        first = job.first + job.rows.start
+        which = f"environments {first}…{last}" if last > first else f"environment {first}"
+        self._who = f"he process of {which} of {job.env_id}"
+        self._env_id = job.env_id
+        self._log, name = tempfile.mkstemp(prefix="dovetail-")
+        os.unlink(name)
+        self._connection, there = SPAWN.Pipe()
+        self._process = SPAWN.Process(target=serve, args=(job, there), name=_NAME, daemon=True)
+        needs_main = b"_main__" in job.build
+        try:
+            with _starting, _without_interrupts(), _without_main(not needs_main):
+                self._process.start()
+        except OSError as error:
+            os.close(self._log)
+            raise UserError(
+                f"T{self._who} cannot be started ({error.strerror}): use fewer processes."
+            ) from error
+        there.close()
+        self.pass_file(self._log)
+
+    def say(self, message: Any) -> None:
+        """Sends something; if nobody is there, who waits for an answer will find out."""
+        with contextlib.suppress(OSError):
+            self._connection.send(message)
+
+    def pass_file(self, descriptor: int) -> None:
+        """Gives the process a copy of an open file."""
+        with contextlib.suppress(OSError):
+            send_handle(self._connection, descriptor, self._process.pid or 0)
+
+    def hear(self, limit: float, doing: str) -> Any:
+        """What the process says within `limit` seconds."""
+        deadline = time.monotonic() + limit
+        while not self._connection.poll(SLICE):
+            if self.dead():
+                raise self.death(doing)
+            if time.monotonic() > deadline:
+                raise self.hanging(limit, doing)
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            self._process.join(GRACE)
+            raise self.death(doing) from None
+
+    def dead(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.exitcode is not None
+
+    def death(self, doing: str) -> UserError:
+        """How it ended."""
+        code = self._process.exitcode
+        told = self._told(0)
+        if code == _UNGUARDED:
+            return UserError(
+                f"{self._env_id} is defined in {_main_file()}, which the processes of environments "
+                "import, and which starts them when it is imported: put what it does under "
+                '`if __name__ == "__main__":`.'
+            )
+        if code is None or code >= 0:
+            how = "cannot be reached" if code is None else f"ended with exit code {code}"
+            return ProcessFailed(f"T{self._who} {how} {doing}.", told)
+        name = signal.Signals(-code).name
+        hint = ": the kernel does so when memory runs out" if -code == signal.SIGKILL else ""
+        return ProcessFailed(f"T{self._who} was killed by {name} {doing}{hint}.", told)
+
+    def hanging(self, limit: float, doing: str) -> ProcessFailed:
+        """Where it hangs, by its own account; it is killed."""
+        before = os.fstat(self._log).st_size
+        with contextlib.suppress(OSError):
+            os.kill(self._process.pid or 0, signal.SIGUSR1)
+        deadline = time.monotonic() + GRACE
+        while not (told := self._told(before)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.01)  # for the rest of the traceback
+        told = self._told(before)
+        self._process.kill()
+        frame = re.search(r'File "(.+)", line (\d+) in (.+)', told)
+        where = f": it is in {frame[3]} at {frame[1]}:{frame[2]}" if frame else ""
+        return ProcessFailed(
+            f"T{self._who} did not answer within {limit:g} s {doing}{where}; repair the "
+            "environment, or allow it more seconds with the option patience.",
+            told,
+        )
+
+    def _told(self, start: int) -> str:
+        """What faulthandler wrote in the process, from byte `start` on."""
+        return os.pread(self._log, 100_000, start).decode(errors="replace")
+
+    def share(self, words: memoryview) -> None:
+        """Has words with the process from now on: it serves."""
+        self.words = words
+        self._serving = True
+
+    def ask_to_close(self) -> None:
+        """Asks it to close the environments; if it does not serve yet, it is terminated."""
+        if self._serving:
+            self.words[COMMAND] = CLOSE
+            self.go()
+        else:
+            self._process.terminate()
+
+    def wait(self, deadline: float) -> None:
+        """Waits for the process's end."""
+        self._process.join(max(0.0, deadline - time.monotonic()))
+
+    def end(self) -> None:
+        """Makes sure that it has ended, and lets go of everything."""
+        if not self.dead():
+            self._process.terminate()
+            self._process.join(GRACE)
+        if not self.dead():
+            self._process.kill()
+            self._process.join(GRACE)
+        self._connection.close()
+        os.close(self._log)
+        with contextlib.suppress(ValueError):  # not even killed: in the kernel's hands
+            self._process.close()
+
+
+def pickled(build: Any, env_id: str) -> bytes:
+    """A factory as it is sent."""
+    try:
+        return bytes(ForkingPickler.dumps(build))
+    except Exception as error:
+        raise UserError(
+            f"{env_id} cannot be sent to a process of its own ({error}): define its class or "
+            "function at the top of a module or file, not inside a function."
+        ) from error
+
+
+def semaphore(env_id: str) -> Semaphore:
+    """A semaphore that can be passed to processes, with nothing to be taken yet."""
+    try:
+        return SPAWN.Semaphore(0)
+    except OSError as error:
+        raise UserError(
+            f"{env_id}: a semaphore for its processes cannot be made ({error.strerror}): make room "
+            f"in {FOLDER}."
+        ) from error
+
+
+def leave_if_unguarded() -> None:
+    """Ends a process of environments whose main module, imported, wants to start some itself."""
+    me = multiprocessing.current_process()
+    if me.name == _NAME and getattr(me, "_inheriting", False):
+        os._exit(_UNGUARDED)
+
+
+def _main_file() -> str:
+    return str(getattr(sys.modules.get("__main__"), "__file__", None) or "the main module")
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Generator[None]:
+    """Processes started meanwhile do not hear Ctrl-C, which a terminal sends to all."""
+    resource_tracker.ensure_running()  # its own start would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _without_main(hide: bool) -> Generator[None]:
+    """Processes started meanwhile do not import the main module, and so need no guard in it."""
+    main = sys.modules["__main__"]
+    if hide:
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

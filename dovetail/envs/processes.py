@@ -1,0 +1,293 @@
+"""Environments in processes of their own, joined to this one by shared memory.
+
+Environments written in Python hold its lock, so threads do not step them side by side; processes
+do. Actions and whatever a step returns lie in one segment, and semaphores hand them over: an
+exchange costs a few microseconds. Several `ProcessVectorEnv`s can be in flight at once, and one
+waiter can wait for any of them at a bell they share. A process that raises, is killed or hangs is
+named, with its environments, the step and where it was.
+"""
+
+import os
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing.synchronize import Semaphore
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from dovetail.envs import segment
+from dovetail.envs.child import RESET, STEP, Job, Made
+from dovetail.envs.member import (
+    GRACE,
+    SLICE,
+    Member,
+    ProcessFailed,
+    leave_if_unguarded,
+    pickled,
+    semaphore,
+)
+from dovetail.envs.segment import COMMAND, DONE, FINAL, WORDS, Layout, Outcome
+from dovetail.errors import UserError
+
+__all__ = ["PATIENCE", "ProcessFailed", "ProcessVectorEnv", "make_bell", "sendable"]
+
+PATIENCE = 30.0
+"""Seconds that one step or reset may take, unless told."""
+START_LIMIT = 120.0
+"""Seconds that a process may take to make its environments."""
+
+Build = Callable[[int], VectorEnv[Any, Any, Any]]
+"""Makes that many environments; it is sent to processes."""
+Seeding = Callable[[list[int]], Any]
+"""What `reset` takes as its seed, from the seeds of its environments."""
+
+
+def sendable(build: Any) -> bool:
+    """Whether a factory can be sent to a process."""
+    try:
+        pickled(build, "")
+    except UserError:
+        return False
+    return True
+
+
+def make_bell() -> Semaphore:
+    """A semaphore that several `ProcessVectorEnv`s can release whenever one of them is done."""
+    return semaphore("A bell")
+
+
+def one_seed(seeds: list[int]) -> int:
+    """A single seed that depends on all of `seeds`, for back ends that take only one."""
+    return int(np.random.SeedSequence(seeds).generate_state(1)[0])
+
+
+class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
+    """A batch of environments, hosted by one process or divided among several.
+
+    What `reset` and `step_wait` return are views of shared memory: they hold until the next
+    `reset` or until the next `step_wait` returns.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        num_envs: int,
+        env_id: str,
+        *,
+        processes: int = 1,
+        seeding: Seeding | None = None,
+        bell: Semaphore | None = None,
+        first: int = 0,
+        patience: float = PATIENCE,
+    ) -> None:
+        """Starts the processes; each makes its share of the environments with `build`.
+
+        Each releases `bell` after every step and reset; messages call environment 0 `first`.
+        """
+        self._members: list[Member] = []
+        self._finalizer = weakref.finalize(self, _end, self._members, os.getpid())
+        leave_if_unguarded()
+        self.num_envs = num_envs
+        self._env_id, self._patience = env_id, patience
+        self._sent = self._missing = self._steps = self._turn = 0
+        self._since = 0.0
+        count = max(1, min(processes, num_envs))
+        sent = pickled(build, env_id)
+        # Only the C-level methods of semaphores are kept, and with them the semaphores; their names
+        # go at the end of this function, when every process has opened them: nothing can be left.
+        goes, done = [semaphore(env_id) for _ in range(count)], semaphore(env_id)
+        self._done = done.acquire
+        try:
+            for k, go in enumerate(goes):
+                rows = slice(k * num_envs // count, (k + 1) * num_envs // count)
+                job = Job(env_id, sent, k, rows, first, go, done, bell, os.getpid())
+                self._members.append(Member(job))
+            self._share(self._made(), seeding)
+        except BaseException:
+            self.close()
+            raise
+
+    def _made(self) -> Made:
+        """What the processes tell of their environments, which are all alike."""
+        told = [member.hear(START_LIMIT, "as it started") for member in self._members]
+        for found in told:
+            if not isinstance(found, Made):
+                raise ProcessFailed(*found)
+        return told[0]
+
+    def _share(self, made: Made, seeding: Seeding | None) -> None:
+        """Makes the segment, hands it to the processes, and prepares everything for stepping."""
+        for space in (made.observation, made.action):
+            if not segment.fits(space):
+                raise UserError(
+                    f"{self._env_id} has the space {space}, whose elements differ in size and "
+                    "cannot lie in shared memory: wrap the environment."
+                )
+        self.single_observation_space, self.single_action_space = made.observation, made.action
+        self.observation_space = batch_space(made.observation, self.num_envs)
+        self.action_space = batch_space(made.action, self.num_envs)
+        self.metadata = {"autoreset_mode": made.autoreset} if made.autoreset else {}
+        self._seeding: Seeding = seeding or (list if made.listed else one_seed)
+        count = len(self._members)
+        finals = made.autoreset is AutoresetMode.SAME_STEP
+        layout = Layout(made.observation, made.action, self.num_envs, count, finals)
+        descriptor = segment.create(layout.size(), self._env_id, self.num_envs)
+        for member in self._members:
+            member.say(layout)
+            member.pass_file(descriptor)
+        views = layout.views(segment.attach(descriptor, layout.size()), slice(None))
+        for k, member in enumerate(self._members):
+            member.hear(START_LIMIT, "as it started")
+            member.share(views.words[k * WORDS : (k + 1) * WORDS])
+        self._action, self._outcomes = views.action, views.outcomes
+        self._only = views.action.only
+        self._calls = [(member.words, member.go) for member in self._members]
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """A new episode everywhere, or where `options["reset_mask"]` says; environment i is seeded
+        with seed[i], or seed + i."""
+        if self._missing:  # a step that nobody has waited for
+            self._collect()
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
+        mask = (options or {}).get("reset_mask")
+        self._steps = self._steps if mask is not None else 0
+        self._send(RESET)
+        for member in self._members:
+            share = options
+            if mask is not None:
+                share = {**(options or {}), "reset_mask": mask[member.rows]}
+            own = None if seeds is None else self._seeding(list(seeds[member.rows]))
+            member.say((own, share))
+        self._collect()
+        return self._outcomes[self._turn].observation.tree, {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """One transition in every environment."""
+        self.step_async(actions)
+        return self.step_wait()
+
+    def step_async(self, actions: Any) -> None:
+        """Asks for a transition in every environment; `step_wait` returns it."""
+        if self._missing:
+            raise UserError(f"{self._env_id} was asked for a step while another is under way.")
+        only = self._only
+        if only is not None and type(actions) is np.ndarray and actions.shape == only.shape:
+            only[...] = actions
+        else:
+            self._write(actions)
+        self._steps += 1
+        self._turn ^= 1
+        self._send(STEP)
+
+    def step_wait(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """The transition that was asked for."""
+        if not self._missing:
+            raise UserError(f"{self._env_id} was asked for a step's result before the step.")
+        self._collect()
+        outcome = self._outcomes[self._turn]
+        infos = {} if outcome.final is None else self._finals(outcome)
+        return (
+            outcome.observation.tree,
+            outcome.reward,
+            outcome.terminated,
+            outcome.truncated,
+            infos,
+        )
+
+    def ready(self) -> bool:
+        """Whether `step_wait` would not wait: everything is there, or something has gone wrong."""
+        sent = self._sent
+        for words, _ in self._calls:
+            if words[DONE] != sent and words[DONE] != -sent:
+                return self._overdue() or any(member.dead() for member in self._members)
+        return True
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Ends the processes: asked, terminated, killed."""
+        self._finalizer()
+
+    def _write(self, actions: Any) -> None:
+        for path, array in zip(self._action.paths, self._action.arrays, strict=True):
+            found = np.asarray(segment.at(actions, path))
+            if found.shape != array.shape:
+                raise UserError(
+                    f"{self._env_id} was given actions of shape {found.shape}: its "
+                    f"{self.num_envs} environments take {array.shape}."
+                )
+            array[...] = found
+
+    def _send(self, command: int) -> None:
+        if self.closed:
+            raise UserError(f"{self._env_id} was used after its processes had ended.")
+        self._sent += 1
+        self._missing = len(self._calls)
+        self._since = time.monotonic()
+        for words, go in self._calls:
+            words[COMMAND] = command
+            go()
+
+    def _collect(self) -> None:
+        """Waits until every process has done what was asked; tells what went wrong in any."""
+        while self._missing:
+            if self._done(True, SLICE):
+                self._missing -= 1
+            else:
+                self._look_round()
+        sent = self._sent
+        for words, _ in self._calls:
+            if words[DONE] != sent:
+                self._raise_told()
+
+    def _look_round(self) -> None:
+        """Raises if a process has died, or takes too long."""
+        for member in self._members:
+            if member.dead():
+                raise self._over(member.death(self._when()))
+        if self._overdue():
+            busy = [m for m in self._members if abs(m.words[DONE]) != self._sent]
+            raise self._over(busy[0].hanging(self._patience, self._when()))
+
+    def _overdue(self) -> bool:
+        return time.monotonic() - self._since > self._patience
+
+    def _when(self) -> str:
+        return f"at step {self._steps}" if self._calls[0][0][COMMAND] == STEP else "in reset"
+
+    def _over(self, error: UserError) -> UserError:
+        self._missing = 0
+        self.close()
+        return error
+
+    def _raise_told(self) -> None:
+        """Raises what the first of the processes that failed has told."""
+        failed = [member for member in self._members if member.words[DONE] == -self._sent]
+        told = [member.hear(self._patience, self._when()) for member in failed]
+        for member in failed:
+            member.words[DONE] = self._sent  # told once
+        raise ProcessFailed(*told[0])
+
+    def _finals(self, outcome: Outcome) -> dict[str, Any]:
+        for words, _ in self._calls:
+            if words[FINAL] == self._sent and outcome.final is not None:
+                ended = outcome.terminated | outcome.truncated
+                return {"final_obs": outcome.final.tree, "_final_obs": ended}
+        return {}
+
+
+def _end(members: list[Member], owner: int) -> None:
+    """Ends all the processes, unless this is a fork of the one that started them."""
+    if os.getpid() != owner:
+        return
+    for member in members:
+        member.ask_to_close()
+    deadline = time.monotonic() + GRACE
+    for member in members:
+        member.wait(deadline)
+    for member in members:
+        member.end()
+    members.clear()

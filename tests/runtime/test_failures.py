@@ -1,0 +1,197 @@
+"""What fails is named; environments and actors come back, a learner ends the run; nothing is left.
+
+Everything here fails for real: processes are killed at random moments, environments hang.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import QUIET, a2c
+
+import dovetail
+from dovetail.algorithms import A3C, IMPALA
+from dovetail.errors import UserError
+from dovetail.policies import (
+    ActorLearner,
+    CentralInference,
+    Environments,
+    ParameterServer,
+    SplitDevices,
+)
+from dovetail.policies.interface import Policy
+from dovetail.run import Run
+from dovetail.runtime import crew
+from dovetail.runtime.programs import FragmentProgram
+from dovetail.settings import Settings
+
+FRAGILE = Path(__file__).resolve().parent.parent / "fragile.py"
+SHORT = {"unroll_length": 5, "hidden": (8,)}
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "FIRST_PAUSE", 0.01)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Generator[None]:
+    """No process, thread or shared memory outlives a run."""
+    before = segments()
+    yield
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and (multiprocessing.active_children() or ours()):
+        time.sleep(0.05)
+    assert multiprocessing.active_children() == []
+    assert ours() == []
+    assert segments() - before == set()
+
+
+def ours() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("dovetail-")]
+
+
+def segments() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith("psm_")}
+
+
+def fragile(how: str, at: int = 12, marker: Path | None = None) -> str:
+    once = f"&marker={marker}" if marker is not None else ""
+    return f"{FRAGILE}:Fragile?how={how}&at={at}{once}"
+
+
+def run(
+    algorithm: Any, env: str, policy: Policy, folder: Path, steps: int = 2000, **settings: Any
+) -> Run:
+    chosen = Settings(**{**vars(QUIET), "folder": str(folder), **settings})
+    return dovetail.train(algorithm, env, policy, steps=steps, settings=chosen)
+
+
+IMPALA_POLICIES: dict[str, Policy] = {
+    "actor-learner in threads": ActorLearner(8, processes=False),
+    "actor-learner in processes": ActorLearner(8, processes=True),
+    "synchronous": ActorLearner(8, staleness=0, processes=True),
+    "central-inference": CentralInference(8, processes=True),
+    "central-inference in threads": CentralInference(8, processes=False),
+    "environments": Environments(8, processes=True),
+    "split-devices": SplitDevices(8),
+}
+
+
+@pytest.mark.parametrize("policy", IMPALA_POLICIES)
+def test_an_environment_that_raises_once_is_set_up_again(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = fragile("raise", marker=tmp_path / "once")
+    done = run(IMPALA(**SHORT), env, IMPALA_POLICIES[policy], tmp_path / "run", display="plain")
+    assert done.metrics["restarts"][-1] == 1
+    assert done.summary["env_steps"] >= 2000
+    told = capsys.readouterr().err
+    assert "failed and is set up again" in told and "ValueError" in told
+    assert "the cart fell off" in told
+
+
+def test_a_worker_of_a_parameter_server_is_set_up_again(tmp_path: Path) -> None:
+    env = fragile("raise", marker=tmp_path / "once")
+    done = run(A3C(**SHORT), env, ParameterServer(8), tmp_path / "run")
+    assert done.metrics["restarts"][-1] == 1
+
+
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_one_that_always_fails_ends_the_run_with_its_name(how: str, tmp_path: Path) -> None:
+    policy = ActorLearner(8, processes=how == "exit")
+    with pytest.raises(UserError) as caught:
+        run(IMPALA(**SHORT), fragile(how), policy, tmp_path / "run")
+    said = str(caught.value)
+    assert said.startswith("Worker actor-")
+    assert ("ValueError" in said) == (how == "raise")
+    assert "saved" in said
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("policy", [p for p in IMPALA_POLICIES if "thread" not in p][:4])
+def test_killed_processes_come_back(policy: str, tmp_path: Path) -> None:
+    chance, killed = random.Random(policy), []
+    stopping = threading.Event()
+
+    def kill() -> None:
+        while len(killed) < 3 and not stopping.wait(chance.uniform(0.3, 0.9)):
+            children = [p for p in multiprocessing.active_children() if p.pid is not None]
+            if children:
+                victim = chance.choice(children)
+                os.kill(victim.pid or 0, signal.SIGKILL)
+                killed.append(victim.pid)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        env = f"{FRAGILE}:Fragile?at=-1"
+        done = run(IMPALA(**SHORT), env, IMPALA_POLICIES[policy], tmp_path / "run", steps=60_000)
+    finally:
+        stopping.set()
+        killer.join()
+    assert killed
+    assert done.summary["env_steps"] >= 60_000
+    assert 1 <= done.metrics["restarts"][-1] <= len(killed)
+
+
+@pytest.mark.parametrize("policy", ["synchronous", "central-inference"])
+def test_a_process_that_hangs_is_named_with_where_it_stands(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = fragile("sleep", marker=tmp_path / "once")
+    chosen = IMPALA_POLICIES[policy]
+    done = run(IMPALA(**SHORT), env, chosen, tmp_path / "run", patience=3.0, display="plain")
+    assert done.metrics["restarts"][-1] >= 1
+    told = capsys.readouterr().err
+    assert "fragile.py" in told and "in step" in told
+
+
+def test_a_thread_that_hangs_is_named_with_where_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "JOIN_SECONDS", 0.2)
+    env = fragile("sleep", marker=tmp_path / "once") + "&seconds=9"
+    with pytest.raises(UserError) as caught:
+        run(
+            IMPALA(**SHORT),
+            env,
+            ActorLearner(8, staleness=0, processes=False),
+            tmp_path / "run",
+            patience=3.0,
+        )
+    said = str(caught.value)
+    assert "A worker hangs: actor-" in said
+    assert "fragile.py" in said and "time.sleep(self._seconds)" in said
+
+
+def test_a_learner_that_fails_ends_the_run_with_the_checkpoint_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, calls = FragmentProgram.run, []
+
+    def fails_later(self: FragmentProgram, values: Any) -> None:
+        calls.append(self.name)
+        if len(calls) > 20:
+            raise RuntimeError("out of memory")
+        ran(self, values)
+
+    monkeypatch.setattr(FragmentProgram, "run", fails_later)
+    with pytest.raises(UserError) as caught:
+        run(
+            a2c(),
+            "CartPole-v1",
+            ActorLearner(8, staleness=0, processes=False),
+            tmp_path / "run",
+            steps=100_000,
+        )
+    said = str(caught.value)
+    assert said.startswith("Worker learner failed: RuntimeError: out of memory")
+    assert f"is saved: go on with dovetail train --resume {tmp_path / 'run'}" in said
