@@ -19,7 +19,7 @@ _EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "ale_py": "atari"}
 
 HostFactory = Callable[[int], SplitHostEnv]
 ProcessFactory = Callable[..., SplitHostEnv]
-"""Called as (num_envs, bell=None, first=0): see `Env.process`."""
+"""Called as (num_envs, bell=None, first=0, patience=30): see `Env.process`."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Batches:
     threads: bool = False
     autoreset: AutoresetMode | None = None
     """The mode that was asked for, of environments which may not have it."""
-    patience: float = PATIENCE
+    patience: float | None = None
+    """Seconds that a process may take for a step, if the id says so."""
 
     def here(self, num_envs: int) -> VectorHost:
         """Environments in this process."""
@@ -52,11 +53,11 @@ class Batches:
         num_envs: int,
         bell: Semaphore | None = None,
         first: int = 0,
+        patience: float = PATIENCE,
+        *,
         processes: int = 1,
-        patience: float | None = None,
     ) -> VectorHost:
-        """Environments in a process of their own, or divided among several; `patience` is this
-        object's own unless given."""
+        """Environments in a process of their own, or divided among several."""
         venv = ProcessVectorEnv(
             self.build,
             num_envs,
@@ -65,7 +66,7 @@ class Batches:
             seeding=self.seeding,
             bell=bell,
             first=first,
-            patience=self.patience if patience is None else patience,
+            patience=self.patience or patience,
         )
         try:
             return VectorHost(venv, self.env_id, self.threshold, threads=self.threads, first=first)

@@ -27,7 +27,6 @@ from dovetail.envs.batches import Batches, HostFactory, ProcessFactory, created
 from dovetail.envs.interface import EnvSpec
 from dovetail.envs.makers import Maker, by_entry_point, limited, synchronous
 from dovetail.envs.names import missing_extra, unknown_env, unknown_option
-from dovetail.envs.processes import PATIENCE
 from dovetail.envs.spaces import space_map
 from dovetail.errors import UserError
 
@@ -53,7 +52,7 @@ class Options(NamedTuple):
     own: dict[str, Any]
     """The environment's own options."""
     processes: int
-    patience: float
+    patience: float | None
 
 
 def names() -> list[str]:
@@ -205,8 +204,8 @@ def split_options(options: Mapping[str, Any], env_id: str) -> Options:
         raise unknown_option(env_id, "vectorization", mode, VECTORIZATIONS)
     if autoreset not in (None, *AUTORESETS):
         raise unknown_option(env_id, "autoreset", autoreset, AUTORESETS)
-    patience = own.pop("patience", PATIENCE)
-    if type(patience) not in (int, float) or not patience > 0:
+    patience = own.pop("patience", None)
+    if patience is not None and (type(patience) not in (int, float) or not patience > 0):
         raise UserError(f"{env_id} was given patience={patience}: give seconds, more than 0.")
     if mode != "processes":
         if "processes" in own:
@@ -214,11 +213,11 @@ def split_options(options: Mapping[str, Any], env_id: str) -> Options:
                 f"{env_id} was given processes={own['processes']} without "
                 "vectorization=processes: add it, or leave processes out."
             )
-        return Options(mode, autoreset, own, 1, float(patience))
+        return Options(mode, autoreset, own, 1, patience)
     processes = own.pop("processes", os.cpu_count() or 1)
     if type(processes) is not int or processes < 1:
         raise UserError(f"{env_id} was given processes={processes}: give 1 or more.")
-    return Options(mode, autoreset, own, processes, float(patience))
+    return Options(mode, autoreset, own, processes, patience)
 
 
 def _entry_point(registered: Registered, asked: Options, env_id: str) -> Callable[..., Any] | None:

@@ -59,7 +59,7 @@ class Member:
         last = job.first + job.rows.stop - 1
         first = job.first + job.rows.start
         which = f"environments {first}…{last}" if last > first else f"environment {first}"
-        self._who = f"he process of {which} of {job.env_id}"
+        self._who = f"The process of {which} of {job.env_id}"
         self._env_id = job.env_id
         self._log, name = tempfile.mkstemp(prefix="dovetail-")
         os.unlink(name)
@@ -72,7 +72,7 @@ class Member:
         except OSError as error:
             os.close(self._log)
             raise UserError(
-                f"T{self._who} cannot be started ({error.strerror}): use fewer processes."
+                f"{self._who} cannot be started ({error.strerror}): use fewer processes."
             ) from error
         there.close()
         self.pass_file(self._log)
@@ -117,10 +117,10 @@ class Member:
             )
         if code is None or code >= 0:
             how = "cannot be reached" if code is None else f"ended with exit code {code}"
-            return ProcessFailed(f"T{self._who} {how} {doing}.", told)
+            return ProcessFailed(f"{self._who} {how} {doing}.", told)
         name = signal.Signals(-code).name
         hint = ": the kernel does so when memory runs out" if -code == signal.SIGKILL else ""
-        return ProcessFailed(f"T{self._who} was killed by {name} {doing}{hint}.", told)
+        return ProcessFailed(f"{self._who} was killed by {name} {doing}{hint}.", told)
 
     def hanging(self, limit: float, doing: str) -> ProcessFailed:
         """Where it hangs, by its own account; it is killed."""
@@ -136,7 +136,7 @@ class Member:
         frame = re.search(r'File "(.+)", line (\d+) in (.+)', told)
         where = f": it is in {frame[3]} at {frame[1]}:{frame[2]}" if frame else ""
         return ProcessFailed(
-            f"T{self._who} did not answer within {limit:g} s {doing}{where}; repair the "
+            f"{self._who} did not answer within {limit:g} s {doing}{where}; repair the "
             "environment, or allow it more seconds with the option patience.",
             told,
         )

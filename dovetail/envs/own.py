@@ -92,9 +92,8 @@ def _vector(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) 
     from dovetail.envs.batches import Batches
     from dovetail.envs.gymnasium import Options, factories, split_options
     from dovetail.envs.makers import by_class
-    from dovetail.envs.processes import PATIENCE
 
-    asked = Options(None, None, dict(options), 1, PATIENCE)
+    asked = Options(None, None, dict(options), 1, None)
     if options.get("vectorization") == "processes":  # all other options are its own
         asked = split_options(options, env_id)
     batches = Batches(partial(by_class, build, asked.own), env_id, patience=asked.patience)

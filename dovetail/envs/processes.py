@@ -37,7 +37,7 @@ __all__ = ["PATIENCE", "ProcessFailed", "ProcessVectorEnv", "make_bell", "sendab
 PATIENCE = 30.0
 """Seconds that one step or reset may take, unless told."""
 START_LIMIT = 120.0
-"""Seconds that a process may take to make its environments."""
+"""Seconds that a process may take to make its environments, if that is more than its patience."""
 
 Build = Callable[[int], VectorEnv[Any, Any, Any]]
 """Makes that many environments; it is sent to processes."""
@@ -112,11 +112,14 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _made(self) -> Made:
         """What the processes tell of their environments, which are all alike."""
-        told = [member.hear(START_LIMIT, "as it started") for member in self._members]
+        told = [self._heard_starting(member) for member in self._members]
         for found in told:
             if not isinstance(found, Made):
                 raise ProcessFailed(*found)
         return told[0]
+
+    def _heard_starting(self, member: Member) -> Any:
+        return member.hear(max(START_LIMIT, self._patience), "as it started")
 
     def _share(self, made: Made, seeding: Seeding | None) -> None:
         """Makes the segment, hands it to the processes, and prepares everything for stepping."""
@@ -140,7 +143,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             member.pass_file(descriptor)
         views = layout.views(segment.attach(descriptor, layout.size()), slice(None))
         for k, member in enumerate(self._members):
-            member.hear(START_LIMIT, "as it started")
+            self._heard_starting(member)
             member.share(views.words[k * WORDS : (k + 1) * WORDS])
         self._action, self._outcomes = views.action, views.outcomes
         self._only = views.action.only

@@ -38,9 +38,10 @@ class Env:
     single: Callable[..., Any] | None = None
     """Makes one bare `gymnasium.Env` for pictures: see `render_env`."""
     process: Callable[..., SplitHostEnv] | None = None
-    """Called as (num_envs, bell=None, first=0), makes a batch in a process of its own, which
-    releases the semaphore `bell` after each step, and whose environments are called `first` … in
-    messages. None if that cannot be, or is needless: threads step it side by side."""
+    """Called as (num_envs, bell=None, first=0, patience=30), makes a batch in a process of its own,
+    which releases the semaphore `bell` after each step and may take `patience` seconds for it; its
+    environments are called `first` … in messages. None if that cannot be, or is needless because
+    threads step it side by side."""
 
 
 def resolve(env: Any, *, traced: bool | None = None) -> Env:

@@ -81,7 +81,7 @@ class Crossing:
 
 def svg(graph: Graph, plan: Plan | None = None) -> str:
     """The drawing, as an SVG document."""
-    boxes = _boxes(graph)
+    boxes = _boxes(graph, plan)
     if plan is not None:
         _add_badges(boxes, plan)
     title = f"{graph.algorithm} on {graph.env}"
@@ -102,12 +102,14 @@ def svg(graph: Graph, plan: Plan | None = None) -> str:
     return document(width, bottom + 28 + 20 * len(notes), title, parts)
 
 
-def _boxes(graph: Graph) -> dict[str, Box]:
+def _boxes(graph: Graph, plan: Plan | None) -> dict[str, Box]:
     """Every box by its name, in columns from left to right."""
     boxes = {"state": Box("state", Side.LEARNER, 0, pill=True)}
     for column, node in enumerate(graph.nodes, start=1):
         if isinstance(node, Unroll):
-            boxes |= _unroll_boxes(node, column, graph.num_envs)
+            stepped = _stepped(plan, node) if plan is not None else ""
+            stepped = stepped or count(graph.num_envs, "environment")
+            boxes |= _unroll_boxes(node, column, stepped)
         else:
             lines = [flops(node.flops)] + ([f"mean ×{node.means}"] if node.means else [])
             boxes[node.name] = Box(node.name, node.side, column, lines)
@@ -116,13 +118,20 @@ def _boxes(graph: Graph) -> dict[str, Box]:
     return boxes
 
 
-def _unroll_boxes(unroll: Unroll, column: int, num_envs: int) -> dict[str, Box]:
+def _stepped(plan: Plan, unroll: Unroll) -> str:
+    """How many environments each of an unroll's steppers has; they are alike."""
+    shares = [i.envs for i in plan.instances_of(f"{unroll.name}.step") if i.envs is not None]
+    each = " each" if len(shares) > 1 else ""
+    return count(shares[0][1] - shares[0][0], "environment") + each if shares else ""
+
+
+def _unroll_boxes(unroll: Unroll, column: int, stepped: str) -> dict[str, Box]:
     steps = count(unroll.length, "step")
     acting = [f"{flops(unroll.act.flops)} × {steps}"]
     if unroll.bootstrap is not None:
         acting.append(f"bootstrap {flops(unroll.bootstrap.flops)}")
     times = "" if unroll.step.program is None else f" × {steps}"
-    stepping = [inner_flops(unroll.step) + times, count(num_envs, "environment")]
+    stepping = [inner_flops(unroll.step) + times, stepped]
     act, step = f"{unroll.name}.act", f"{unroll.name}.step"
     return {
         act: Box(act, Side.ACTOR, column, acting),
@@ -136,17 +145,19 @@ def _box_name(graph: Graph, node: str) -> str:
 
 
 def _add_badges(boxes: dict[str, Box], plan: Plan) -> None:
-    """Tells on each box its worker and program."""
-    total = 0
-    for workers in alike(plan):
-        worker = workers[0]
-        several = f"{len(workers)} × " if len(workers) > 1 else ""
-        who = several + (worker.name.rstrip("0123456789").rstrip("-") if several else worker.name)
-        for number, fragments in enumerate(plan.programs(worker.name), start=1):
-            for name in fragments:
-                boxes[name].badge = f"{who} · program {number}"
-                boxes[name].tint = PROGRAMS[total % len(PROGRAMS)]
-            total += 1
+    """Tells on each box its worker and program; workers of one name differ in their number."""
+    hosts: dict[tuple[str, int, tuple[str, ...]], list[str]] = {}
+    for worker in plan.workers:
+        programs = plan.programs(worker.name)
+        for number, fragments in enumerate(programs, start=1):
+            told = 0 if len(programs) == len(fragments) == 1 else number
+            key = worker.name.rstrip("0123456789"), told, fragments
+            hosts.setdefault(key, []).append(worker.name)
+    for total, ((stem, number, fragments), names) in enumerate(hosts.items()):
+        who = names[0] if len(names) == 1 else f"{len(names)} × {stem.rstrip('-')}"
+        for name in fragments:
+            boxes[name].badge = f"{who} · program {number}" if number else who
+            boxes[name].tint = PROGRAMS[total % len(PROGRAMS)]
 
 
 def _crossings(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> list[Crossing]:
@@ -187,8 +198,10 @@ def _is_dashed(kind: str) -> bool:
 
 
 def _curves(crossings: list[Crossing]) -> Iterator[str]:
-    """Curves between lanes; each label sits on its own curve, clear of the others."""
+    """Curves between lanes; each label sits on its own curve, above all curves, clear of the
+    others."""
     taken: list[tuple[Point, float]] = []
+    labels: list[str] = []
     for crossing in crossings:
         start, end = _ends(crossing)
         bend = (start[1] + end[1]) / 2
@@ -197,7 +210,8 @@ def _curves(crossings: list[Crossing]) -> Iterator[str]:
         height = LINE_HEIGHT * len(crossing.lines)
         place = _label_place(start, end, height, taken)
         taken.append((place, height))
-        yield from label(*place, crossing.lines)
+        labels += label(*place, crossing.lines)
+    yield from labels
 
 
 def _ends(crossing: Crossing) -> tuple[Point, Point]:
@@ -324,8 +338,11 @@ def _subtitle(graph: Graph, plan: Plan | None) -> str:
     size = f"{count(graph.num_envs, 'environment')}, {steps}"
     if plan is None:
         return size
-    each = f"{plan.replicas} replicas, on each " if plan.replicas > 1 else ""
-    return f"{each}{size}, staleness {plan.staleness} · policy {plan.policy}"
+    if plan.replicas > 1:
+        size = f"{plan.replicas} replicas, on each {size}"
+    elif plan.joined < plan.actors:
+        size = f"{count(plan.num_envs, 'environment')}, {steps}"
+    return f"{size}, staleness {plan.staleness} · policy {plan.policy}"
 
 
 def _plan_notes(plan: Plan) -> list[str]:

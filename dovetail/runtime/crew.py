@@ -232,7 +232,8 @@ class CrewRun:
                 exchange.close()
 
     def _wait_for_leave(self, worker: Worker, number: int) -> None:
-        with self._may_go_on, worker.watch.waiting("leave to go on"):
+        worker.watch.idle("leave to go on")
+        with self._may_go_on:
             while number >= self._limit and not self._stopping.is_set():
                 self._may_go_on.wait()
         if self._stopping.is_set():
@@ -312,8 +313,11 @@ class CrewRun:
             name, error = self._failure
             self._failure = None
             raise WorkerFailed(f"Worker {name} failed: {_sentence(error)}") from error
-        for worker in self._crew.workers:
-            watch = worker.watch
+        watches = [worker.watch for worker in self._crew.workers]
+        if all(w.waits and w.quiet() > self._patience + GRACE for w in watches):
+            waits = "; ".join(f"{w.worker} waits for {w.awaited}" for w in watches)
+            raise WorkerFailed(f"Every worker waits for another: {waits}.")
+        for watch in watches:
             if watch.stepping and not watch.waits and watch.quiet() > self._patience + GRACE:
                 raise WorkerFailed(
                     f"A worker hangs: {watch.complaint()}A thread cannot be ended from outside; "

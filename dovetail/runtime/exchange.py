@@ -39,7 +39,11 @@ class Parcel:
 
 
 class Exchange:
-    """One learner, `actors` actors; each update takes `joined` parcels."""
+    """One learner, `actors` actors; each update takes `joined` parcels.
+
+    Who waits sleeps on a lock of its own and is woken by whoever changes something: a round trip
+    between two threads is a matter of microseconds.
+    """
 
     def __init__(self, actors: int, joined: int, staleness: int, ordered: bool) -> None:
         self.dropped = 0
@@ -48,9 +52,11 @@ class Exchange:
         self._first = self._latest = 0
         self._weights: dict[int, Values] = {}
         self._queues: list[deque[Parcel]] = [deque() for _ in range(actors)]
-        self._arrived: deque[Parcel] = deque()
+        self._arrived: list[Parcel] = []
         self._outstanding = self._learning = 0
-        self._changed = threading.Condition()
+        self._most = joined * (staleness + 1)
+        self._mutex = threading.Lock()
+        self._asleep: list[Watch] = []
         self._closed = False
 
     def begin_at(self, version: int) -> None:
@@ -59,89 +65,105 @@ class Exchange:
 
     def put_weights(self, version: int, values: Values) -> None:
         """The learner's weights after `version` updates."""
-        with self._changed:
+        with self._mutex:
             self._weights[version] = values
             self._latest = version
             self._weights.pop(version - self._staleness - 1, None)
             self._outstanding -= self._learning
             self._learning = 0
-            self._changed.notify_all()
+            asleep = self._woken()
+        _wake(asleep)
 
     def take_weights(self, turn: int, watch: Watch) -> tuple[int, Values]:
         """(version, weights) for an actor's unroll number `turn`; waits until it may begin."""
-        with self._changed:
+        with self._mutex:
             if self._ordered:
                 wanted = max(self._first, turn - self._staleness)
-                self._wait(lambda: wanted in self._weights, watch, f"weights of version {wanted}")
+                while wanted not in self._weights:
+                    self._sleep(watch, "weights")
                 return wanted, self._weights[wanted]
-            limit = self._joined * (self._staleness + 1)
-            self._wait(
-                lambda: bool(self._weights) and self._outstanding < limit,
-                watch,
-                f"leave to begin: {limit} unrolls wait for the learner",
-            )
+            while not self._weights or self._outstanding >= self._most:
+                self._sleep(watch, "the learner, who has enough unrolls")
             self._outstanding += 1
             return self._latest, self._weights[self._latest]
 
     def abandon(self) -> None:
         """An unroll that was begun will not come."""
-        with self._changed:
+        with self._mutex:
             self._outstanding -= 1
-            self._changed.notify_all()
+            asleep = self._woken()
+        _wake(asleep)
 
     def put(self, parcel: Parcel, watch: Watch) -> None:
         """An actor's results; ordered, it waits while as many are queued as may be."""
-        with self._changed:
+        with self._mutex:
             if self._ordered:
                 queue = self._queues[parcel.copy]
-                self._wait(lambda: len(queue) <= self._staleness, watch, "the learner")
+                while len(queue) > self._staleness:
+                    self._sleep(watch, "the learner, who has enough unrolls")
                 queue.append(parcel)
             else:
                 self._arrived.append(parcel)
-            self._changed.notify_all()
+            asleep = self._woken()
+        _wake(asleep)
 
     def take(self, turn: int, watch: Watch) -> list[Parcel]:
         """The parcels of the learner's update number `turn`."""
-        with self._changed:
+        with self._mutex:
             if self._ordered:
-                self._wait(lambda: all(self._queues), watch, "unrolls of every actor")
-                self._changed.notify_all()
-                return [queue.popleft() for queue in self._queues]
-            self._wait(lambda: self._enough(turn), watch, f"{self._joined} unrolls")
-            self._learning = self._joined
-            oldest = sorted(self._arrived, key=lambda parcel: parcel.version)
-            self._arrived = deque(oldest[self._joined :])
-            return oldest[: self._joined]
+                while not all(self._queues):
+                    self._sleep(watch, "unrolls of every actor")
+                taken = [queue.popleft() for queue in self._queues]
+            else:
+                while len(self._fresh(turn)) < self._joined:
+                    self._sleep(watch, "unrolls")
+                self._learning = self._joined
+                oldest = sorted(self._arrived, key=lambda parcel: parcel.version)
+                taken, self._arrived = oldest[: self._joined], oldest[self._joined :]
+            asleep = self._woken()
+        _wake(asleep)
+        return taken
 
     def close(self) -> None:
         """Wakes everyone who waits; they get `Closed`."""
-        with self._changed:
+        with self._mutex:
             self._closed = True
-            self._changed.notify_all()
+            asleep = self._woken()
+        _wake(asleep)
 
-    def _enough(self, turn: int) -> bool:
-        """Whether an update can begin; what is too old by now is dropped, and counted."""
-        fresh = [p for p in self._arrived if turn - p.version <= self._staleness]
-        late = len(self._arrived) - len(fresh)
+    def _fresh(self, turn: int) -> list[Parcel]:
+        """What has arrived; what is too old by now is dropped, and counted."""
+        late = [p for p in self._arrived if turn - p.version > self._staleness]
         if late:
-            for parcel in self._arrived:
-                if turn - parcel.version > self._staleness:
-                    for release in parcel.releases:
-                        release()
-            self._arrived = deque(fresh)
-            self.dropped += late
-            self._outstanding -= late
-            self._changed.notify_all()
-        return len(fresh) >= self._joined
+            self._arrived = [p for p in self._arrived if turn - p.version <= self._staleness]
+            self.dropped += len(late)
+            self._outstanding -= len(late)
+            for release in (release for parcel in late for release in parcel.releases):
+                release()
+            _wake(self._woken())
+        return self._arrived
 
-    def _wait(self, ready: Callable[[], bool], watch: Watch, what: str) -> None:
-        if ready() and not self._closed:
-            return
-        with watch.waiting(what):
-            while not self._closed and not ready():
-                self._changed.wait()
+    def _sleep(self, watch: Watch, what: str) -> None:
+        """Lets go of the mutex until something has changed."""
         if self._closed:
             raise Closed(what)
+        self._asleep.append(watch)
+        self._mutex.release()
+        try:
+            watch.sleep(what)
+        finally:
+            self._mutex.acquire()
+        if self._closed:
+            raise Closed(what)
+
+    def _woken(self) -> list[Watch]:
+        asleep, self._asleep = self._asleep, []
+        return asleep
+
+
+def _wake(asleep: list[Watch]) -> None:
+    for watch in asleep:
+        watch.wake()
 
 
 def staleness_counts(parcels: list[Parcel], turn: int) -> list[int]:

@@ -208,7 +208,8 @@ class Crew:
             made = ReplicatedProgram(node, self._graph, [jax.devices()[d] for d in devices])
             self.programs.append(made)
             return made
-        return self._once(node, devices[0], self._fragment_program)
+        (device,) = devices
+        return self._once(node, device, self._fragment_program)
 
     def _once(self, node: Node, device: int, make: Callable[[Any, Any], Any]) -> Any:
         """A program that all copies of the actor on one device share."""

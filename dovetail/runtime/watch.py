@@ -4,8 +4,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 
 class Watch:
@@ -18,11 +17,15 @@ class Watch:
         self.what = "starting"
         self.waits = True
         """Whether it waits for another worker, or has nothing to do."""
+        self.awaited = ""
+        """What it waits for."""
         self.stepping = False
         """Whether it steps environments: each step is a sign of life."""
         self.waited = 0.0
         """Seconds spent waiting for others, in all."""
         self._thread: int | None = None
+        self._bed = threading.Lock()
+        self._bed.acquire()
 
     def begin(self) -> None:
         """Called in the worker's own thread."""
@@ -33,27 +36,26 @@ class Watch:
         self.what, self.waits, self.stepping = what, False, False
         self.since = time.perf_counter()
 
-    def idle(self) -> None:
+    def idle(self, awaited: str = "something to do") -> None:
         """It has nothing to do."""
-        self.waits = True
+        self.waits, self.awaited = True, awaited
 
     def beat(self) -> None:
         """It got on with what it does."""
         self.since = time.perf_counter()
 
-    @contextmanager
-    def waiting(self, what: str) -> Generator[None]:
-        """It waits for another worker while the block runs."""
-        before, stepping = self.what, self.stepping
+    def sleep(self, what: str) -> None:
+        """It waits for another worker until `wake` is called, once for each sleep."""
+        self.waits, self.awaited = True, what
         began = time.perf_counter()
-        self.doing(f"waiting for {what}")
-        self.waits = True
-        try:
-            yield
-        finally:
-            self.waited += time.perf_counter() - began
-            self.doing(before)
-            self.stepping = stepping
+        self._bed.acquire()
+        self.since = time.perf_counter()
+        self.waited += self.since - began
+        self.waits = False
+
+    def wake(self) -> None:
+        """Ends the sleep."""
+        self._bed.release()
 
     def quiet(self) -> float:
         """Seconds since it last got on."""

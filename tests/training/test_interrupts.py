@@ -26,6 +26,10 @@ TINY = (
 LINES = {
     "fused": f"train a2c --env dovetail:Chain-v0 --policy fused --envs 4 {TINY}",
     "processes": f"train a2c --env CartPole-v1?vectorization=async --envs 2 {TINY}",
+    "actors": "train impala --env CartPole-v1 --policy actor-learner --processes true --envs 4 "
+    + TINY,
+    "inference": "train a2c --env CartPole-v1 --policy central-inference --processes true "
+    f"--workers 2 --envs 4 {TINY}",
 }
 RUN = Path("run")
 
