@@ -43,8 +43,7 @@ class IMPALA(ActorCriticAlgorithm):
         for name in ("rho_clip", "c_clip", "gradient_clip"):
             check_option(name, getattr(self, name), getattr(self, name) > 0, "more than 0")
 
-    # Adam, where the paper has RMSProp: with one step per batch and gradients clipped it needs half
-    # the steps on small tasks, and the paper's ε of 0.1 is meant for losses summed over the batch.
+    # The optimiser is Adam, where the paper has RMSProp: it learns better on small tasks.
 
     def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """One gradient step on the whole batch."""
