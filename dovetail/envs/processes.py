@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from dovetail.envs import segment
-from dovetail.envs.child import RESET, STEP, Job, Made
+from dovetail.envs.child import RESET, STEP, Job, Made, spin
 from dovetail.envs.member import (
     GRACE,
     SLICE,
@@ -103,7 +103,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             for k, go in enumerate(goes):
                 rows = slice(k * num_envs // count, (k + 1) * num_envs // count)
-                job = Job(env_id, sent, k, rows, first, go, done, bell, os.getpid())
+                job = Job(env_id, sent, k, rows, first, go, done, bell, count > 1, os.getpid())
                 self._members.append(Member(job))
             self._share(self._made(), seeding)
         except BaseException:
@@ -204,11 +204,9 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
 
     def ready(self) -> bool:
         """Whether `step_wait` would not wait: everything is there, or something has gone wrong."""
-        sent = self._sent
-        for words, _ in self._calls:
-            if words[DONE] != sent and words[DONE] != -sent:
-                return self._overdue() or any(member.dead() for member in self._members)
-        return True
+        if self._all_done():
+            return True
+        return self._overdue() or any(member.dead() for member in self._members)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Ends the processes: asked, terminated, killed."""
@@ -236,6 +234,8 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _collect(self) -> None:
         """Waits until every process has done what was asked; tells what went wrong in any."""
+        if len(self._calls) > 1:
+            spin(self._all_done)
         while self._missing:
             if self._done(True, SLICE):
                 self._missing -= 1
@@ -245,6 +245,13 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         for words, _ in self._calls:
             if words[DONE] != sent:
                 self._raise_told()
+
+    def _all_done(self) -> bool:
+        sent = self._sent
+        for words, _ in self._calls:  # noqa: SIM110  (`all` would be slower)
+            if words[DONE] != sent and words[DONE] != -sent:
+                return False
+        return True
 
     def _look_round(self) -> None:
         """Raises if a process has died, or takes too long."""
