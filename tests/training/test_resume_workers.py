@@ -1,0 +1,51 @@
+"""A run under workers that is stopped and resumed ends where an uninterrupted one does."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small import QUIET, a2c, numbers, saved
+
+import dovetail
+from dovetail.policies import (
+    ActorLearner,
+    CentralInference,
+    DataParallel,
+    Environments,
+    SplitDevices,
+)
+from dovetail.policies.interface import Policy
+
+ENVS = 4
+POLICIES: dict[str, Policy] = {
+    "actor-learner": ActorLearner(ENVS, staleness=0),
+    "central-inference": CentralInference(ENVS, workers=2, processes=False),
+    "split-devices": SplitDevices(ENVS, staleness=0),
+    "data-parallel": DataParallel(ENVS),
+    "environments": Environments(ENVS, processes=False),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_resuming_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    policy, algorithm, env = POLICIES[name], a2c(anneal=False), "dovetail:CartPole-v1"
+    whole, part = (dataclasses.replace(QUIET, folder=str(tmp_path / x)) for x in ("a", "b"))
+    run = dovetail.train(algorithm, env, policy, steps=160, settings=whole)
+    dovetail.train(algorithm, env, policy, steps=80, settings=part)
+    resumed = dovetail.resume(tmp_path / "b", steps=160)
+    (expected, meta), (found, again) = saved(run), saved(resumed)
+    np.testing.assert_array_equal(numbers(found), numbers(expected))
+    assert again["updates"] == meta["updates"] == 10
+
+
+def test_an_asynchronous_run_goes_on_from_its_updates(tmp_path: Path) -> None:
+    policy = ActorLearner(ENVS, staleness=2, processes=False)
+    algorithm = dovetail.algorithms.IMPALA(unroll_length=4, hidden=(8,))
+    settings = dataclasses.replace(QUIET, folder=str(tmp_path / "run"))
+    dovetail.train(algorithm, "CartPole-v1", policy, steps=160, settings=settings)
+    run = dovetail.resume(tmp_path / "run", steps=320)
+    tree, meta = saved(run)
+    assert meta["updates"] == 20 == int(tree["state"].updates)
+    assert run.metrics["staleness_max"][-1] <= 2
+    assert np.asarray(tree["actor"].step).min() >= 4
