@@ -145,16 +145,17 @@ def _box_name(graph: Graph, node: str) -> str:
 
 
 def _add_badges(boxes: dict[str, Box], plan: Plan) -> None:
-    """Tells on each box its worker and program; workers of one name differ in their number."""
-    hosts: dict[tuple[str, int, tuple[str, ...]], list[str]] = {}
+    """Tells on each box its worker and program; several workers by the name they share."""
+    hosts: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for worker in plan.workers:
         programs = plan.programs(worker.name)
         for number, fragments in enumerate(programs, start=1):
             told = 0 if len(programs) == len(fragments) == 1 else number
-            key = worker.name.rstrip("0123456789"), told, fragments
-            hosts.setdefault(key, []).append(worker.name)
-    for total, ((stem, number, fragments), names) in enumerate(hosts.items()):
-        who = names[0] if len(names) == 1 else f"{len(names)} × {stem.rstrip('-')}"
+            hosts.setdefault((told, fragments), []).append(worker.name)
+    for total, ((number, fragments), names) in enumerate(hosts.items()):
+        stems = {name.rstrip("-0123456789") for name in names}
+        who = f"{len(names)} × {stems.pop() if len(stems) == 1 else 'worker'}"
+        who = names[0] if len(names) == 1 else who
         for name in fragments:
             boxes[name].badge = f"{who} · program {number}" if number else who
             boxes[name].tint = PROGRAMS[total % len(PROGRAMS)]

@@ -1,10 +1,8 @@
 """The example learns under both policies, and the pages show what is true of it."""
 
-import contextlib
 import importlib
 import json
 import re
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,28 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pages import DOCS, ROOT, blocks, lines
 
 import dovetail as dt
 from dovetail.algorithms import ALGORITHMS
-from dovetail.cli.experiment import understand
-from dovetail.cli.main import main
-from dovetail.cli.train import _parser
 from dovetail.loading import load_object
 
-ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "examples" / "actor_critic.py"
 EXAMPLE = FILE.read_text(encoding="utf-8")
-DOCS = {page.name: page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")}
 PAGE = DOCS["write-your-own-algorithm.md"]
 ActorCritic: Any = load_object(f"{FILE}:ActorCritic", "algorithm")
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.strip()]
 
 
 def trajectory(**fields: Any) -> dt.Trajectory:
@@ -69,37 +55,6 @@ def test_the_page_runs_and_the_example_learns_under_both_policies(
     assert set(returns) == {"local", "fused"}
     assert min(returns.values()) > 150, returns
     assert np.isfinite(names["found"].metrics["loss"])
-
-
-@pytest.mark.parametrize(
-    "page, command, shown",
-    [
-        pytest.param(name, *block.removeprefix("$ ").split("\n", 1), id=f"{name}-{number}")
-        for name, text in sorted(DOCS.items())
-        for number, block in enumerate(blocks(text, "console"))
-    ],
-)
-def test_what_a_command_prints(
-    page: str, command: str, shown: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    assert main(shlex.split(command)[1:]) == 0
-    assert lines(capsys.readouterr().out) == lines(shown)
-
-
-def commands() -> list[str]:
-    found = [
-        line for text in DOCS.values() for block in blocks(text, "sh") for line in lines(block)
-    ]
-    return sorted({line[line.index("dovetail ") :] for line in found if "dovetail train" in line})
-
-
-@pytest.mark.parametrize("command", commands())
-def test_the_flags_of_a_command_exist(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    ends = pytest.raises(SystemExit) if "--help" in command else contextlib.nullcontext()
-    with ends:
-        understand(_parser(), shlex.split(command)[2:])
 
 
 def test_the_defaults_in_the_table() -> None:
@@ -199,10 +154,3 @@ def test_the_page_has_the_sentence_for_another_action_space() -> None:
     with pytest.raises(dt.UserError) as raised:
         dt.trace(ActorCritic(), "Pendulum-v1")
     assert str(raised.value) in PAGE
-
-
-def test_the_page_on_policies_has_the_sentence_for_a_host_environment() -> None:
-    with pytest.raises(dt.UserError) as raised:
-        dt.explain(ActorCritic(), "gymnasium:CartPole-v1", "fused")
-    expected = str(raised.value).replace("CartPole-v1", "LunarLander-v3")
-    assert expected in DOCS["policies.md"]

@@ -1,0 +1,174 @@
+"""The pages are true: what they say a command prints it prints, what they draw is what is planned,
+and their commands run.
+
+After a change that is meant to alter what `explain` says or draws:
+DOVETAIL_UPDATE_GOLDEN=1 pytest tests/docs/test_pages.py
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import DOCS, FILES, ROOT, blocks, lines
+
+import dovetail.planning
+from dovetail.algorithms import ALGORITHMS
+from dovetail.cli.experiment import understand
+from dovetail.cli.main import main
+from dovetail.cli.train import _parser
+from dovetail.loading import load_object
+from dovetail.plan.ir import Resources
+from dovetail.policies import POLICIES
+from dovetail.runtime import crew
+from dovetail.settings import Settings
+
+UPDATE = bool(os.environ.get("DOVETAIL_UPDATE_GOLDEN"))
+IMAGES = ROOT / "docs" / "images" / "policies"
+MACHINE = Resources(devices=4, cores=8)
+"""What the pages' plans are made for; a plan tells how many workers share how many cores."""
+SHORT = "--steps 400 --episodes 2 --evaluate-every 0 --checkpoint-every 1e9 --no-video"
+
+
+@pytest.fixture
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine of the pages, in a folder that has `examples/`."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.setattr(dovetail.planning, "machine", lambda: MACHINE)
+
+
+def printed(command: str, capsys: Any) -> str:
+    """What a command prints, errors included; paths as they are from the checkout."""
+    code = main(shlex.split(command)[1:])
+    out = capsys.readouterr()
+    assert code == (2 if out.err else 0), out.err
+    return (out.out + out.err).replace(f"{ROOT}/", "")
+
+
+# What commands print and draw.
+
+
+@pytest.mark.parametrize(
+    "page, block",
+    [
+        pytest.param(name, block, id=f"{name}-{number}")
+        for name, text in DOCS.items()
+        for number, block in enumerate(blocks(text, "console"))
+    ],
+)
+@pytest.mark.usefixtures("at_home")
+def test_what_a_command_prints(page: str, block: str, capsys: Any) -> None:
+    """Where a block begins with "…", it shows the plan alone."""
+    command, shown = block.removeprefix("$ ").split("\n", 1)
+    found = printed(command, capsys)
+    if shown.startswith("…"):
+        found = "…\n" + found[found.index("plan  ") :]
+    if UPDATE:
+        text = FILES[page].read_text(encoding="utf-8")
+        new = f"$ {command}\n{found.strip()}\n"
+        FILES[page].write_text(text.replace(block, new), encoding="utf-8")
+        return
+    assert lines(found) == lines(shown)
+
+
+def explained(policy: str) -> str:
+    """The command that a policy's page explains it by."""
+    commands = [b.split("\n")[0] for b in blocks(DOCS[f"policies/{policy}.md"], "console")]
+    return commands[0].removeprefix("$ ")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.usefixtures("at_home")
+def test_the_picture_is_that_of_the_plan(policy: str) -> None:
+    command = explained(policy)
+    assert f"--policy {policy} " in f"{command} "
+    assert f"](../images/policies/{policy}.svg)" in DOCS[f"policies/{policy}.md"]
+    assert main([*shlex.split(command)[1:], "--svg", "drawn.svg"]) == 0
+    drawn = Path("drawn.svg").read_text(encoding="utf-8")
+    file = IMAGES / f"{policy}.svg"
+    if UPDATE:
+        file.write_text(drawn, encoding="utf-8")
+    assert drawn == file.read_text(encoding="utf-8")
+
+
+def test_every_policy_has_its_page_its_picture_and_its_row() -> None:
+    assert {n for n in DOCS if n.startswith("policies/")} == {f"policies/{n}.md" for n in POLICIES}
+    assert {file.stem for file in IMAGES.glob("*")} == set(POLICIES)
+    rows = re.findall(r"^\| \[`(.+)`\]\((.+)\) \|", DOCS["policies.md"], flags=re.MULTILINE)
+    assert rows == [(name, f"policies/{name}.md") for name in POLICIES]
+
+
+# Options.
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_options_of_a_policy(policy: str) -> None:
+    table = DOCS[f"policies/{policy}.md"].partition("| option | default |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, flags=re.MULTILINE)
+    defaults = vars(load_object(POLICIES[policy], "policy")())
+    assert [name for name, _ in rows] == list(defaults)
+    for name, written in rows:
+        assert defaults[name] is None or written == str(defaults[name]), name
+
+
+def test_the_flags_of_every_policy_are_on_the_page_of_the_command_line() -> None:
+    kinds = [load_object(target, "policy") for target in POLICIES.values()]
+    names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    page = DOCS["command-line.md"]
+    missing = [name for name in names if f"`--{name.replace('_', '-')}" not in page]
+    assert missing == []
+
+
+# Numbers and tables.
+
+
+def test_the_limits_are_those_of_the_runtime() -> None:
+    page = " ".join(DOCS["policies.md"].split())
+    pauses = f"from {crew.FIRST_PAUSE:g} s to {crew.LONGEST_PAUSE:g} s"
+    assert f"up to {crew.RESTARTS} times for one worker, after pauses that grow {pauses}" in page
+    assert crew.CALM_SECONDS == 60 and "a minute without a failure" in page
+    assert f"after `--patience` seconds ({Settings().patience:g})" in page
+
+
+def test_what_every_algorithm_bears() -> None:
+    table = DOCS["policies.md"].partition("| algorithm | corrects with |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| ([A-Z].*?) \| (.*?) \| (.*?) \|$", table, flags=re.MULTILINE)
+    bears = {name: borne for names, _, borne in rows for name in names.split(", ")}
+    kinds = [load_object(target, "algorithm") for target in ALGORITHMS.values()]
+    borne = {kind.__name__: kind.correction.staleness for kind in kinds}
+    assert bears == {n: "any number" if b is None else str(b) for n, b in borne.items()}
+
+
+# Commands.
+
+
+def commands() -> list[str]:
+    """Every `dovetail` command in a block of shell commands, without the variables before it."""
+    found = [
+        line for text in DOCS.values() for block in blocks(text, "sh") for line in lines(block)
+    ]
+    return sorted({line[line.index("dovetail ") :] for line in found if "dovetail " in line})
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if "dovetail train" in c])
+@pytest.mark.usefixtures("at_home")
+def test_the_flags_of_a_command_exist(command: str) -> None:
+    ends = pytest.raises(SystemExit) if "--help" in command else contextlib.nullcontext()
+    with ends:
+        understand(_parser(), shlex.split(command)[2:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in commands() if "--help" not in c])
+@pytest.mark.usefixtures("at_home")
+def test_a_command_runs(command: str, tmp_path: Path) -> None:
+    """Shortened: a training ends after an update or a few."""
+    trains = " train " in command
+    short = re.sub(r" --(until|steps|seeds) \S+", "", command)
+    words = shlex.split(f"{short} {SHORT} --display none" if trains else short)
+    assert main(words[1:]) == 0
+    assert len(list(tmp_path.glob("runs/*/summary.json"))) == trains
