@@ -8,6 +8,7 @@ from dovetail.lazy import lazy_attributes
 __getattr__, __dir__, __all__ = lazy_attributes(
     [
         "dovetail.algorithm:Algorithm",
+        "dovetail.algorithm:Correction",
         "dovetail.algorithm:RL",
         "dovetail.algorithm:Task",
         "dovetail.algorithm:Timestep",

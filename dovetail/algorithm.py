@@ -120,7 +120,7 @@ class Algorithm:
     actions: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Continuous)
     """The kinds of action space it can act in."""
     correction: ClassVar[Correction] = NO_CORRECTION
-    """What it corrects for, and so which staleness it bears."""
+    """What it corrects with, and so which staleness it bears."""
 
     @property
     def task(self) -> Task:

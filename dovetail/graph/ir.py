@@ -179,7 +179,7 @@ class Graph:
     pieces: int
     """How many actors they are split among: actor-side values are one piece's."""
     correction: str
-    """What the algorithm corrects for, in words."""
+    """What the algorithm corrects old trajectories with, in words."""
     staleness: int | None
     """How many versions old a trajectory may be; None for any number."""
     threads: bool

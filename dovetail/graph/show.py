@@ -34,7 +34,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
         "env": graph.env,
         "num_envs": graph.num_envs,
         "actors": graph.pieces,
-        "corrects_for": graph.correction,
+        "corrects_with": graph.correction,
         "staleness": graph.staleness,
         "steps_per_iteration": graph.steps_per_iteration,
         "nodes": [_node_json(node) for node in graph.nodes],

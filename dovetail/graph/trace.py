@@ -177,6 +177,7 @@ class Tracing:
 
     def gather(self, tree: Any) -> Any:
         """Actors → learner."""
+        self._refuse_nested("gather")
         for leaf in jax.tree.leaves(tree):
             self._refuse_unsplit(leaf)
         return self._cross("gather", tree, pieces=self._pieces)

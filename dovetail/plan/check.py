@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from dovetail.errors import UserError, nearest
 from dovetail.graph.ir import Fragment, Graph, Side, Unroll
+from dovetail.graph.show import count
 from dovetail.plan.ir import LinkKind, Plan, WorkerKind
 from dovetail.plan.passes import STATE, pairs
 
@@ -59,7 +60,9 @@ def _workers_have_devices(plan: Plan, graph: Graph) -> None:
     for worker in plan.workers:
         if worker.name in computing and not worker.devices:
             raise _refusal(plan, f"gives worker {worker.name!r} no device, but programs to run")
-        if worker.name in computing and worker.kind is WorkerKind.PROCESS:
+        process = worker.kind is WorkerKind.PROCESS
+        traced = any(unroll.step.program is not None for unroll in graph.unrolls)
+        if process and (traced or worker.name in computing):
             raise _refusal(
                 plan,
                 f"runs programs on worker {worker.name!r}, a process; processes only step "
@@ -142,7 +145,7 @@ def _ranges_cover(plan: Plan, fragment: str, copies: int | None) -> None:
     inside = all(first // size == (last - 1) // size for first, last in ranges if last > first)
     if not whole or not inside or (copies is not None and len(ranges) != copies):
         served = ", ".join(f"{first}–{last - 1}" for first, last in ranges) or "none"
-        wanted = f"{plan.actors} equal ranges" if copies is not None else "each of them once"
+        wanted = count(plan.actors, "equal range") if copies is not None else "each of them once"
         raise _refusal(
             plan,
             f"places {fragment!r} for the environments {served}; it must serve "
@@ -191,8 +194,8 @@ def _staleness_is_borne(plan: Plan, graph: Graph) -> None:
     if graph.staleness is not None and plan.staleness > graph.staleness:
         raise _refusal(
             plan,
-            f"lets trajectories be {plan.staleness} versions old, but {graph.algorithm} corrects "
-            f"for {graph.correction} and bears {graph.staleness}; lower --staleness to "
+            f"lets trajectories be {count(plan.staleness, 'version')} old, but {graph.algorithm} "
+            f"corrects with {graph.correction} and bears {graph.staleness}; lower --staleness to "
             f"{graph.staleness}, or use an algorithm with V-trace (impala, appo)",
         )
     if not plan.ordered and plan.staleness == 0:
@@ -208,7 +211,7 @@ def _exchange_allows_staleness(plan: Plan, graph: Graph) -> None:
     sources = [edge.source for edge in graph.edges if edge.to_side is Side.ACTOR]
     out = [order.index(source) for source in sources if source in order]
     back = [order.index(t) for e in graph.edges if e.to_side is Side.LEARNER for t in e.targets]
-    if plan.staleness and out and back and max(out) > min(back):
+    if plan.staleness and out and back and max(out) >= min(back):
         raise _refusal(
             plan,
             f"has a staleness of {plan.staleness}, but {graph.algorithm} sends to its actors after "

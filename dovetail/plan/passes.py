@@ -83,9 +83,10 @@ def tell(plan: Plan, graph: Graph, resources: Resources) -> Plan:
 def _told(plan: Plan, graph: Graph, resources: Resources) -> Iterator[str]:
     if plan.staleness:
         how = "exactly" if plan.ordered else "at most"
+        start = " (less at the start)" if plan.ordered else ""
         yield (
-            f"trajectories are {how} {count(plan.staleness, 'version')} old when learned from; "
-            f"{graph.algorithm} corrects for {graph.correction}"
+            f"trajectories are {how} {count(plan.staleness, 'version')} old{start} when learned "
+            f"from; {graph.algorithm} corrects with {graph.correction}"
         )
     if plan.replicas > 1:
         yield f"mean is an all-reduce over {count(plan.replicas, 'device')}"

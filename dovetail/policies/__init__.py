@@ -14,4 +14,10 @@ POLICIES: dict[str, str] = {
 }
 """The policies by their names on the command line."""
 
-__getattr__, __dir__, __all__ = lazy_attributes(POLICIES.values())
+__getattr__, __dir__, __all__ = lazy_attributes(
+    [
+        *POLICIES.values(),
+        "dovetail.policies.interface:Policy",
+        "dovetail.policies.interface:Split",
+    ]
+)

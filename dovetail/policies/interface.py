@@ -71,6 +71,7 @@ class Policy:
         **more: Any,
     ) -> Plan:
         """The plan with these workers and instances; `more` are further fields of `Plan`."""
+        order = {fragment: i for i, fragment in enumerate(graph.fragments)}
         return Plan(
             policy=self.name,
             algorithm=graph.algorithm,
@@ -80,7 +81,7 @@ class Policy:
             actors=self.split.actors,
             joined=self.split.joined,
             workers=tuple(workers),
-            instances=tuple(instances),
+            instances=tuple(sorted(instances, key=lambda i: order.get(i.fragment, len(order)))),
             **more,
         )
 

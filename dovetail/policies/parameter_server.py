@@ -39,6 +39,11 @@ class ParameterServer(Policy):
         check_option("workers", self.workers, self.workers >= 1, "1 or more")
         bound = self.staleness
         check_option("staleness", bound, bound is None or bound >= 1, "1 or more")
+        if self.synchronous and bound is not None:
+            raise UserError(
+                f"--staleness {bound} is for gradients that are applied as they come, but "
+                f"--synchronous averages new ones: leave one out."
+            )
 
     @property
     def split(self) -> Split:

@@ -263,7 +263,7 @@ class CrewRun:
                 raise failed
             pause = restarts.pause()
             self._tell(
-                f"{worker.name} failed and is set up again in {pause:.1f} s "
+                f"{worker.name} failed; its environments are set up again in {pause:.1f} s "
                 f"(restart {restarts.total}): {_sentence(failed)}"
             )
             if self._stopping.wait(pause):
@@ -314,11 +314,12 @@ class CrewRun:
             self._failure = None
             raise WorkerFailed(f"Worker {name} failed: {_sentence(error)}") from error
         watches = [worker.watch for worker in self._crew.workers]
-        if all(w.waits and w.quiet() > self._patience + GRACE for w in watches):
+        limit = self._patience + GRACE
+        if all(w.waits and w.quiet() > limit for w in watches):
             waits = "; ".join(f"{w.worker} waits for {w.awaited}" for w in watches)
             raise WorkerFailed(f"Every worker waits for another: {waits}.")
         for watch in watches:
-            if watch.stepping and not watch.waits and watch.quiet() > self._patience + GRACE:
+            if watch.stepping and watch.late(limit):
                 raise WorkerFailed(
                     f"A worker hangs: {watch.complaint()}A thread cannot be ended from outside; "
                     f"with --processes true its environments can."
@@ -367,19 +368,20 @@ class CrewRun:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by fragment, an unroll's two halves apart; waits by worker."""
-        found: dict[str, float] = {}
+        """Seconds by fragment, an unroll's two halves apart, on average over its copies; waits by
+        worker."""
+        spent: dict[str, list[float]] = {}
+        halves = {program.name for program, _ in self._crew.acting()}
         for worker in self._crew.workers:
-            halves = {program.name for program, _ in self._crew.acting()}
-            for name, spent in worker.seconds.items():
+            for name, seconds in worker.seconds.items():
                 if name not in halves:
-                    found[name] = found.get(name, 0.0) + spent
+                    spent.setdefault(name, []).append(seconds)
             if not self._crew.is_one:
-                found[f"wait_{worker.name}"] = worker.watch.waited
+                spent[f"wait_{worker.name}"] = [worker.watch.waited]
         for program, _ in self._crew.acting():
-            for name, spent in program.seconds.items():
-                found[name] = found.get(name, 0.0) + spent
-        return found
+            for name, seconds in program.seconds.items():
+                spent.setdefault(name, []).append(seconds)
+        return {name: sum(copies) / len(copies) for name, copies in spent.items()}
 
     def close(self) -> None:
         """Ends every thread, process and environment; safe to call twice."""

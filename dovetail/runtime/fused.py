@@ -37,6 +37,7 @@ class FusedRun:
         self._graph = graph
         self._call: Callable[..., Any] = jax.jit(program)
         self._watch = Watch(plan.workers[0].name)
+        self._watch.warm = True  # compiled ahead
         self._watchdog = Watchdog([self._watch], patience, tell)
         self._state: list[Any] = []
         self._actor: list[Any] = []

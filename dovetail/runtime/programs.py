@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
@@ -37,13 +38,21 @@ Leaves = list[jax.Array]
 class FragmentProgram:
     """One fragment, compiled alone; what several actors sent is joined inside the program."""
 
-    def __init__(self, fragment: Fragment, pieces: int = 1, device: Device | None = None):
+    def __init__(
+        self,
+        fragment: Fragment,
+        pieces: int = 1,
+        device: Device | None = None,
+        hosted: bool = False,
+    ) -> None:
+        """`hosted`: what arrives from actors are numpy arrays."""
         self.name = fragment.name
         self._inputs = [value.id for value in fragment.inputs]
         self._outputs = [value.id for value in fragment.outputs]
         self._device = device
         function = jaxpr_as_fun(fragment.program)
-        arrivals = fragment.arrivals
+        self._arrivals = arrivals = fragment.arrivals
+        self._hosted = hosted
 
         def joined(*inputs: Any) -> Any:
             return function(*map(_join, arrivals, inputs))
@@ -56,10 +65,18 @@ class FragmentProgram:
 
     def compile(self) -> None:
         """Compiles by one call on zeros: jit's own way in is faster than a program made ahead."""
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self._shapes)
-        if self._device is not None:
-            zeros = jax.device_put(zeros, self._device)
+        zeros = [
+            jax.tree.map(partial(self._zero, arrives=how is not None), shape)
+            for shape, how in zip(self._shapes, self._arrivals, strict=True)
+        ]
         jax.block_until_ready(self._call(*zeros))
+
+    def _zero(self, shape: jax.ShapeDtypeStruct, arrives: bool) -> Any:
+        """An input like those to come: what is on which device is part of what is compiled."""
+        if self._hosted and arrives and not jnp.issubdtype(shape.dtype, jax.dtypes.extended):
+            return np.zeros(shape.shape, shape.dtype)
+        zero = jnp.zeros(shape.shape, shape.dtype)
+        return zero if self._device is None else jax.device_put(zero, self._device)
 
     def run(self, values: Values) -> None:
         """Takes its inputs from `values` and puts its outputs there."""

@@ -225,7 +225,8 @@ class Crew:
 
     def _fragment_program(self, node: Fragment, device: Device | None) -> FragmentProgram:
         pieces = self._graph.pieces if node.side is Side.LEARNER else 1
-        return FragmentProgram(node, pieces, device)
+        hosted = any(unroll.step.program is None for unroll in self._graph.unrolls)
+        return FragmentProgram(node, pieces, device, hosted)
 
     def _unroll(self, node: Unroll, worker: Worker) -> Any:
         plan, env = self._plan, self._env

@@ -6,6 +6,9 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+COMPILE_SECONDS = 300.0
+"""How long a worker's first iteration may take, which may compile."""
+
 
 class Watch:
     """One worker's word of what it is at; written by it alone, read by who supervises."""
@@ -17,6 +20,8 @@ class Watch:
         self.what = "starting"
         self.waits = True
         """Whether it waits for another worker, or has nothing to do."""
+        self.warm = False
+        """Whether it has done everything once, so that nothing is left to compile."""
         self.awaited = ""
         """What it waits for."""
         self.stepping = False
@@ -61,6 +66,11 @@ class Watch:
         """Seconds since it last got on."""
         return time.perf_counter() - self.since
 
+    def late(self, patience: float) -> bool:
+        """Whether it has something to do and does not get on; compiling is given longer."""
+        limit = patience if self.warm else max(patience, COMPILE_SECONDS)
+        return not self.waits and self.quiet() > limit
+
     def where(self) -> str:
         """The lines of code at which its thread stands."""
         frame = sys._current_frames().get(self._thread or 0)  # pyright: ignore[reportPrivateUsage]
@@ -94,7 +104,6 @@ class Watchdog:
     def _look(self) -> None:
         while not self._ended.wait(min(1.0, self._patience / 4)):
             for watch in self._watches:
-                late = not watch.waits and watch.quiet() > self._patience
-                if late and self._told.get(watch.worker) != watch.since:
+                if watch.late(self._patience) and self._told.get(watch.worker) != watch.since:
                     self._told[watch.worker] = watch.since
                     self._tell(watch.complaint())

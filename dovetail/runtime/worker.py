@@ -65,6 +65,7 @@ class Worker:
                 release()
             raise
         self.held = self.kept(values)
+        self.watch.warm = True
         self.watch.idle()
         return values, turn
 

@@ -94,7 +94,8 @@ def _plan(
     if settings.seeds > 1 and not (plan.fused and plan.replicas == 1):
         raise UserError(
             f"--seeds {settings.seeds} trains several seeds as one compiled batch, which needs "
-            f"--policy fused on one device; this plan is {plan.policy} on {plan.replicas}."
+            f"--policy fused on one device; this plan is {plan.policy}'s, with "
+            f"{plan.replicas} learner replicas."
         )
     return planned
 
@@ -177,7 +178,9 @@ class _Start:
                 kept = f"Update {saved} is saved: go on with dovetail train --resume {run}"
             if saved is not None and isinstance(error, Diverged):
                 kept = f"Update {saved} is saved in {run}"
-            raise UserError(f"{error} {kept}") from error
+            told = str(error)
+            stop = "" if told.endswith((".", "!", "?")) else "."
+            raise UserError(f"{told}{stop} {kept}") from error
 
     def _title(self) -> str:
         plan = self.planned.plan
