@@ -3,18 +3,29 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from benchmarks.contestants import (
+    ENVPOOL,
+    ENVPOOL_PONG,
+    GYMNASIUM,
+    GYMNAX,
+    OWN,
+    PONG,
+    SLOW,
+    Contestant,
+    atari_peer,
+    cleanrl,
+    gymnax_peers,
+    hand,
+    impala,
+    ours,
+    pong,
+    rllib,
+    sample_factory,
+    stable_baselines,
+    threads,
+)
+
 Metric = Literal["steps_per_s", "time_to_threshold_s", "env_steps_to_threshold"]
-
-
-@dataclass(frozen=True)
-class Contestant:
-    name: str
-    python: str
-    """`dovetail`, or a peer of `interpreters.py`."""
-    module: str
-    arguments: tuple[str, ...]
-    steps: int
-    """Measured environment steps, or the most that is trained on the way to the threshold."""
 
 
 @dataclass(frozen=True)
@@ -31,47 +42,24 @@ class Comparison:
     """Whether each repeat trains to the threshold with its own seed, instead of for a time."""
 
 
-def ours(name: str, policy: str, envs: int, env: str, steps: int, devices: int = 1) -> Contestant:
-    arguments = ("--policy", policy, "--envs", str(envs), "--env", env, "--devices", str(devices))
-    return Contestant(name, "dovetail", "benchmarks.ours", arguments, steps)
-
-
-def hand(module: str, envs: int, steps: int) -> Contestant:
-    path = f"benchmarks.handwritten.{module}"
-    return Contestant("hand-written", "dovetail", path, ("--envs", str(envs)), steps)
-
-
-def gymnax_peers(steps: int) -> tuple[Contestant, ...]:
-    envs = ("--envs", "64")
-    pure = "benchmarks.handwritten.purejaxrl_ppo"
+def async_gymnasium(steps: int) -> tuple[Contestant, ...]:
+    """IMPALA under ActorLearner on Gymnasium's CartPole, acting and stepping in threads."""
     return (
-        Contestant("rejax", "rejax", "benchmarks.peers.rejax_ppo", envs, steps),
-        Contestant("PureJaxRL-style", "rejax", pure, envs, steps),
+        impala("ActorLearner, 1 actor", 1, 128, GYMNASIUM, steps, "processes=False"),
+        impala("ActorLearner, 2 actors", 2, 128, GYMNASIUM, steps, "processes=False"),
     )
 
 
-def torch_peer(name: str, module: str, steps: int) -> tuple[Contestant, ...]:
-    return tuple(
-        Contestant(
-            f"{name}, {threads} thread{'s' * (threads > 1)}",
-            "sb3",
-            module,
-            ("--envs", "8", "--threads", str(threads)),
-            steps,
-        )
-        for threads in (1, 2)
+def pong_ppo(steps: int) -> tuple[Contestant, ...]:
+    return (
+        pong("Local, ALE", "local", PONG, steps),
+        pong("Local, EnvPool", "local", ENVPOOL_PONG, steps),
     )
 
 
-def stable_baselines(steps: int) -> tuple[Contestant, ...]:
-    return torch_peer("stable-baselines3", "benchmarks.peers.sb3_ppo", steps)
+def slow_local(steps: int) -> Contestant:
+    return ours("Local", "local", 8, SLOW, steps, "--algorithm", "impala", "--unroll", "32")
 
-
-def cleanrl(steps: int) -> tuple[Contestant, ...]:
-    return torch_peer("CleanRL-style", "benchmarks.handwritten.cleanrl_ppo", steps)
-
-
-OWN, GYMNAX, GYMNASIUM = "dovetail:CartPole-v1", "gymnax:CartPole-v1", "gymnasium:CartPole-v1"
 
 COMPARISONS = (
     Comparison(
@@ -100,7 +88,7 @@ COMPARISONS = (
         "Fused against fused peers, Gymnax CartPole, 64 environments",
         (
             ours("Fused", "fused", 64, GYMNAX, 2_000_000),
-            ours("Fused, 2 devices", "fused", 64, GYMNAX, 2_000_000, devices=2),
+            ours("Fused, 2 devices", "fused", 64, GYMNAX, 2_000_000, settings=("devices=2",)),
         ),
         gymnax_peers(1_000_000),
         (("steps_per_s", 1.8),),
@@ -134,5 +122,114 @@ COMPARISONS = (
         (*stable_baselines(500_000)[:1], *cleanrl(500_000)[:1]),
         (("time_to_threshold_s", 1.0), ("env_steps_to_threshold", 1.0)),
         threshold=True,
+    ),
+    Comparison(
+        "async-rllib",
+        "Asynchronous IMPALA against RLlib's, Gymnasium CartPole",
+        async_gymnasium(2_000_000),
+        (rllib(2, 20_000), rllib(32, 60_000)),
+        (("steps_per_s", 5.0),),
+    ),
+    Comparison(
+        "async-sample-factory",
+        "Asynchronous IMPALA against Sample Factory's APPO, Gymnasium CartPole",
+        async_gymnasium(2_000_000),
+        (sample_factory("CartPole-v1", 40, 60_000),),
+        (("steps_per_s", 3.0),),
+    ),
+    Comparison(
+        "async-sebulba",
+        "Asynchronous IMPALA against the same as hand-written threads, EnvPool CartPole",
+        (
+            impala("ActorLearner, 1 actor", 1, 128, ENVPOOL, 2_000_000),
+            impala("ActorLearner, 2 actors", 2, 128, ENVPOOL, 2_000_000),
+        ),
+        (
+            threads("Sebulba-style, 1 actor", 1, 128, ENVPOOL, 2_000_000),
+            threads("Sebulba-style, 2 actors", 2, 128, ENVPOOL, 2_000_000),
+        ),
+        (("steps_per_s", 1.0),),
+    ),
+    Comparison(
+        "async-threshold",
+        "Asynchronous, until the mean greedy return is 475: wall time, evaluations included",
+        (
+            impala("ActorLearner, 32 environments", 1, 32, GYMNASIUM, 3_000_000, "processes=False"),
+            impala("ActorLearner, 64 environments", 1, 64, GYMNASIUM, 3_000_000, "processes=False"),
+            impala("ActorLearner, EnvPool, 64", 1, 64, ENVPOOL, 3_000_000),
+        ),
+        (
+            rllib(2, 500_000),
+            rllib(32, 1_000_000),
+            sample_factory("CartPole-v1", 40, 2_000_000),
+            threads("Sebulba-style, EnvPool, 64", 1, 64, ENVPOOL, 3_000_000),
+        ),
+        (("time_to_threshold_s", 1.0),),
+        threshold=True,
+    ),
+    Comparison(
+        "atari-cleanrl",
+        "PPO on Atari Pong against CleanRL-style torch and EnvPool; a step is 4 frames",
+        pong_ppo(8192),
+        (atari_peer("CleanRL-style", "benchmarks.handwritten.cleanrl_atari_ppo", 8192),),
+        (("steps_per_s", 1.5),),
+    ),
+    Comparison(
+        "atari-sb3",
+        "PPO on Atari Pong against stable-baselines3; a step is 4 frames",
+        pong_ppo(8192),
+        (atari_peer("stable-baselines3", "benchmarks.peers.sb3_atari_ppo", 8192),),
+        (("steps_per_s", 1.5),),
+    ),
+    Comparison(
+        "atari-sample-factory",
+        "APPO on Atari Pong against Sample Factory's, 4 epochs each; a step is 4 frames",
+        (
+            pong("ActorLearner", "actor-learner", PONG, 8192, "actors=1"),
+            *pong_ppo(8192),
+        ),
+        (sample_factory("atari_pong", 8, 6144),),
+        (("steps_per_s", 1.5),),
+    ),
+    Comparison(
+        "links-threads",
+        "ActorLearner against the same as two hand-written threads, Gymnasium CartPole",
+        async_gymnasium(3_000_000)[:1],
+        (threads("hand-written threads", 1, 128, GYMNASIUM, 3_000_000),),
+        (("steps_per_s", 0.97),),
+    ),
+    Comparison(
+        "scaling-actor-learner",
+        "2 actors with processes against Local, 8 environments of 2 ms a step",
+        (
+            ours(
+                "ActorLearner, 2 actors",
+                "actor-learner",
+                8,
+                SLOW,
+                8192,
+                *("--algorithm", "impala", "--unroll", "32"),
+                settings=("actors=2", "processes=True"),
+            ),
+        ),
+        (slow_local(8192),),
+        (("steps_per_s", 1.8),),
+    ),
+    Comparison(
+        "scaling-environments",
+        "2 environment workers against Local, 8 environments of 2 ms a step",
+        (
+            ours(
+                "Environments, 2 workers",
+                "environments",
+                8,
+                SLOW,
+                8192,
+                *("--algorithm", "impala", "--unroll", "32"),
+                settings=("workers=2", "processes=True"),
+            ),
+        ),
+        (slow_local(8192),),
+        (("steps_per_s", 1.8),),
     ),
 )

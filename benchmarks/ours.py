@@ -1,14 +1,17 @@
 """Dovetail's side of every comparison.
 
     python -m benchmarks.ours --policy fused --envs 64 --steps 2000000
+    python -m benchmarks.ours --algorithm impala --policy actor-learner --set actors=2 --envs 64
 
 Mode `speed` is a whole `dovetail.train` as a user would start it, metrics, checkpoints and all; the
 speed is read from the run's `metrics.csv`, from the first eighth of the steps on, so compiling and
-warming up do not count. Mode `threshold` advances the same runtime by hand, because the shared
-evaluation comes at fixed numbers of steps and outside the clock.
+warming up do not count. Mode `threshold` advances the same runtime by hand: in step with the shared
+evaluation, which comes at fixed numbers of steps and outside the clock, or, where actors run ahead,
+with evaluations on the clock.
 """
 
 import argparse
+import ast
 import csv
 import sys
 import tempfile
@@ -22,35 +25,37 @@ import dovetail as dt
 from benchmarks import protocol as p
 from dovetail.algorithm import Task, Timestep
 from dovetail.envs.resolve import resolve
-from dovetail.planning import plan_for, prepare_backend
+from dovetail.planning import plan_for, prepare_backend, resolve_policy
 from dovetail.runtime.local import Runtime
 from dovetail.training.start import enable_compile_cache, first_state
 
-
-def algorithm() -> Any:
-    return dt.algorithms.PPO(
-        unroll_length=p.UNROLL,
-        epochs=p.EPOCHS,
-        minibatches=p.MINIBATCHES,
-        hidden=p.HIDDEN,
-        learning_rate=p.LEARNING_RATE,
-        anneal=False,
-        discount=p.DISCOUNT,
-        lambda_=p.LAMBDA,
-        clip=p.CLIP,
-        value_coefficient=p.VALUE_COEFFICIENT,
-        entropy_coefficient=p.ENTROPY_COEFFICIENT,
-        max_grad_norm=p.MAX_GRAD_NORM,
-    )
+ALGORITHMS = ("ppo", "impala", "atari-ppo", "atari-appo")
+MEASURED = ("share_", "staleness", "dropped", "act_batch")
+"""Columns of metrics.csv that say where the time went, by how they begin."""
 
 
-def distribution_policy(name: str, job: p.Job) -> Any:
-    if name == "local":
-        return dt.policies.Local(envs=job.envs)
-    return dt.policies.Fused(envs=job.envs, devices=job.devices)
+def algorithm(name: str = "ppo", unroll: int = p.UNROLL) -> Any:
+    """The algorithm with the options that are the same for everybody."""
+    shared = {
+        "unroll_length": unroll,
+        "hidden": p.HIDDEN,
+        "anneal": False,
+        "discount": p.DISCOUNT,
+        "value_coefficient": p.VALUE_COEFFICIENT,
+        "entropy_coefficient": p.ENTROPY_COEFFICIENT,
+        "max_grad_norm": p.MAX_GRAD_NORM,
+    }
+    if name == "impala":
+        return dt.algorithms.IMPALA(learning_rate=p.IMPALA_LEARNING_RATE, **shared)
+    ppo = {"epochs": p.EPOCHS, "minibatches": p.MINIBATCHES, "lambda_": p.LAMBDA, "clip": p.CLIP}
+    if name.startswith("atari"):  # the Nature CNN's 512 features go straight into the two heads
+        shared |= {"hidden": (), "learning_rate": p.ATARI_LEARNING_RATE}
+        kind = dt.algorithms.APPO if name == "atari-appo" else dt.algorithms.PPO
+        return kind(**shared, **ppo)
+    return dt.algorithms.PPO(learning_rate=p.LEARNING_RATE, **shared, **ppo)
 
 
-def measure_speed(job: p.Job, policy: Any) -> None:
+def measure_speed(job: p.Job, chosen: Any, policy: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = dt.Settings(
             folder=str(Path(folder) / "run"),
@@ -61,36 +66,45 @@ def measure_speed(job: p.Job, policy: Any) -> None:
         )
         iterations = job.iterations + max(1, job.iterations // 8)
         steps = iterations * job.per_iteration
-        run = dt.train(algorithm(), job.env, policy, steps=steps, seed=job.seed, settings=settings)
+        run = dt.train(chosen, job.env, policy, steps=steps, seed=job.seed, settings=settings)
         with (Path(run.path) / "metrics.csv").open() as file:
-            rows = [(float(r["time_s"]), float(r["env_steps"])) for r in csv.DictReader(file)]
-        first = next(row for row in rows if row[1] >= steps / 8 or row is rows[-2])
-        last = rows[-1]
-        more = {k: run.summary[k] for k in ("compile_s", "wall_s")}
+            rows = list(csv.DictReader(file))
+        times = [(float(row["time_s"]), float(row["env_steps"])) for row in rows]
+        first = next(row for row in times if row[1] >= steps / 8 or row is times[-2])
+        last = times[-1]
+        more: dict[str, Any] = {k: run.summary[k] for k in ("compile_s", "wall_s")}
         more["reported_steps_per_s"] = run.summary["steps_per_s"]
+        more["measured"] = {k: float(v) for k, v in rows[-1].items() if k.startswith(MEASURED)}
         p.answer(job, int(last[1] - first[1]), last[0] - first[0], **more)
 
 
 class Training:
-    """The runtime that `train` uses, advanced from outside."""
+    """The runtime that `train` uses, advanced from outside. Close it."""
 
-    def __init__(self, job: p.Job, policy: Any) -> None:
+    def __init__(self, job: p.Job, chosen: Any, policy: Any) -> None:
         prepare_backend(policy)
         enable_compile_cache()
         found = resolve(job.env, traced=policy.traced_envs)
-        planned = plan_for(algorithm(), found, policy, job.steps)
-        self.algorithm = algorithm().bind(Task(found.spec, job.envs, job.steps))
-        env = found.jax if found.jax is not None else found.host(job.envs)  # type: ignore[misc]
-        self.runtime = Runtime(planned.graph, planned.plan, env)
-        self.runtime.load(*first_state(self.algorithm, env, job.envs, job.seed, 1))
+        planned = plan_for(chosen, found, policy, job.steps)
+        plan = planned.plan
+        self.algorithm = chosen.bind(Task(found.spec, plan.update_envs, job.steps))
+        self.runtime = Runtime(planned.graph, plan, found)
+        state, actor = first_state(self.algorithm, found.jax, plan.num_envs, job.seed, 1)
+        self.state = state
+        self._per_iteration = planned.graph.steps_per_iteration * plan.replicas
         self._greedy = jax.jit(self._choose)
+        self.runtime.load(state, actor)
 
-    def iterate(self, count: int) -> None:
-        self.runtime.advance(count)
-        jax.block_until_ready(self.runtime.state)
+    def iterate(self, count: int) -> int:
+        self.state = self.runtime.advance(count).wait().state
+        jax.block_until_ready(self.state)
+        return count * self._per_iteration
 
     def greedy(self, observation: Any) -> Any:
-        return self._greedy(self.algorithm.acting(self.runtime.state), observation)
+        return self._greedy(self.algorithm.acting(self.state), observation)
+
+    def close(self) -> None:
+        self.runtime.close()
 
     def _choose(self, params: Any, observation: Any) -> Any:
         def one(observation: Any) -> Any:
@@ -100,22 +114,41 @@ class Training:
         return jax.vmap(one)(observation)
 
 
+def train_to_threshold(job: p.Job, chosen: Any, policy: Any) -> None:
+    began = time.perf_counter()
+    training = Training(job, chosen, policy)
+    if not policy.traced_envs:  # acting, and what is greedy, compile at their first call
+        training.iterate(1)
+        p.evaluate(training.greedy, job.seed)
+        training.close()
+        training = Training(job, chosen, policy)
+    compile_s = time.perf_counter() - began
+    asynchronous = training.runtime.plan.staleness > 0
+    drive = p.train_on_the_clock if asynchronous else p.train_and_answer
+    drive(job, training.iterate, training.greedy, compile_s)
+    training.close()
+
+
+def distribution_policy(name: str, job: p.Job, settings: list[str]) -> Any:
+    """The policy of that name with so many environments, and further options `name=value`."""
+    pairs = [setting.split("=", 1) for setting in settings]
+    options = {key: ast.literal_eval(value) for key, value in pairs}
+    return type(resolve_policy(name, job.env))(envs=job.envs, **options)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--policy", choices=("fused", "local"), default="fused")
-    chosen, sys.argv[1:] = parser.parse_known_args()
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default="ppo")
+    parser.add_argument("--policy", default="fused")
+    parser.add_argument("--set", action="append", default=[], metavar="option=value")
+    options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
-    policy = distribution_policy(chosen.policy, job)
+    policy = distribution_policy(options.policy, job, options.set)
+    chosen = algorithm(options.algorithm, job.unroll)
     if job.mode == "speed":
-        measure_speed(job, policy)
-        return
-    began = time.perf_counter()
-    training = Training(job, policy)
-    if chosen.policy == "local":  # acting compiles at its first call
-        training.iterate(1)
-        training = Training(job, policy)
-    compile_s = time.perf_counter() - began
-    p.train_and_answer(job, training.iterate, training.greedy, compile_s)
+        measure_speed(job, chosen, policy)
+    else:
+        train_to_threshold(job, chosen, policy)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,14 @@ UPDATES = 5
 
 def main() -> None:
     job = Job("threshold", 64, 10**6, seed=0, threads=1, devices=1, env="dovetail:CartPole-v1")
-    training = ours.Training(job, dt.policies.Fused(envs=job.envs))
+    training = ours.Training(job, ours.algorithm(), dt.policies.Fused(envs=job.envs))
     env = dt.envs.resolve(job.env, traced=True).jax
     learner, actors = jax.jit(lambda: fused_ppo.start(env, job.envs, job.seed))()
     program = jax.jit(lambda *state: fused_ppo.many_iterations(env, *state))
     learner, *_ = program(learner, actors, np.int32(UPDATES))
     training.iterate(UPDATES)
-    mine = jax.tree.leaves(training.runtime.state.params)
+    training.close()
+    mine = jax.tree.leaves(training.state.params)
     theirs = jax.tree.leaves(learner.params)
     largest = max(
         float(np.abs(np.asarray(a) - np.asarray(b)).max())

@@ -2,8 +2,9 @@
 
 The question is a `Job`. In mode `speed` a contestant trains for `steps` environment steps after
 everything was compiled and warmed up; in mode `threshold` it trains until the shared evaluation
-reaches `THRESHOLD`, and neither compiling nor evaluating counts as training time. Standard library
-and numpy only: this file is imported in the peers' own environments.
+reaches `THRESHOLD`, and neither compiling nor evaluating counts as training time. Actors that run
+ahead go on while the learner is evaluated, so for asynchronous contestants evaluating does count.
+Standard library and numpy only: this file is imported in the peers' own environments.
 """
 
 import argparse
@@ -27,9 +28,19 @@ ENTROPY_COEFFICIENT = 0.01
 MAX_GRAD_NORM = 0.5
 ADAM_EPSILON = 1e-5
 
+IMPALA_UNROLL = 32
+IMPALA_LEARNING_RATE = 2e-3
+"""Of ours and of the hand-written threads; the peers have the rates that they recommend."""
+
+ATARI_LEARNING_RATE = 2.5e-4
+FRAMES_PER_STEP = 4
+"""Emulator frames in which an action is repeated."""
+
 THRESHOLD = 475.0
 EVALUATE_EVERY = 8192
 """Environment steps between two evaluations."""
+EVALUATE_SECONDS = 0.5
+"""About how long an asynchronous contestant trains between two evaluations."""
 EVALUATION_EPISODES = 100
 
 
@@ -45,11 +56,15 @@ class Job:
     devices: int
     env: str
     """Used by contestants that have the choice."""
+    unroll: int = UNROLL
+    """Steps of each environment between two updates."""
+    actors: int = 1
+    """Threads or processes that act, where a contestant has such."""
 
     @property
     def per_iteration(self) -> int:
         """Environment steps between two updates."""
-        return UNROLL * self.envs
+        return self.unroll * self.envs
 
     @property
     def iterations(self) -> int:
@@ -65,6 +80,8 @@ def parse_job() -> Job:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--env", default="dovetail:CartPole-v1")
+    parser.add_argument("--unroll", type=int, default=UNROLL)
+    parser.add_argument("--actors", type=int, default=1)
     return Job(**vars(parser.parse_args()))
 
 
@@ -104,6 +121,28 @@ def train_and_answer(
     answer(job, steps, seconds, compile_s=compile_s, **reached(mean, steps, seconds))
 
 
+def train_on_the_clock(
+    job: Job,
+    iterate: Callable[[int], int],
+    greedy: Callable[[Any], Any],
+    compile_s: float = 0.0,
+) -> None:
+    """Runs an asynchronous contestant to the threshold: evaluations are part of the time.
+
+    `iterate(n)` trains about n iterations and returns the environment steps that they took.
+    """
+    steps, count, mean = 0, 1, 0.0
+    began = time.perf_counter()
+    while mean < THRESHOLD and steps < job.steps:
+        before = time.perf_counter()
+        steps += iterate(count)
+        took = time.perf_counter() - before
+        mean = evaluate(greedy, job.seed)
+        count = max(1, min(2 * count, round(count * EVALUATE_SECONDS / max(took, 1e-6))))
+    seconds = time.perf_counter() - began
+    answer(job, steps, seconds, compile_s=compile_s, **reached(mean, steps, seconds))
+
+
 def reached(mean: float, steps: int, seconds: float) -> dict[str, float | None]:
     """The fields that say when the threshold was reached, if it was."""
     solved = mean >= THRESHOLD
@@ -116,12 +155,10 @@ def reached(mean: float, steps: int, seconds: float) -> dict[str, float | None]:
 
 def evaluate(greedy: Callable[[Any], Any], seed: int) -> float:
     """The mean return of the first episode in each of 100 fresh Gymnasium CartPoles."""
-    import gymnasium
     import numpy as np
+    from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-    envs = gymnasium.make_vec(
-        "CartPole-v1", num_envs=EVALUATION_EPISODES, vectorization_mode="vector_entry_point"
-    )
+    envs = CartPoleVectorEnv(num_envs=EVALUATION_EPISODES)
     observation, _ = envs.reset(seed=10_000 + seed)
     returns = np.zeros(EVALUATION_EPISODES)
     going = np.ones(EVALUATION_EPISODES, bool)

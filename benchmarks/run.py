@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,14 +20,21 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.comparisons import COMPARISONS, Comparison, Contestant, Metric  # noqa: E402
+from benchmarks.comparisons import COMPARISONS, Comparison, Metric  # noqa: E402
+from benchmarks.contestants import Contestant  # noqa: E402
 from benchmarks.interpreters import interpreter  # noqa: E402
 
+EXCHANGE, PROCESSES = ["benchmarks.exchange"], ["benchmarks.env_processes"]
 SCRIPTS = {
     "parity": ("the hand-written PPO computes the same numbers", ["benchmarks.parity"]),
     "startup": ("seconds from the command to the first update", ["benchmarks.startup"]),
     "memory": ("resident memory of long runs (20 minutes)", ["benchmarks.memory"]),
+    "links-exchange": ("a small message between two threads, there and back", EXCHANGE),
+    "env-processes": ("environments in processes against Gymnasium's", PROCESSES),
+    "central": ("how full acting's batches are under CentralInference", ["benchmarks.central"]),
 }
+GIVE_UP = 3600.0
+"""Seconds after which a contestant that does not answer counts as hung."""
 BUSY = 0.5
 """A load average above which other work on the machine would be measured too."""
 
@@ -36,7 +44,7 @@ Answer = dict[str, Any]
 def main() -> int:
     options = parse()
     warn_if_busy()
-    chosen = options.names or [*(c.name for c in COMPARISONS), *SCRIPTS]
+    chosen = options.names
     results: dict[str, Any] = {"machine": machine(), "quick": options.quick}
     for comparison in COMPARISONS:
         if comparison.name in chosen:
@@ -54,21 +62,30 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     names = [*(c.name for c in COMPARISONS), *SCRIPTS]
-    lines = [f"  {c.name:18}{c.title}" for c in COMPARISONS]
-    lines += [f"  {name:18}{title}" for name, (title, _) in SCRIPTS.items()]
+    lines = [f"  {c.name:24}{c.title}" for c in COMPARISONS]
+    lines += [f"  {name:24}{title}" for name, (title, _) in SCRIPTS.items()]
     parser = argparse.ArgumentParser(
         description=__doc__,
         epilog="names:\n" + "\n".join(lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="name", help="what to measure; all if none")
+    parser.add_argument(
+        "names", nargs="*", metavar="name", help="what to measure, or how its name begins; or all"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="rounds of each comparison")
     parser.add_argument("--quick", action="store_true", help="a fifth of the steps: only a look")
     options = parser.parse_args()
-    unknown = [name for name in options.names if name not in names]
+    found = [known for name in options.names for known in meant_by(name, names)]
+    unknown = [name for name in options.names if not meant_by(name, names)]
     if unknown:
         parser.error(f"there is no {unknown[0]!r}: choose from {', '.join(names)}")
+    options.names = found or names
     return options
+
+
+def meant_by(name: str, names: list[str]) -> list[str]:
+    """The measurement of that name, or all whose names begin with it: `atari` is `atari-…`."""
+    return [name] if name in names else [known for known in names if known.startswith(f"{name}-")]
 
 
 def warn_if_busy() -> None:
@@ -89,7 +106,7 @@ def compare(comparison: Comparison, repeats: int, quick: bool) -> dict[str, Any]
         for contestant in contestants:
             answer = ask(contestant, comparison.threshold, round_, quick)
             answers[contestant.name].append(answer)
-            print(f"  round {round_ + 1}  {contestant.name:28} {line(answer)}", flush=True)
+            print(f"  round {round_ + 1}  {contestant.name:32} {line(answer)}", flush=True)
     verdicts = [
         verdict(comparison, answers, metric, target) for metric, target in comparison.metrics
     ]
@@ -108,10 +125,23 @@ def ask(contestant: Contestant, threshold: bool, round_: int, quick: bool) -> An
 def run_json(command: list[str]) -> Answer:
     """Runs a command and reads the JSON object on its last line."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=GIVE_UP)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # what it started goes with it
+            raise
+    if process.returncode or not output.strip():
+        raise SystemExit(f"{' '.join(command)} failed:\n{errors[-2000:]}")
+    return json.loads(output.strip().splitlines()[-1])
 
 
 def run_script(command: list[str]) -> Answer:
@@ -175,7 +205,7 @@ def show(comparison: Comparison, measured: dict[str, Any]) -> None:
     for found in measured["verdicts"]:
         print(f"  {found['metric']}, medians")
         for name, median in found["medians"].items():
-            print(f"    {name:28} {median:14,.2f}")
+            print(f"    {name:32} {median:14,.2f}")
         sign = "reached" if found["met"] else "MISSED"
         print(
             f"    {found['ours']} is {found['ratio']:.3f} × {found['theirs']}; "

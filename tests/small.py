@@ -4,8 +4,7 @@ import contextlib
 import dataclasses
 import importlib
 import signal
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -16,24 +15,25 @@ from dovetail.algorithms.a2c import A2C
 from dovetail.algorithms.ppo import PPO
 from dovetail.algorithms.reinforce import REINFORCE
 from dovetail.checkpoint import Checkpoints
-from dovetail.envs import batched
-from dovetail.envs.batched import BatchStep
-from dovetail.envs.interface import HostEnv, JaxEnv
 from dovetail.envs.resolve import resolve
 from dovetail.graph.interpret import interpret
-from dovetail.graph.trace import abstract_actor, trace
+from dovetail.graph.trace import abstract_actor
 from dovetail.keys import seed_key
-from dovetail.plan import make_plan
-from dovetail.policies.interface import Policy, Resources
+from dovetail.planning import plan_for
+from dovetail.policies.interface import Policy
 from dovetail.run import Run
 from dovetail.runtime.local import Runtime
+from dovetail.runtime.report import Report
 from dovetail.settings import Settings
 from dovetail.training.config import rebuild_all
+from dovetail.training.start import first_state
 from dovetail.training.stopping import Stop
 
 train_module = importlib.import_module("dovetail.training.train")  # hidden by the function
 
 LENGTH = 4
+STEPS = 1000
+"""How long a run `Started` would be; only schedules look at it."""
 QUIET = Settings(episodes=2, evaluate_every=0, checkpoint_every=1e9, video=False, display="none")
 """Nothing but training, one evaluation at the end."""
 
@@ -53,30 +53,48 @@ def reinforce(**options: Any) -> REINFORCE:
     return dataclasses.replace(REINFORCE(LENGTH, hidden=(8,)), **options)
 
 
-def runtime_of(
-    algorithm: Algorithm, env: JaxEnv | HostEnv, policy: Policy, steps: int = 1000, seeds: int = 1
-) -> Runtime:
-    """The runtime of a plan, as training makes it."""
-    traced = None if isinstance(env, HostEnv) else env
-    task = Task(env.spec, policy.envs, steps)
-    graph = trace(algorithm, task, traced, replicas=policy.replicas)
-    plan = make_plan(policy, graph, Resources(len(jax.devices()), 2))
-    return Runtime(graph, plan, env, seeds)
+class Started:
+    """A runtime at work, with the learner's and the actors' state as its last report left them.
 
+    Use it in a `with` statement: it may hold threads, processes and environments.
+    """
 
-def jax_step(env: JaxEnv) -> Callable[..., BatchStep]:
-    """How the interpreter steps a batch of JAX environments."""
-    return lambda state, action, keys: batched.step(env, state, action, keys)
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        env: Any,
+        policy: Policy,
+        *,
+        seed: int = 0,
+        seeds: int = 1,
+        start: tuple[Any, Any] | None = None,
+    ) -> None:
+        """`start` is the state to begin with, the seed's first unless given."""
+        found = resolve(env, traced=policy.traced_envs)
+        planned = plan_for(algorithm, found, policy, STEPS)
+        self.plan = planned.plan
+        self.graph = planned.graph
+        self.runtime = Runtime(planned.graph, planned.plan, found, seeds)
+        bound = algorithm.bind(Task(found.spec, planned.plan.update_envs, STEPS))
+        try:
+            start = start or first_state(bound, found.jax, policy.envs, seed, seeds)
+            self.state: Any = start[0]
+            self.actor: Any = self.runtime.load(*start)
+        except BaseException:
+            self.runtime.close()
+            raise
 
+    def advance(self, iterations: int) -> Report:
+        """That many iterations, waited for."""
+        report = self.runtime.advance(iterations).wait()
+        self.state, self.actor = report.state, report.actor()
+        return report
 
-def host_step(env: HostEnv) -> Callable[..., BatchStep]:
-    """How the interpreter steps host environments, which keep their own state."""
+    def __enter__(self) -> Self:
+        return self
 
-    def step(_: Any, action: Any, keys: Any) -> BatchStep:
-        after = env.step(np.asarray(action))
-        return BatchStep((), *jax.tree.map(jax.numpy.array, after))
-
-    return step
+    def __exit__(self, *_: object) -> None:
+        self.runtime.close()
 
 
 def interpreted(algorithm: Algorithm, step: Any, state: Any, actor: Any, count: int) -> Any:
@@ -102,11 +120,12 @@ def saved(run: Run, step: int | None = None) -> tuple[dict[str, Any], dict[str, 
     config = run.config
     algorithm, policy, settings = rebuild_all(config)
     env = resolve(config["env"], traced=policy.traced_envs)
-    task = Task(env.spec, policy.envs, config["steps"])
+    split, steps = policy.split, config["steps"]
+    task = Task(env.spec, policy.envs * split.joined // split.actors, steps)
     bound = algorithm.bind(task)
     like: Any = {
         "state": jax.eval_shape(bound.init, seed_key(0)),
-        "actor": abstract_actor(bound, task, env.jax),
+        "actor": abstract_actor(bound, Task(env.spec, policy.envs, steps), env.jax),
     }
     if settings.seeds > 1:
         like = jax.tree.map(

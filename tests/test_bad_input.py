@@ -44,6 +44,30 @@ class Mixes(A2C):
         return self.learn(rl, state, rl.gather(trajectory))
 '''
 
+HOSTED = """
+import jax
+import numpy as np
+
+from dovetail.envs.interface import Discrete, EnvSpec
+
+
+class Hosted:
+    '''A batch of environments that a user wrote as such.'''
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+        self.spec = EnvSpec("test:Hosted", jax.ShapeDtypeStruct((1,), np.float32), Discrete(2))
+
+    def reset(self, seeds):
+        return np.zeros((self.num_envs, 1), np.float32)
+
+    def step(self, action):
+        raise NotImplementedError
+
+    def close(self):
+        pass
+"""
+
 Refused = Callable[[str], str]
 
 
@@ -128,6 +152,75 @@ def test_a_mistake(refused: Refused, line: str, sentence: str) -> None:
     Path("bad.toml").write_text("sed = 1\n")
     assert sentence in refused(line)
     assert not Path("runs").exists()
+
+
+POLICY_MISTAKES = [
+    ("ppo --policy actor-learner --actors 0", "--actors is 0: give 1 or more."),
+    ("ppo --policy actor-learner --envs 9", "9 environments cannot be split evenly among 2 actors"),
+    ("ppo --policy actor-learner --actors two", "--actors wants a whole number, not 'two'."),
+    ("ppo --policy actor-learner --actor 2", "did you mean --actors?"),
+    ("ppo --policy actor-learner --processes maybe", "--processes wants true or false"),
+    ("ppo --policy actor-learner --staleness -1", "--staleness is -1: give 0 or more."),
+    (
+        "ppo --policy actor-learner --staleness 3",
+        "lets trajectories be 3 versions old, but PPO",
+    ),
+    ("ppo --policy actor-learner --staleness 3", "lower --staleness to 1, or use an algorithm"),
+    ("a2c --policy actor-learner --staleness 1", "lower --staleness to 0, or use an algorithm"),
+    ("reinforce --policy split-devices --staleness 1", "lower --staleness to 0, or use"),
+    (
+        "ppo --policy central-inference --workers 5",
+        "64 environments cannot be split evenly among 5",
+    ),
+    (
+        "ppo --policy central-inference --envs 8 --workers 2 --batch 6",
+        "A batch of 6 environments is not that of whole workers, of which each has 4: choose a "
+        "multiple of 4 up to 8 (--batch).",
+    ),
+    ("ppo --policy split-devices --envs 9", "9 environments cannot be split evenly among 2 actors"),
+    (
+        "ppo --policy split-devices --threads 3 --learner-devices 2",
+        "3 actor threads cannot be split evenly among 2 learner devices",
+    ),
+    (
+        "ppo --policy split-devices --actor-devices 4",
+        "SplitDevices was asked for 5 devices, but this machine has 4: ask for fewer, or on a CPU",
+    ),
+    ("ppo --policy data-parallel --devices 8", "asked for 8 devices, but this machine has 4"),
+    ("ppo --policy data-parallel --devices 3", "16 environments cannot be split evenly among 3"),
+    ("ppo --policy fused --devices 16", "asked for 16 devices, but this machine has 4"),
+    ("ppo --policy fused --devices 7", "64 environments cannot be split evenly among 7"),
+    (
+        "ppo --policy parameter-server",
+        "ParameterServer's workers send gradients (rl.reduce), but PPO sends whole trajectories",
+    ),
+    ("a3c --policy parameter-server --workers 3", "16 environments cannot be split evenly among 3"),
+    ("a3c --policy parameter-server --staleness 0", "--staleness is 0: give 1 or more."),
+    ("ppo --policy environments --workers 3", "8 environments cannot be split evenly among 3"),
+    ("ppo --policy environments --processes true", "is a JAX environment, which no other process"),
+    ("ppo --actors 2", "Fused, the policy for dovetail:CartPole-v1, has no option --actors: name"),
+    ("ppo --policy local --workers 2", "has no option --workers"),
+    ("ppo --policy absent.py:Mine", "There is no file absent.py to take the policy from"),
+    ("ppo --policy own.py", "Say which class of own.py is the policy, for instance own.py:Mixes."),
+    ("ppo --policy own.py:Mixed", "did you mean 'Mixes'?"),
+    ("ppo --policy own.py:Mixes", "is no policy, it has no method plan"),
+]
+
+
+@pytest.mark.parametrize("command", ["train", "explain"])
+@pytest.mark.parametrize(("words", "sentence"), POLICY_MISTAKES)
+def test_a_mistake_about_a_policy(
+    refused: Refused, command: str, words: str, sentence: str
+) -> None:
+    Path("own.py").write_text(OWN)
+    assert sentence in refused(f"{command} {words} --env dovetail:CartPole-v1")
+    assert not Path("runs").exists()
+
+
+def test_an_environment_that_no_process_can_step(refused: Refused) -> None:
+    Path("hosted.py").write_text(HOSTED)
+    line = "train a2c --env hosted.py:Hosted --policy environments --envs 4"
+    assert "cannot be stepped in a process of its own" in refused(f"{line} --processes true")
 
 
 def test_a_run_folder_that_exists(refused: Refused, copied: Path) -> None:

@@ -24,7 +24,7 @@ def tower(outputs: int, scale: float) -> nn.Sequential:
     return nn.Sequential(*layers, orthogonal(nn.Linear(p.HIDDEN[-1], outputs), scale))
 
 
-def orthogonal(layer: nn.Linear, scale: float) -> nn.Linear:
+def orthogonal(layer: Any, scale: float) -> Any:
     nn.init.orthogonal_(layer.weight, scale)
     nn.init.zeros_(layer.bias)
     return layer
@@ -45,27 +45,30 @@ class Agent(nn.Module):
         distribution = Categorical(logits=self.policy(x))
         return distribution.log_prob(action), distribution.entropy(), self.value(x).flatten()
 
+    def estimate(self, x: torch.Tensor) -> torch.Tensor:
+        return self.value(x).flatten()
+
+
+def cartpoles(num_envs: int) -> Any:
+    envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * num_envs)
+    return gymnasium.wrappers.vector.RecordEpisodeStatistics(envs)
+
 
 class Training:
-    def __init__(self, num_envs: int, seed: int) -> None:
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        self.envs = gymnasium.vector.SyncVectorEnv(
-            [lambda: gymnasium.make("CartPole-v1")] * num_envs
-        )
-        self.envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(self.envs)
-        self.agent = Agent()
+    """The loop, for any vector environment and any agent with `act`, `judge` and `estimate`."""
+
+    def __init__(self, envs: Any, first: np.ndarray, agent: Any, learning_rate: float) -> None:
+        self.envs, self.agent = envs, agent
         self.optimiser = torch.optim.Adam(
-            self.agent.parameters(), lr=p.LEARNING_RATE, eps=p.ADAM_EPSILON
+            self.agent.parameters(), lr=learning_rate, eps=p.ADAM_EPSILON
         )
-        shape = (p.UNROLL, num_envs)
-        self.observations = torch.zeros((*shape, 4))
+        self.observation = torch.as_tensor(first)
+        shape = (p.UNROLL, len(first))
+        self.observations = torch.zeros((*shape, *first.shape[1:]), dtype=self.observation.dtype)
         self.actions = torch.zeros(shape, dtype=torch.int64)
         self.log_probs, self.rewards = torch.zeros(shape), torch.zeros(shape)
         self.dones, self.values = torch.zeros(shape), torch.zeros(shape)
-        first, _ = self.envs.reset(seed=seed)
-        self.observation = torch.as_tensor(first)
-        self.done = torch.zeros(num_envs)
+        self.done = torch.zeros(len(first))
 
     def iterate(self, count: int) -> None:
         for _ in range(count):
@@ -85,7 +88,7 @@ class Training:
 
     def advantages(self) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
-            next_value = self.agent.value(self.observation).flatten()
+            next_value = self.agent.estimate(self.observation)
             advantages = torch.zeros_like(self.rewards)
             last = torch.zeros_like(next_value)
             going_on = 1.0 - self.done
@@ -140,7 +143,10 @@ class Training:
 def main() -> None:
     job = p.parse_job()
     torch.set_num_threads(job.threads)
-    training = Training(job.envs, job.seed)
+    torch.manual_seed(job.seed)
+    np.random.seed(job.seed)
+    envs = cartpoles(job.envs)
+    training = Training(envs, envs.reset(seed=job.seed)[0], Agent(), p.LEARNING_RATE)
     p.train_and_answer(job, training.iterate, training.greedy)
 
 

@@ -213,15 +213,15 @@ class Tracing:
         return spec.trajectory_tree.unflatten(outputs[:size])
 
     def landed(self, tree: Any) -> Any:
-        """What `iteration` returns, with whatever just crossed a boundary made the learner's own:
-        several actors' pieces are joined by a fragment, so one must take them."""
+        """What `iteration` returns, or what crosses again, with whatever just crossed a boundary
+        made its side's own: pieces are joined, and links filled, by fragments."""
         return jax.tree.map(
             lambda x: jax.lax.optimization_barrier(x) if id(x) in self._received else x, tree
         )
 
     def _cross(self, name: str, tree: Any, **how: int) -> Any:
         self._refuse_nested(name)
-        leaves, structure = jax.tree.flatten(tree)
+        leaves, structure = jax.tree.flatten(self.landed(tree))
         arrays = [jnp.asarray(leaf) for leaf in leaves]
         arrived = primitives.crossing_p[name].bind(*arrays, **how)
         self._received |= {id(tracer): tracer for tracer in arrived}  # kept, so no id comes again

@@ -1,35 +1,103 @@
 """The promise: every synchronous policy computes what the interpreter computes."""
 
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from small import LENGTH, a2c, host_step, interpreted, jax_step, numbers, ppo, reinforce, runtime_of
+from small import LENGTH, STEPS, Started, a2c, numbers, ppo, reinforce
+from small import interpreted as interpreted_from
 
+import dovetail
 from dovetail.algorithm import Algorithm, Task
-from dovetail.envs.interface import HostEnv
+from dovetail.algorithms import A3C, IMPALA
 from dovetail.envs.resolve import resolve
-from dovetail.policies.fused import Fused
+from dovetail.interpretation import stepper
+from dovetail.policies import (
+    ActorLearner,
+    CentralInference,
+    DataParallel,
+    Environments,
+    Fused,
+    Local,
+    ParameterServer,
+    SplitDevices,
+)
 from dovetail.policies.interface import Policy
-from dovetail.policies.local import Local
 from dovetail.training.start import first_state
 
-ENVS = 8
-UPDATES = 3
+ENVS, UPDATES, SEED = 8, 3, 3
+CARTPOLE = "dovetail:CartPole-v1?limit=5"
+HOST = "gymnasium:CartPole-v1?vectorization=sync&max_episode_steps=5"
 EVERYTHING: dict[str, Any] = {
     "recurrent": 4,
     "normalise_observations": True,
     "normalise_rewards": True,
 }
-ALGORITHMS = {
+ALGORITHMS: dict[str, Algorithm] = {
     "ppo": ppo(),
     "a2c": a2c(),
     "reinforce": reinforce(),
+    "impala": IMPALA(LENGTH, hidden=(8,)),
+    "a3c": A3C(LENGTH, hidden=(8,)),
     "ppo-recurrent": ppo(**EVERYTHING, clip_value=True, target_kl=0.02),
     "a2c-recurrent": a2c(**EVERYTHING, normalise_advantages=True),
     "reinforce-recurrent": reinforce(**EVERYTHING),
+    "impala-recurrent": IMPALA(LENGTH, hidden=(8,), **EVERYTHING),
 }
+POLICIES: dict[str, Policy] = {
+    "fused": Fused(ENVS),
+    "fused on 2 devices": Fused(ENVS, devices=2),
+    "fused on 4 devices": Fused(ENVS, devices=4),
+    "local": Local(ENVS),
+    "1 actor": ActorLearner(ENVS, actors=1, staleness=0, processes=False),
+    "2 actors": ActorLearner(ENVS, actors=2, staleness=0, processes=False),
+    "4 actors": ActorLearner(ENVS, actors=4, staleness=0, processes=False),
+    "2 actors' processes": ActorLearner(ENVS, actors=2, staleness=0, processes=True),
+    "inference": CentralInference(ENVS, workers=4, processes=False),
+    "inference, one at a time": CentralInference(ENVS, workers=4, batch=2, processes=False),
+    "inference, processes": CentralInference(ENVS, workers=4, processes=True),
+    "1 replica": DataParallel(ENVS, devices=1),
+    "2 replicas": DataParallel(ENVS, devices=2),
+    "4 replicas": DataParallel(ENVS, devices=4),
+    "split devices": SplitDevices(ENVS, staleness=0),
+    "split devices, 2 and 2": SplitDevices(ENVS, 2, 2, staleness=0),
+    "environments": Environments(ENVS, workers=2, processes=False),
+    "environments, processes": Environments(ENVS, workers=4, processes=True),
+    "parameter server": ParameterServer(ENVS, workers=4, synchronous=True),
+}
+SOME = ("fused", "local")
+COMPILED = {
+    "ppo": (
+        *("fused", "fused on 4 devices", "local", "2 actors", "4 actors", "inference"),
+        *("split devices, 2 and 2", "environments"),
+    ),
+    "a2c": (*SOME, "fused on 4 devices", "1 actor", "inference, one at a time"),
+    "reinforce": (*SOME, "fused on 4 devices"),
+    "impala": ("local", "1 replica", "2 replicas", "4 replicas", "4 actors", "split devices"),
+    "a3c": (*SOME, "fused on 4 devices", "parameter server"),
+    "ppo-recurrent": (*SOME, "fused on 2 devices", "inference"),
+    "a2c-recurrent": (*SOME, "fused on 2 devices", "2 actors"),
+    "reinforce-recurrent": (*SOME, "fused on 2 devices"),
+    "impala-recurrent": ("fused", "split devices, 2 and 2"),
+}
+"""On a JAX environment: every policy with some algorithm, and every algorithm with some."""
+ON_THE_HOST = {
+    "ppo": (
+        *("1 actor", "2 actors", "4 actors", "2 actors' processes"),
+        *("inference", "inference, processes", "2 replicas", "4 replicas"),
+        *("split devices, 2 and 2", "environments", "environments, processes"),
+    ),
+    "a2c": ("local", "2 actors' processes", "inference, one at a time", "1 replica"),
+    "impala": ("4 actors", "inference, processes", "split devices, 2 and 2"),
+    "a3c": ("local", "parameter server"),
+    "ppo-recurrent": ("local", "inference, processes", "2 replicas"),
+}
+
+
+def pairs(cases: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:
+    return [(algorithm, policy) for algorithm, policies in cases.items() for policy in policies]
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -45,79 +113,84 @@ def without_weights(state: Any) -> Any:
     )
 
 
-@pytest.fixture(scope="module", params=ALGORITHMS)
-def cartpole(request: pytest.FixtureRequest) -> Any:
-    """An algorithm, its first states on the JAX cart-pole, and where the interpreter takes them."""
-    env = resolve("dovetail:CartPole-v1?limit=5").jax
-    assert env is not None
-    algorithm = ALGORITHMS[request.param]
-    bound = algorithm.bind(Task(env.spec, ENVS, 1000))
-    state, actor = first_state(bound, env, ENVS, seed=3, seeds=1)
-    expected = interpreted(bound, jax_step(env), state, actor, UPDATES)
-    return algorithm, env, (state, actor), expected
+@cache
+def interpreted(algorithm: str, env: str, envs: int) -> tuple[Any, Any]:
+    """(state, actor) where the plain loop takes them."""
+    found, chosen = resolve(env), ALGORITHMS[algorithm]
+    if found.jax is None:
+        told: dict[str, Any] = {"iterations": UPDATES, "num_envs": envs, "steps": STEPS}
+        state, _, actor = dovetail.interpret(chosen, env, seed=SEED, debug=False, **told)
+        return state, actor
+    bound = chosen.bind(Task(found.spec, envs, STEPS))
+    start = first_state(bound, found.jax, envs, SEED)
+    return interpreted_from(bound, jax.jit(stepper(found.jax)), *start, UPDATES)
 
 
-@pytest.mark.parametrize("chosen", ["fused", "fused on several devices", "local"])
-def test_a_policy_equals_the_interpreter(cartpole: Any, chosen: str) -> None:
-    algorithm, env, start, (state, actor) = cartpole
-    several = Fused(ENVS, devices=2 if algorithm.recurrent else 4)
-    policies: dict[str, Policy] = {"fused": Fused(ENVS), "local": Local(ENVS)}
-    runtime = runtime_of(algorithm, env, policies.get(chosen, several))
-    runtime.load(*start)
-    runtime.advance(1)
-    runtime.advance(UPDATES - 1)
-    assert_close(runtime.state.params, state.params)
-    assert_close(without_weights(runtime.state), without_weights(state))
-    assert_close(runtime.actor, actor)
+def run_and_compare(algorithm: str, env: str, policy: Policy) -> None:
+    state, actor = interpreted(algorithm, env, policy.envs)
+    with Started(ALGORITHMS[algorithm], env, policy, seed=SEED) as running:
+        before = numbers(running.state.params)
+        running.advance(1)
+        running.advance(UPDATES - 1)
+    assert np.abs(numbers(state.params) - before).max() > 1e-4
+    assert int(state.updates) == UPDATES
+    assert np.asarray(actor.step).tolist() == [UPDATES * LENGTH] * policy.envs
+    assert_close(running.state.params, state.params)
+    assert_close(without_weights(running.state), without_weights(state))
+    assert_close(running.actor, actor)
 
 
-def test_the_interpreter_moved(cartpole: Any) -> None:
-    _, _, (before, _), (after, actor) = cartpole
-    assert np.abs(numbers(after.params) - numbers(before.params)).max() > 1e-4
-    assert int(after.updates) == UPDATES
-    assert np.asarray(actor.step).tolist() == [UPDATES * LENGTH] * ENVS
+@pytest.mark.parametrize(("algorithm", "policy"), pairs(COMPILED))
+def test_a_policy_equals_the_interpreter(algorithm: str, policy: str) -> None:
+    run_and_compare(algorithm, CARTPOLE, POLICIES[policy])
 
 
-def first_host_state(algorithm: Algorithm, env_id: str) -> tuple[HostEnv, Any]:
-    found = resolve(env_id)
-    assert found.host is not None
-    env = found.host(4)
-    return env, first_state(algorithm.bind(Task(env.spec, 4, 1000)), env, 4, seed=3, seeds=1)
+@pytest.mark.parametrize(("algorithm", "policy"), pairs(ON_THE_HOST))
+def test_a_policy_equals_the_interpreter_on_the_host(algorithm: str, policy: str) -> None:
+    run_and_compare(algorithm, HOST, POLICIES[policy])
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "autoreset"),
+    ("autoreset", "policy"),
     [
-        ("ppo-recurrent", "next_step"),
-        ("ppo-recurrent", "same_step"),
-        ("ppo-recurrent", "disabled"),
-        ("a2c", "next_step"),
-        ("reinforce", "same_step"),
+        ("next_step", Local(4)),
+        ("next_step", CentralInference(4, workers=2, processes=False)),
+        ("same_step", Local(4)),
+        ("disabled", Local(4)),
+        ("disabled", Environments(4, workers=2, processes=True)),
     ],
 )
-def test_local_equals_the_interpreter_on_the_host(algorithm: str, autoreset: str) -> None:
-    chosen = ALGORITHMS[algorithm]
-    env_id = f"gymnasium:CartPole-v1?vectorization=sync&autoreset={autoreset}&max_episode_steps=5"
-    env, start = first_host_state(chosen, env_id)
-    bound = chosen.bind(Task(env.spec, 4, 1000))
-    state, actor = interpreted(bound, host_step(env), start[0], start[1], UPDATES)
-    env.close()
-    env, start = first_host_state(chosen, env_id)
-    runtime = runtime_of(chosen, env, Local(4))
-    runtime.load(*start)
-    runtime.advance(UPDATES)
-    env.close()
-    assert_close(runtime.state, state)
-    assert_close(runtime.actor, actor)
+def test_whoever_resets_the_environments(autoreset: str, policy: Policy) -> None:
+    run_and_compare("ppo-recurrent", f"{HOST}&autoreset={autoreset}", policy)
+
+
+def test_every_policy_is_compared() -> None:
+    compared = {policy for cases in (COMPILED, ON_THE_HOST) for _, policy in pairs(cases)}
+    assert compared == set(POLICIES)
+    kinds = {type(policy).__name__ for policy in POLICIES.values()}
+    assert kinds == {target.partition(":")[2] for target in dovetail.policies.POLICIES.values()}
+
+
+def test_another_seed_is_another_run() -> None:
+    """So that agreement means something."""
+    with Started(ALGORITHMS["a2c"], CARTPOLE, POLICIES["local"], seed=SEED + 1) as running:
+        running.advance(UPDATES)
+    expected, _ = interpreted("a2c", CARTPOLE, ENVS)
+    assert np.abs(numbers(running.state.params) - numbers(expected.params)).max() > 1e-3
 
 
 def test_several_devices_do_split_the_environments() -> None:
-    env = resolve("dovetail:CartPole-v1").jax
-    assert env is not None
-    runtime = runtime_of(a2c(), env, Fused(ENVS, devices=4))
-    bound = a2c().bind(Task(env.spec, ENVS, 1000))
-    runtime.load(*first_state(bound, env, ENVS, seed=0, seeds=1))
-    runtime.advance(1)
-    shards = runtime.actor.step.addressable_shards
+    with Started(a2c(), "dovetail:CartPole-v1", Fused(ENVS, devices=4)) as running:
+        running.advance(1)
+    shards = running.actor.step.addressable_shards
     assert [shard.data.shape for shard in shards] == [(2,)] * 4
     assert len({shard.device for shard in shards}) == 4 == len(jax.devices())
+
+
+def test_learners_on_several_devices_do_share_the_work() -> None:
+    policy = SplitDevices(ENVS, 2, 2, threads=1, staleness=0)
+    with Started(a2c(), "dovetail:CartPole-v1", policy) as running:
+        running.advance(1)
+    assert [worker.devices for worker in running.plan.workers] == [(2, 3), (0,), (1,)]
+    for leaf in jax.tree.leaves(running.state.params):
+        assert {device.id for device in leaf.devices()} == {2, 3}

@@ -11,15 +11,18 @@ from toys import (
     Drift,
     RecurrentToy,
     Toy,
+    ToyState,
     TwoUnrolls,
     drift_actor,
     drift_step,
     drift_task,
     leaves_close,
+    line_of,
     with_iteration,
 )
 
 from dovetail.algorithm import RL
+from dovetail.errors import UserError
 from dovetail.graph.interpret import interpret
 from dovetail.graph.ir import Fragment, Graph, Side
 from dovetail.graph.trace import trace
@@ -132,15 +135,17 @@ def test_act_may_capture_values_of_the_iteration() -> None:
 def test_constants_cross_boundaries_without_an_edge() -> None:
     def iteration(self: Any, rl: RL, state: Any) -> Any:
         scale = rl.broadcast(jnp.arange(1.0, 5.0)[:, None] * 2)
-        there_and_back = rl.gather(rl.broadcast(jnp.float32(3)))
+        there_and_back = rl.gather(rl.broadcast(jnp.full((1, 4), 3.0)))[0, 0]
+        averaged = rl.reduce(rl.broadcast(jnp.float32(5)))
         trajectory = rl.unroll(self.act, {"w": rl.broadcast(state.params)["w"] * scale}, 2)
         reward = rl.reduce(trajectory.reward.mean() + scale.sum())
-        return state, {"reward": reward, "three": there_and_back, "four": there_and_back + 1}
+        more = {"three": there_and_back, "four": there_and_back + 1, "five": averaged}
+        return state, {"reward": reward, **more}
 
     algorithm = with_iteration(iteration)
     assert [edge[0] for edge in edges(graph_of(algorithm))] == ["broadcast", "reduce"]
     metrics = assert_as_interpreted(algorithm)
-    assert (metrics["three"], metrics["four"]) == (3.0, 4.0)
+    assert (metrics["three"], metrics["four"], metrics["five"]) == (3.0, 4.0, 5.0)
 
 
 def test_an_unroll_whose_weights_are_all_constant() -> None:
@@ -156,14 +161,45 @@ def test_metrics_that_are_constants() -> None:
     assert assert_as_interpreted(algorithm) == {"one": 1.0, "two": 2.0}
 
 
-def test_a_gathered_value_may_leave_as_it_is() -> None:
-    def iteration(self: Any, rl: RL, state: Any) -> Any:
+class Square(Toy):
+    """Its weights have an axis as long as there are environments."""
+
+    def init(self, key: jax.Array) -> ToyState:
+        return ToyState({"w": jax.random.normal(key, (3, 4))}, jnp.int32(0))
+
+
+def test_a_value_may_leave_as_it_came_through_a_fragment_of_its_own() -> None:
+    """Several actors' pieces are joined by whoever takes them, so somebody must."""
+
+    def gathered(self: Any, rl: RL, state: Any) -> Any:
         weights = rl.broadcast(state.params)["w"] + 1
         return state._replace(params={"w": rl.gather(weights)}), {}
 
-    graph = graph_of(with_iteration(iteration))
-    assert edges(graph) == [("broadcast", "state", ("actor",)), ("gather", "actor", ())]
-    assert_as_interpreted(with_iteration(iteration))
+    def reduced(self: Any, rl: RL, state: Any) -> Any:
+        return state, {"total": rl.reduce(rl.broadcast(state.params)["w"].sum())}
+
+    for boundary, iteration in (("gather", gathered), ("reduce", reduced)):
+        graph = graph_of(with_iteration(iteration, Square))
+        assert edges(graph) == [
+            ("broadcast", "state", ("actor",)),
+            (boundary, "actor", ("learner",)),
+        ]
+        assert_as_interpreted(with_iteration(iteration, Square))
+
+
+def test_what_is_gathered_has_an_axis_for_the_environments() -> None:
+    def iteration(self: Any, rl: RL, state: Any) -> Any:
+        trajectory = rl.unroll(self.act, rl.broadcast(state.params), 2)
+        return state, {"reward": rl.gather(trajectory.reward.sum(1)).sum()}  # here
+
+    with pytest.raises(UserError) as caught:
+        graph_of(with_iteration(iteration))
+    assert str(caught.value).startswith(f"{line_of(iteration)}:")
+    assert str(caught.value).endswith(
+        "rl.gather joins actors along axis 1, the environments', but was given an array of shape "
+        "[2] from actors with 4 environments; bring it over with rl.reduce, or put the "
+        "environments on axis 1."
+    )
 
 
 def test_an_iteration_that_does_nothing() -> None:
@@ -178,7 +214,7 @@ def test_prints_stay_on_the_side_of_what_they_print() -> None:
     def iteration(self: Any, rl: RL, state: Any) -> Any:
         trajectory = rl.unroll(self.act, rl.broadcast(state.params), 2)
         jax.debug.callback(lambda x: seen.append(("actor", float(x))), trajectory.reward.sum())
-        batch = rl.gather(trajectory.reward.sum())
+        batch = rl.reduce(trajectory.reward.sum())
         jax.debug.callback(lambda x: seen.append(("learner", float(x))), batch * 2)
         return state, {"reward": batch}
 

@@ -1,18 +1,17 @@
-"""For the same seed, every policy computes what the interpreter computes."""
+"""For the same seed, every synchronous policy computes what the interpreter computes."""
 
 from functools import cache
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
+from small import Started
 from toys import (
     ActorGradients,
     Drift,
     RecurrentToy,
     Toy,
     TwoUnrolls,
-    drift_actor,
     drift_step,
     drift_task,
     leaves_close,
@@ -20,20 +19,44 @@ from toys import (
 )
 
 from dovetail.algorithm import RL
-from dovetail.envs.resolve import resolve
 from dovetail.graph.interpret import interpret
-from dovetail.planning import plan_for
-from dovetail.policies.fused import Fused
+from dovetail.policies import (
+    ActorLearner,
+    CentralInference,
+    DataParallel,
+    Environments,
+    Fused,
+    Local,
+    ParameterServer,
+    SplitDevices,
+)
 from dovetail.policies.interface import Policy
-from dovetail.policies.local import Local
-from dovetail.runtime.local import Runtime
+from dovetail.training.start import first_state
 
-ENVS, ITERATIONS = 8, 4
+ENVS, ITERATIONS, SEED = 8, 4, 7
 ALGORITHMS = {kind.__name__: kind() for kind in (Toy, RecurrentToy, TwoUnrolls, ActorGradients)}
-POLICIES = {
-    "fused": Fused(envs=ENVS),
-    "fused on 4 devices": Fused(envs=ENVS, devices=4),
-    "local": Local(envs=ENVS),
+POLICIES: dict[str, Policy] = {
+    "fused": Fused(ENVS),
+    "fused on 4 devices": Fused(ENVS, devices=4),
+    "local": Local(ENVS),
+    "1 actor": ActorLearner(ENVS, actors=1, staleness=0),
+    "2 actors": ActorLearner(ENVS, actors=2, staleness=0),
+    "4 actors": ActorLearner(ENVS, actors=4, staleness=0),
+    "inference, half at a time": CentralInference(ENVS, workers=4),
+    "inference, one at a time": CentralInference(ENVS, workers=4, batch=2),
+    "inference, all at a time": CentralInference(ENVS, workers=2, batch=8),
+    "2 replicas": DataParallel(ENVS, devices=2),
+    "4 replicas": DataParallel(ENVS, devices=4),
+    "split devices": SplitDevices(ENVS, staleness=0),
+    "split devices, 2 and 2": SplitDevices(ENVS, 2, 2, threads=2, staleness=0),
+    "environments": Environments(ENVS, workers=4),
+    "parameter server": ParameterServer(ENVS, workers=4, synchronous=True),
+}
+CASES = {
+    "Toy": ("fused", "fused on 4 devices", "local"),
+    "RecurrentToy": tuple(POLICIES)[:-1],
+    "TwoUnrolls": tuple(name for name in POLICIES if name[1:] != " replicas")[:-1],
+    "ActorGradients": ("fused", "fused on 4 devices", "local", "4 actors", "parameter server"),
 }
 
 
@@ -41,7 +64,7 @@ POLICIES = {
 def interpreted(name: str) -> tuple[Any, dict[str, float], Any, list[np.ndarray]]:
     """State, metrics summed over iterations, actors, and episodes summed over iterations."""
     algorithm = ALGORITHMS[name].bind(drift_task(ENVS))
-    state, actor = algorithm.init(jax.random.key(7)), drift_actor(algorithm, ENVS)
+    state, actor = first_state(algorithm, Drift(), ENVS, SEED)
     sums: dict[str, float] = {}
     ended: list[np.ndarray] = []
     for _ in range(ITERATIONS):
@@ -51,26 +74,22 @@ def interpreted(name: str) -> tuple[Any, dict[str, float], Any, list[np.ndarray]
     return state, sums, actor, ended
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("name", "policy"), [(name, policy) for name, cases in CASES.items() for policy in cases]
+)
 def test_a_policy_equals_the_interpreter(name: str, policy: str) -> None:
-    run_and_compare(name, POLICIES[policy])
-
-
-def run_and_compare(name: str, policy: Policy) -> None:
-    algorithm = ALGORITHMS[name].bind(drift_task(ENVS))
-    planned = plan_for(ALGORITHMS[name], resolve(Drift()), policy, 1000)
-    runtime = Runtime(planned.graph, planned.plan, Drift())
-    runtime.load(algorithm.init(jax.random.key(7)), drift_actor(algorithm, ENVS))
-    reports = [runtime.advance(1), runtime.advance(ITERATIONS - 1)]
+    with Started(ALGORITHMS[name], Drift(), POLICIES[policy], seed=SEED) as running:
+        reports = [running.advance(1), running.advance(ITERATIONS - 1)]
     state, metrics, actor, episodes = interpreted(name)
-    leaves_close(runtime.state, state)
-    leaves_close(runtime.actor, actor)
+    leaves_close(running.state, state)
+    leaves_close(running.actor, actor)
     ended = [sum(np.asarray(report.episodes[i]) for report in reports) for i in range(3)]
     leaves_close(ended, episodes)
     for metric, value in metrics.items():
         found = sum(float(report.metrics[metric]) for report in reports)
         assert found == pytest.approx(value, rel=1e-4, abs=1e-5)
+    assert reports[-1].measures.get("staleness_max", 0) == 0
+    assert reports[-1].measures.get("dropped", 0) == 0
 
 
 def test_the_comparison_sees_episodes_end() -> None:
@@ -80,51 +99,43 @@ def test_the_comparison_sees_episodes_end() -> None:
     assert np.abs(returns).sum() > 0
 
 
-def test_a_host_environment_steps_in_the_local_policy() -> None:
-    env = resolve("gymnasium:CartPole-v1")
-    assert env.host is not None
-    planned = plan_for(Toy(), env, Local(envs=2), 1000)
-    host = env.host(2)
-    try:
-        runtime = Runtime(planned.graph, planned.plan, host)
-        algorithm = Toy().bind(drift_task(2))
-        observation = host.reset([1, 2])
-        actor = drift_actor(algorithm, 2)
-        timestep = actor.timestep._replace(observation=observation)
-        runtime.load(algorithm.init(jax.random.key(0)), actor._replace(env=(), timestep=timestep))
-        report = runtime.advance(3)
-    finally:
-        host.close()
-    assert int(runtime.state.updates) == 3
-    assert list(np.asarray(runtime.actor.step)) == [9, 9]
+@pytest.mark.parametrize("policy", ["local", "2 actors", "inference, half at a time"])
+def test_a_host_environment_steps_as_often_as_it_should(policy: str) -> None:
+    env = "gymnasium:CartPole-v1?vectorization=sync"
+    with Started(Toy(), env, POLICIES[policy]) as running:
+        report = running.advance(3)
+    assert int(running.state.updates) == 3
+    assert list(np.asarray(running.actor.step)) == [9] * ENVS
     assert np.isfinite(float(report.metrics["loss"]))
 
 
-def advanced(iteration: Any, iterations: int) -> dict[str, float]:
-    """The metrics' sums after some iterations under the local policy."""
-    algorithm = with_iteration(iteration)
-    planned = plan_for(algorithm, resolve(Drift()), Local(envs=ENVS), 1000)
-    runtime = Runtime(planned.graph, planned.plan, Drift())
-    bound = algorithm.bind(drift_task(ENVS))
-    runtime.load(bound.init(jax.random.key(0)), drift_actor(bound, ENVS))
-    return {name: float(x) for name, x in runtime.advance(iterations).metrics.items()}
+def advanced(iteration: Any, iterations: int, policy: str) -> dict[str, float]:
+    """The metrics' sums after some iterations."""
+    with Started(with_iteration(iteration), Drift(), POLICIES[policy]) as running:
+        return {name: float(x) for name, x in running.advance(iterations).metrics.items()}
 
 
-def test_the_local_policy_leaves_bootstraps_zero_where_nothing_was_cut() -> None:
+ON_THE_HOST = pytest.mark.parametrize("policy", ["local", "inference, half at a time"])
+"""Both ways of stepping environments outside the compiled program."""
+
+
+@ON_THE_HOST
+def test_bootstraps_are_zero_where_nothing_was_cut(policy: str) -> None:
     def iteration(self: Any, rl: RL, state: Any) -> Any:
         trajectory = rl.unroll(self.act, rl.broadcast(state.params), 5, bootstrap=self.value)
         batch = rl.gather(trajectory)
         stale = (batch.bootstrap[:-1] != 0) & ~batch.truncated[:-1]
         return state, {"stale": stale.sum(), "truncated": batch.truncated.sum()}
 
-    metrics = advanced(iteration, 6)  # buffers are used again after two
+    metrics = advanced(iteration, 6, policy)  # buffers are used again after two
     assert metrics["truncated"] > 3
     assert metrics["stale"] == 0
 
 
-def test_the_local_policy_skips_a_bootstrap_that_nobody_reads() -> None:
+@ON_THE_HOST
+def test_a_bootstrap_that_nobody_reads_is_skipped(policy: str) -> None:
     def iteration(self: Any, rl: RL, state: Any) -> Any:
         trajectory = rl.unroll(self.act, rl.broadcast(state.params), 5, bootstrap=self.value)
         return state, {"steps": rl.gather(trajectory.valid).sum()}
 
-    assert advanced(iteration, 2) == {"steps": 2 * 5 * ENVS}
+    assert advanced(iteration, 2, policy) == {"steps": 2 * 5 * ENVS}

@@ -64,7 +64,7 @@ def test_act_captures_a_learner_value() -> None:
 
 def test_gather_of_a_learner_value() -> None:
     def iteration(self: Any, rl: RL, state: Any) -> Any:
-        found = rl.gather(state.params["w"])  # here
+        found = rl.gather(jnp.ones((1, 4)) * state.updates)  # here
         return state, {"found": found.sum()}
 
     found = refusal(iteration)

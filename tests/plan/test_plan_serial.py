@@ -1,14 +1,29 @@
 """Plans go to JSON and back exactly."""
 
 import json
+from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from placed import HOST, planned
+from toys import ActorGradients, Drift, Toy
 
 from dovetail.errors import UserError
-from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Worker
+from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Worker, WorkerKind
 from dovetail.plan.serial import from_json, to_json
+from dovetail.policies import (
+    ActorLearner,
+    CentralInference,
+    DataParallel,
+    Environments,
+    Fused,
+    Local,
+    ParameterServer,
+    SplitDevices,
+)
+from dovetail.policies.interface import Policy
 
 NAME = st.text(max_size=6)
 SIZE = st.integers(0, 2**40)
@@ -19,36 +34,86 @@ PLANS = st.builds(
     env=NAME,
     num_envs=SIZE,
     replicas=SIZE,
+    actors=SIZE,
+    joined=SIZE,
     workers=st.lists(
-        st.builds(Worker, NAME, st.lists(SIZE, max_size=3).map(tuple)), max_size=2
+        st.builds(
+            Worker,
+            NAME,
+            st.lists(SIZE, max_size=3).map(tuple),
+            st.sampled_from(WorkerKind),
+            st.booleans(),
+        ),
+        max_size=2,
     ).map(tuple),
-    instances=st.lists(st.builds(Instance, NAME, NAME), max_size=3).map(tuple),
+    instances=st.lists(
+        st.builds(Instance, NAME, NAME, st.none() | st.tuples(SIZE, SIZE)), max_size=3
+    ).map(tuple),
     links=st.lists(
         st.builds(Link, NAME, NAME, NAME, st.sampled_from(LinkKind), SIZE, SIZE), max_size=3
     ).map(tuple),
+    staleness=SIZE,
+    ordered=st.booleans(),
+    batch=SIZE,
+    batch_seconds=st.none() | st.floats(0, 1e6),
     notes=st.lists(NAME, max_size=2).map(tuple),
 )
+COUNT = st.sampled_from([1, 2, 4])
+FLAG = st.booleans()
+POLICIES: list[st.SearchStrategy[Policy]] = [
+    st.builds(Fused, st.just(8), COUNT),
+    st.builds(Local, st.integers(1, 9)),
+    st.builds(ActorLearner, st.just(8), COUNT, st.just(0), FLAG),
+    st.builds(CentralInference, st.just(8), COUNT, st.none() | st.just(8), st.floats(0, 1)),
+    st.builds(SplitDevices, st.just(8), st.just(2), st.sampled_from([1, 2]), COUNT, st.just(0)),
+    st.builds(DataParallel, st.just(8), COUNT),
+    st.builds(ParameterServer, st.just(8), COUNT, st.just(True)),
+    st.builds(Environments, st.just(8), COUNT, FLAG),
+]
+"""Each of them with any options."""
+
+
+def assert_survives(plan: Plan) -> None:
+    written = to_json(plan)
+    assert json.loads(json.dumps(written)) == written
+    assert from_json(json.loads(json.dumps(written))) == plan
+    assert set(written) == {field.name for field in fields(Plan)}
 
 
 @settings(max_examples=50, deadline=None, database=None, derandomize=True)
 @given(PLANS)
 def test_a_plan_survives_json(plan: Plan) -> None:
-    written = to_json(plan)
-    assert json.loads(json.dumps(written)) == written
-    assert from_json(json.loads(json.dumps(written))) == plan
+    assert_survives(plan)
 
 
-@pytest.mark.parametrize("missing", ["workers", "notes", "policy"])
-def test_a_file_that_is_no_plan(missing: str) -> None:
-    fields = to_json(Plan("p", "A", "e", 1, 1, (), (), ()))
-    del fields[missing]
-    with pytest.raises(UserError, match=f"not a plan as Dovetail writes one .*{missing}"):
-        from_json(fields)
+@settings(max_examples=30, deadline=None, database=None, derandomize=True)
+@given(st.one_of(POLICIES), st.sampled_from([Drift(), HOST]))
+def test_the_plan_of_any_policy_survives_json(policy: Policy, env: Any) -> None:
+    if isinstance(policy, Fused) or getattr(policy, "processes", None):
+        env = Drift() if isinstance(policy, Fused) else HOST
+    algorithm = ActorGradients() if isinstance(policy, ParameterServer) else Toy()
+    plan, _ = planned(policy, algorithm, env)
+    assert plan.policy == policy.name and plan.num_envs == policy.envs
+    assert_survives(plan)
 
 
-def test_a_kind_of_link_that_does_not_exist() -> None:
+def small() -> dict[str, Any]:
     link = Link("gather", "a", "b", LinkKind.FUSED, 1, 1)
-    fields = to_json(Plan("p", "A", "e", 1, 1, (), (), (link,)))
-    fields["links"][0]["kind"] = "pigeon"
+    workers, instances = (Worker("main", (0,)),), (Instance("a", "main", (0, 1)),)
+    return to_json(Plan("p", "A", "e", 1, 1, 1, 1, workers, instances, (link,)))
+
+
+@pytest.mark.parametrize("missing", ["workers", "notes", "policy", "actors"])
+def test_a_file_that_is_no_plan(missing: str) -> None:
+    written = small()
+    del written[missing]
+    with pytest.raises(UserError, match=f"not a plan as Dovetail writes one .*{missing}"):
+        from_json(written)
+
+
+@pytest.mark.parametrize(("part", "field"), [("links", "kind"), ("workers", "kind")])
+def test_a_kind_that_does_not_exist(part: str, field: str) -> None:
+    written = small()
+    written[part][0][field] = "pigeon"
     with pytest.raises(UserError, match="pigeon"):
-        from_json(fields)
+        from_json(written)

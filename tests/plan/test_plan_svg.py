@@ -5,6 +5,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
+from placed import HOST, MACHINE, planned
 from toys import ActorGradients, Drift, Toy, TwoUnrolls, drift_task, with_iteration
 
 from dovetail.algorithm import RL, Task
@@ -12,11 +13,15 @@ from dovetail.envs.interface import EnvSpec
 from dovetail.graph.trace import trace
 from dovetail.plan import make_plan
 from dovetail.plan.svg import svg
-from dovetail.policies.fused import Fused
-from dovetail.policies.interface import Resources
-from dovetail.policies.local import Local
-
-MACHINE = Resources(devices=4, cores=2)
+from dovetail.policies import (
+    ActorLearner,
+    CentralInference,
+    Environments,
+    Fused,
+    Local,
+    SplitDevices,
+)
+from dovetail.policies.interface import Policy
 
 
 def texts(document: str) -> list[str]:
@@ -92,9 +97,26 @@ def test_edges_between_the_same_boxes_are_one_arrow() -> None:
     assert "gather · hand-off" not in words
 
 
-def test_what_nothing_reads_goes_to_the_result() -> None:
+@pytest.mark.parametrize(
+    ("policy", "env", "told"),
+    [
+        (ActorLearner(8, actors=4, staleness=0), None, "4 × actor · program 1"),
+        (CentralInference(8), HOST, "4 × environments"),
+        (CentralInference(8), HOST, "inference"),
+        (SplitDevices(8, 2, 2, staleness=0), None, "4 × actor · program 1"),
+        (Environments(8), HOST, "2 × environments"),
+    ],
+)
+def test_workers_that_are_alike_share_a_badge(policy: Policy, env: Any, told: str) -> None:
+    plan, graph = planned(policy, env=env)
+    document = svg(graph, plan)
+    assert told in texts(document)
+    assert len(boxes(document)) == len(graph.fragments) + 1
+
+
+def test_what_leaves_as_it_came_goes_through_the_learner() -> None:
     def iteration(self: Any, rl: RL, state: Any) -> Any:
-        return state._replace(params={"w": rl.gather(rl.broadcast(state.params)["w"] + 1)}), {}
+        return state._replace(params={"w": rl.reduce(rl.broadcast(state.params)["w"] + 1)}), {}
 
     words = texts(svg(trace(with_iteration(iteration), drift_task(), Drift())))
-    assert words.count("result") == 1
+    assert words.count("reduce") == 1 and words.count("learner") == 2  # the lane and its fragment

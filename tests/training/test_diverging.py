@@ -107,8 +107,8 @@ def test_weights_are_looked_at_too() -> None:
 
 def test_the_seed_that_diverged_is_found_among_the_others() -> None:
     loop = train_module.Loop.__new__(train_module.Loop)
-    loop.good = train_module.Loop.__init__.__globals__["Snapshot"]((), (), 4, 64)
+    loop.good = train_module.Loop.__init__.__globals__["Snapshot"]((), tuple, 4, 64)
     loop.settings = dovetail.Settings(seeds=2)
-    after = type(loop.good)((), (), 9, 144)
+    after = type(loop.good)((), tuple, 9, 144)
     with pytest.raises(UserError, match="loss became inf between updates 5 and 9"):
         loop._refuse_nonfinite({"loss": np.array([0.5, np.inf])}, after)

@@ -4,6 +4,7 @@ import itertools
 import math
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from small import QUIET
 
 from dovetail.evaluation import Evaluation
-from dovetail.runtime.local import Report
+from dovetail.runtime.report import Report
 from dovetail.telemetry.progress import Progress
 from dovetail.telemetry.sinks import Recorder
 from dovetail.training.evaluating import Result
@@ -22,10 +23,8 @@ from dovetail.training.stopping import Stop
 class Pretended:
     """A runtime that counts instead of training: one episode of return `updates` per update."""
 
-    asynchronous = True
     compile_seconds = 0.0
     seconds: dict[str, float] = {}  # noqa: RUF012
-    actor = ()
 
     class graph:
         steps_per_iteration = 10
@@ -37,15 +36,30 @@ class Pretended:
         self.state = np.zeros(())
         self.chunks: list[int] = []
 
-    def advance(self, count: int) -> Report:
+    def advance(self, count: int) -> "Done":
         self.chunks.append(count)
         self.state = self.state + count
         ends = float(self.state) * count
-        return Report(
-            count,
-            {"loss": np.float32(2.0 * count)},
-            [np.array([count, 0]), np.array([ends, 0.0]), np.array([5 * count, 0])],
+        return Done(
+            Report(
+                count,
+                {"loss": np.float32(2.0 * count)},
+                [np.array([count, 0]), np.array([ends, 0.0]), np.array([5 * count, 0])],
+                self.state,
+                lambda: (),
+                {"staleness": 0.5},
+            )
         )
+
+
+@dataclass
+class Done:
+    """Iterations that are over already."""
+
+    report: Report
+
+    def wait(self) -> Report:
+        return self.report
 
 
 class Nothing:
@@ -81,9 +95,12 @@ class Kept:
 def ran(steps: int, runtime: Any = None, reached: Reached | None = None) -> tuple[Loop, Any, Kept]:
     runtime, kept, nothing = runtime or Pretended(), Kept(), Nothing()
     recorder = Recorder([kept])
+    reached = reached or Reached()
+    start = Snapshot(runtime.state, lambda: (), reached.updates, reached.env_steps)
     loop = Loop(
         runtime,
-        reached or Reached(),
+        start,
+        reached,
         QUIET,
         threshold=None,
         acting=lambda state: state,
@@ -119,6 +136,7 @@ def test_rows_hold_means_over_their_updates() -> None:
         assert row["loss"] == 2.0 and row["episode_length"] == 5.0
         assert row["episode_return"] == pytest.approx(row["updates"])
         assert row["step"] == row["env_steps"] == 20 * row["updates"]
+        assert row["staleness"] == 0.5  # as measured, not summed
 
 
 def test_what_is_resumed_is_not_done_again() -> None:
@@ -174,7 +192,7 @@ def test_time_to_threshold_counts_earlier_starts() -> None:
     class Found(Nothing):
         def results(self) -> list[Any]:
             evaluation = Evaluation(np.array([2.0]), np.array([1]), 0)
-            return [Result(Snapshot((), (), 1, 20), 7.0, evaluation)]
+            return [Result(Snapshot((), lambda: (), 1, 20), 7.0, evaluation)]
 
     loop._collect(Found(), row := {})  # type: ignore[arg-type]
     assert loop.reached.time_to_threshold == 107.0 and row == {"eval_return": 2.0}

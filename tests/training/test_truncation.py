@@ -13,18 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import runtime_of
+from small import Started
 
-from dovetail.algorithm import RL, Algorithm, Metrics, Task, Timestep
-from dovetail.envs.resolve import resolve
+from dovetail.algorithm import RL, Algorithm, Metrics, Timestep
 from dovetail.functions.returns import generalised_advantages, successor_values
-from dovetail.policies.fused import Fused
-from dovetail.policies.local import Local
-from dovetail.training.start import first_state
+from dovetail.policies import CentralInference, Fused, Local
+from dovetail.policies.interface import Policy
 
 DISCOUNT = 0.5
 VALUES = (0.125, 0.25, 0.5, 1.0, 100.0)
 LENGTH = 10
+LOCAL, BATCHED = Local(2), CentralInference(2, workers=2, processes=False)
 FIELDS = ("reward", "terminated", "truncated", "first", "valid", "bootstrap", "value", "place")
 
 
@@ -77,17 +76,11 @@ def registered() -> Iterator[None]:
     del gymnasium.registry["TestChain-v0"]
 
 
-def rows(env_id: str, policy: Fused | Local) -> dict[str, np.ndarray]:
+def rows(env_id: str, policy: Policy) -> dict[str, np.ndarray]:
     """The second batch of two environments: it begins where the first one left off."""
-    found = resolve(env_id, traced=policy.traced_envs)
-    env: Any = found.jax or (found.host(2) if found.host else None)
-    bound = Watcher().bind(Task(env.spec, 2, 100))
-    runtime = runtime_of(Watcher(), env, policy)
-    runtime.load(*first_state(bound, env, 2, seed=0, seeds=1))
-    runtime.advance(2)
-    if found.host:
-        env.close()
-    return {name: np.asarray(leaf)[:, :1] for name, leaf in runtime.state["rows"].items()}
+    with Started(Watcher(), env_id, policy) as running:
+        running.advance(2)
+    return {name: np.asarray(leaf)[:, :1] for name, leaf in running.state["rows"].items()}
 
 
 def advantages(rows: dict[str, np.ndarray]) -> np.ndarray:
@@ -100,21 +93,23 @@ def advantages(rows: dict[str, np.ndarray]) -> np.ndarray:
     return np.asarray(found)
 
 
-def host(autoreset: str, limit: int) -> tuple[str, Local]:
+def host(autoreset: str, limit: int, policy: Policy = LOCAL) -> tuple[str, Policy]:
     options = f"vectorization=sync&autoreset={autoreset}&max_episode_steps={limit}"
-    return f"gymnasium:TestChain-v0?{options}", Local(2)
+    return f"gymnasium:TestChain-v0?{options}", policy
 
 
-def chain(policy: Fused | Local, limit: int) -> tuple[str, Fused | Local]:
+def chain(policy: Policy, limit: int) -> tuple[str, Policy]:
     return f"dovetail:Chain-v0?limit={limit}", policy
 
 
 BACKENDS = {
     "jax, fused": lambda limit: chain(Fused(2), limit),
-    "jax, local": lambda limit: chain(Local(2), limit),
+    "jax, local": lambda limit: chain(LOCAL, limit),
+    "jax, batched": lambda limit: chain(BATCHED, limit),
     "same step": lambda limit: host("same_step", limit),
     "next step": lambda limit: host("next_step", limit),
     "disabled": lambda limit: host("disabled", limit),
+    "same step, batched": lambda limit: host("same_step", limit, BATCHED),
 }
 
 

@@ -1,0 +1,122 @@
+"""Who can be compared: ours with its options, the programs written by hand, and the peers."""
+
+from dataclasses import dataclass
+
+from benchmarks.protocol import IMPALA_UNROLL
+
+
+@dataclass(frozen=True)
+class Contestant:
+    name: str
+    python: str
+    """`dovetail`, or an environment of `interpreters.py`."""
+    module: str
+    arguments: tuple[str, ...]
+    steps: int
+    """Measured environment steps, or the most that is trained on the way to the threshold."""
+
+
+OWN, GYMNAX, GYMNASIUM = "dovetail:CartPole-v1", "gymnax:CartPole-v1", "gymnasium:CartPole-v1"
+ENVPOOL = "envpool:CartPole-v1?num_threads=1"
+"""The learner needs the other core: with a thread for each it is half as fast."""
+PONG = "ale:pong?max_num_frames_per_episode=4000"
+"""Cut early so that a run's one evaluation, after its training, is not the longest part of it."""
+ENVPOOL_PONG = "envpool:Pong-v5?max_episode_steps=1000"
+SLOW = "benchmarks/slow_env.py:Slow"
+
+
+def ours(
+    name: str,
+    policy: str,
+    envs: int,
+    env: str,
+    steps: int,
+    *more: str,
+    settings: tuple[str, ...] = (),
+) -> Contestant:
+    """A run of Dovetail; `settings` are further options of the policy, `more` those of the job."""
+    python = "envpool" if env.startswith("envpool:") else "dovetail"
+    arguments = ("--policy", policy, "--envs", str(envs), "--env", env, *more)
+    arguments += tuple(part for setting in settings for part in ("--set", setting))
+    return Contestant(name, python, "benchmarks.ours", arguments, steps)
+
+
+def impala(name: str, actors: int, envs: int, env: str, steps: int, *settings: str) -> Contestant:
+    """IMPALA, asynchronous."""
+    return ours(
+        name,
+        "actor-learner",
+        envs,
+        env,
+        steps,
+        *("--algorithm", "impala", "--unroll", str(IMPALA_UNROLL)),
+        settings=(f"actors={actors}", *settings),
+    )
+
+
+def hand(module: str, envs: int, steps: int) -> Contestant:
+    path = f"benchmarks.handwritten.{module}"
+    return Contestant("hand-written", "dovetail", path, ("--envs", str(envs)), steps)
+
+
+def threads(name: str, actors: int, envs: int, env: str, steps: int) -> Contestant:
+    """IMPALA as threads and queues."""
+    python = "envpool" if env.startswith("envpool:") else "dovetail"
+    arguments = ("--envs", str(envs), "--actors", str(actors), "--env", env)
+    arguments += ("--unroll", str(IMPALA_UNROLL))
+    return Contestant(name, python, "benchmarks.handwritten.threaded_impala", arguments, steps)
+
+
+def gymnax_peers(steps: int) -> tuple[Contestant, ...]:
+    envs = ("--envs", "64")
+    pure = "benchmarks.handwritten.purejaxrl_ppo"
+    return (
+        Contestant("rejax", "rejax", "benchmarks.peers.rejax_ppo", envs, steps),
+        Contestant("PureJaxRL-style", "rejax", pure, envs, steps),
+    )
+
+
+def torch_peer(name: str, module: str, steps: int) -> tuple[Contestant, ...]:
+    return tuple(
+        Contestant(
+            f"{name}, {count} thread{'s' * (count > 1)}",
+            "sb3",
+            module,
+            ("--envs", "8", "--threads", str(count)),
+            steps,
+        )
+        for count in (1, 2)
+    )
+
+
+def stable_baselines(steps: int) -> tuple[Contestant, ...]:
+    return torch_peer("stable-baselines3", "benchmarks.peers.sb3_ppo", steps)
+
+
+def cleanrl(steps: int) -> tuple[Contestant, ...]:
+    return torch_peer("CleanRL-style", "benchmarks.handwritten.cleanrl_ppo", steps)
+
+
+def rllib(envs: int, steps: int) -> Contestant:
+    """Two environment runners; with one environment each it is RLlib's own example."""
+    arguments = ("--actors", "2", "--envs", str(envs), "--unroll", "50", "--threads", "1")
+    return Contestant(
+        f"RLlib, {envs} environments", "rllib", "benchmarks.peers.rllib_impala", arguments, steps
+    )
+
+
+def sample_factory(env: str, envs: int, steps: int) -> Contestant:
+    """Two rollout workers."""
+    arguments = ("--env", env, "--actors", "2", "--envs", str(envs))
+    module = "benchmarks.peers.sample_factory_appo"
+    return Contestant("Sample Factory", "sample_factory", module, arguments, steps)
+
+
+def pong(name: str, policy: str, env: str, steps: int, *settings: str) -> Contestant:
+    """Ours on Atari Pong, 8 environments."""
+    algorithm = "atari-appo" if policy == "actor-learner" else "atari-ppo"
+    return ours(name, policy, 8, env, steps, "--algorithm", algorithm, settings=settings)
+
+
+def atari_peer(name: str, module: str, steps: int) -> Contestant:
+    return Contestant(name, "sb3", module, ("--envs", "8", "--threads", "2"), steps)

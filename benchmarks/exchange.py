@@ -1,0 +1,93 @@
+"""How long a small message takes from learner to actor and back, over the link between threads.
+
+    python -m benchmarks.exchange [--repeats N] [--quick]
+
+The learner puts weights and takes the actor's results, the actor takes weights and puts its
+results: one round trip, without anything learned or acted. Two bare queues are shown beside it.
+Both take turns in every round, and the median over rounds counts.
+"""
+
+import argparse
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import numpy as np
+
+from dovetail.runtime.exchange import Exchange, Parcel
+from dovetail.runtime.watch import Watch
+
+TARGET = 15.0
+"""Microseconds."""
+MESSAGE = {0: np.zeros(4, np.float32)}
+
+
+def exchange_trips(count: int) -> float:
+    """Seconds for that many round trips over Dovetail's link, synchronous."""
+    exchange = Exchange(actors=1, joined=1, staleness=0, ordered=True)
+    learner, actor = Watch("learner"), Watch("actor")
+
+    def act() -> None:
+        for turn in range(count):
+            version, weights = exchange.take_weights(turn, actor)
+            exchange.put(Parcel(0, turn, version, weights), actor)
+
+    def learn() -> None:
+        for turn in range(count):
+            exchange.put_weights(turn, MESSAGE)
+            exchange.take(turn, learner)
+
+    return timed(learn, act)
+
+
+def queue_trips(count: int) -> float:
+    """The same over a queue in each direction."""
+    out: SimpleQueue[object] = SimpleQueue()
+    back: SimpleQueue[object] = SimpleQueue()
+
+    def act() -> None:
+        for _ in range(count):
+            back.put(out.get())
+
+    def learn() -> None:
+        for _ in range(count):
+            out.put(MESSAGE)
+            back.get()
+
+    return timed(learn, act)
+
+
+def timed(here: Callable[[], None], there: Callable[[], None]) -> float:
+    """Seconds until `here` is done, while `there` runs in a thread of its own."""
+    thread = threading.Thread(target=there, daemon=True)
+    thread.start()
+    began = time.perf_counter()
+    here()
+    seconds = time.perf_counter() - began
+    thread.join()
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    repeats, count = (3, 2_000) if options.quick else (options.repeats, 20_000)
+    contestants = {"exchange": exchange_trips, "two queues": queue_trips}
+    trips: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, run in contestants.items():
+            trips[name].append(1e6 * run(count) / count)
+    medians = {name: statistics.median(found) for name, found in trips.items()}
+    met = "reached" if medians["exchange"] <= TARGET else "MISSED"
+    print(f"two queues {medians['two queues']:6.1f} µs there and back")
+    print(f"exchange   {medians['exchange']:6.1f} µs; target {TARGET:g} µs: {met}")
+    print(json.dumps({"medians_us": medians, "target_us": TARGET, "trips_us": trips}))
+
+
+if __name__ == "__main__":
+    main()

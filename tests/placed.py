@@ -1,0 +1,33 @@
+"""Plans of the toys on a machine that is always the same: for tests of plans and policies."""
+
+from dataclasses import replace
+from typing import Any
+
+from toys import Drift, Toy
+
+from dovetail.algorithm import Algorithm, Task
+from dovetail.envs.resolve import Env, resolve
+from dovetail.graph.ir import Graph
+from dovetail.graph.trace import trace
+from dovetail.plan import make_plan
+from dovetail.plan.ir import Plan, Resources
+from dovetail.policies.interface import Policy
+
+MACHINE = Resources(devices=4, cores=2)
+HOST = Env(replace(Drift.spec, threads=False), None, None)
+"""Environments written in Python, as far as a plan is concerned."""
+NATIVE = Env(Drift.spec, None, None)
+"""Environments outside JAX that threads step side by side."""
+TOY = Toy()
+
+
+def planned(
+    policy: Policy, algorithm: Algorithm = TOY, env: Any = None, machine: Resources = MACHINE
+) -> tuple[Plan, Graph]:
+    """The policy's plan, and the graph it was made of."""
+    found, split = resolve(env or Drift()), policy.split
+    task = Task(found.spec, policy.envs * split.joined // split.actors, 1000)
+    graph = trace(
+        algorithm, task, found.jax, replicas=split.replicas, actors=split.joined, batch=split.batch
+    )
+    return make_plan(policy, graph, machine), graph

@@ -1,0 +1,175 @@
+"""What follows from a placement: the link of every edge, and what a reader is told."""
+
+from typing import Any
+
+import pytest
+from placed import HOST, MACHINE, NATIVE, TOY, planned
+from toys import ActorGradients, Drift, Toy, TwoUnrolls
+
+from dovetail.algorithm import Algorithm, Correction
+from dovetail.plan.ir import LinkKind, Plan, Resources
+from dovetail.policies import (
+    ActorLearner,
+    CentralInference,
+    DataParallel,
+    Environments,
+    Fused,
+    Local,
+    ParameterServer,
+    SplitDevices,
+)
+from dovetail.policies.interface import Policy
+
+F, H, Q, M = LinkKind.FUSED, LinkKind.HANDOFF, LinkKind.QUEUE, LinkKind.SHARED_MEMORY
+JAX = Drift()
+
+
+class Bearing(ActorGradients):
+    """Takes gradients of any age."""
+
+    correction = Correction("nothing", None)
+
+
+class Lagging(Toy):
+    """Takes trajectories of the version before."""
+
+    correction = Correction("a little", 1)
+
+
+def kinds(plan: Plan) -> tuple[LinkKind, ...]:
+    """Of the weights' link, the results', the actions' and the observations'."""
+    weights, results, action, observation = (link.kind for link in plan.links)
+    return weights, results, action, observation
+
+
+@pytest.mark.parametrize(
+    ("policy", "env", "expected"),
+    [
+        (Fused(8), JAX, (F, F, F, F)),
+        (Fused(8, devices=4), JAX, (F, F, F, F)),
+        (Local(8), JAX, (H, H, H, H)),
+        (Local(8), HOST, (H, H, H, H)),
+        (ActorLearner(8, staleness=0), JAX, (Q, Q, F, F)),
+        (ActorLearner(8, staleness=0, processes=False), HOST, (Q, Q, H, H)),
+        (ActorLearner(8, staleness=0, processes=True), HOST, (Q, Q, M, M)),
+        (CentralInference(8), JAX, (Q, Q, Q, Q)),
+        (CentralInference(8, processes=False), HOST, (Q, Q, Q, Q)),
+        (CentralInference(8, processes=True), HOST, (Q, Q, M, M)),
+        (DataParallel(8), JAX, (F, F, F, F)),
+        (DataParallel(8), HOST, (Q, Q, H, H)),
+        (SplitDevices(8, staleness=0), JAX, (Q, Q, F, F)),
+        (SplitDevices(8, staleness=0), HOST, (Q, Q, H, H)),
+        (Environments(8), JAX, (H, H, Q, Q)),
+        (Environments(8, processes=False), HOST, (H, H, Q, Q)),
+        (Environments(8, processes=True), HOST, (H, H, M, M)),
+    ],
+)
+def test_every_edge_gets_the_cheapest_link_that_its_ends_allow(
+    policy: Policy, env: Any, expected: tuple[LinkKind, ...]
+) -> None:
+    plan, _ = planned(policy, Toy(), env)
+    assert [link.boundary for link in plan.links] == [
+        "broadcast",
+        "gather",
+        "action",
+        "observation",
+    ]
+    assert kinds(plan) == expected
+    assert plan.fused == (set(expected) == {F})
+
+
+@pytest.mark.parametrize(("env", "stepping"), [(JAX, F), (HOST, H)], ids=["jax", "host"])
+def test_gradients_go_to_a_master_by_queues(env: Any, stepping: LinkKind) -> None:
+    for synchronous in (True, False):
+        policy = ParameterServer(8, synchronous=synchronous)
+        algorithm = Bearing() if not synchronous else ActorGradients()
+        plan, _ = planned(policy, algorithm, env)
+        found = [(link.boundary, link.source, link.target, link.kind) for link in plan.links]
+        assert found == [
+            ("broadcast", "learner", "unroll.act", Q),
+            ("broadcast", "learner", "actor", Q),
+            ("reduce", "actor", "learner.2", Q),
+            ("action", "unroll.act", "unroll.step", stepping),
+            ("observation", "unroll.step", "unroll.act", stepping),
+        ]
+
+
+@pytest.mark.parametrize(
+    "policy", [ActorLearner(8, staleness=0), CentralInference(8), Environments(8)]
+)
+def test_environments_that_hold_pythons_lock_get_processes(policy: Policy) -> None:
+    for env, stepping in ((JAX, "thread"), (NATIVE, "thread"), (HOST, "process")):
+        plan, _ = planned(policy, Toy(), env)
+        steps = {plan.worker(i.worker).kind for i in plan.instances_of("unroll.step")}
+        acts = {plan.worker(i.worker).kind for i in plan.instances_of("unroll.act")}
+        assert (steps, acts) == ({stepping}, {"thread"})
+
+
+def test_links_count_what_crosses_over_all_actors() -> None:
+    """The weights are 4 × 2 numbers; an environment's row 4 + 1 + 1 + 1 (see `Toy`)."""
+    row = 4 * (4 + 1 + 1 + 1)
+    for policy, joined in ((Local(8), 1), (ActorLearner(8, actors=4, staleness=0), 4)):
+        weights, results, action, observation = planned(policy)[0].links
+        assert (weights.nbytes, weights.transfers) == (32, joined)
+        assert (results.nbytes, results.transfers) == (3 * (8 // joined) * row, joined)
+        assert (action.nbytes, action.transfers) == (4 * (8 // joined), 3 * joined)
+        assert (observation.nbytes, observation.transfers) == (22 * (8 // joined), 3 * joined)
+    *_, action, observation = planned(Environments(8, workers=4))[0].links
+    assert (action.nbytes, action.transfers) == (4 * 2, 3 * 4)
+    assert (observation.nbytes, observation.transfers) == (22 * 2, 3 * 4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "algorithm", "programs"),
+    [
+        (Fused(8), Toy(), {"main": [("unroll.act", "unroll.step", "learner")]}),
+        (
+            ActorLearner(8, staleness=0),
+            Toy(),
+            {"learner": [("learner",)], "actor-0": [("unroll.act", "unroll.step")]},
+        ),
+        (
+            ParameterServer(8, synchronous=True),
+            ActorGradients(),
+            {
+                "master": [("learner",), ("learner.2",)],
+                "worker-1": [("unroll.act", "unroll.step"), ("actor",)],
+            },
+        ),
+        (
+            SplitDevices(8, staleness=0),
+            TwoUnrolls(),
+            {
+                "learner": [("learner",), ("learner.2",)],
+                "actor-1": [
+                    ("unroll.act", "unroll.step"),
+                    ("unroll.2.act", "unroll.2.step"),
+                    ("actor",),
+                ],
+            },
+        ),
+    ],
+)
+def test_what_fused_links_join_is_compiled_together(
+    policy: Policy, algorithm: Algorithm, programs: dict[str, list[tuple[str, ...]]]
+) -> None:
+    plan, _ = planned(policy, algorithm)
+    for worker, expected in programs.items():
+        assert plan.programs(worker) == expected
+
+
+def notes(policy: Policy, algorithm: Algorithm = TOY, machine: Resources = MACHINE) -> list[str]:
+    return list(planned(policy, algorithm, machine=machine)[0].notes)
+
+
+def test_a_reader_is_told_of_staleness_collectives_and_crowded_cores() -> None:
+    enough = Resources(devices=4, cores=64)
+    (told,) = notes(ParameterServer(8), Bearing(), enough)
+    assert "at most 4 versions old" in told and "Bearing corrects with nothing" in told
+    (told,) = notes(SplitDevices(8, staleness=1), Lagging(), enough)
+    assert "exactly 1 version old (less at the start)" in told
+    assert told.endswith("; Lagging corrects with a little")
+    (told,) = notes(SplitDevices(8, 2, 2, staleness=0), Toy(), enough)
+    assert told == "mean is an all-reduce over 2 devices"
+    assert notes(ActorLearner(8, staleness=0), Toy(), enough) == []
+    assert notes(ActorLearner(8, staleness=0)) == ["3 workers share 2 cores"]

@@ -1,0 +1,228 @@
+"""What policies refuse before anything is traced or run: each with a sentence that says what to do.
+
+And what they make of the numbers that they take.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from placed import HOST, TOY, planned
+from toys import ActorGradients, Drift
+
+from dovetail.algorithm import Algorithm
+from dovetail.algorithms import A2C, A3C, IMPALA, PPO
+from dovetail.envs.resolve import resolve
+from dovetail.errors import UserError
+from dovetail.plan.ir import Resources
+from dovetail.planning import plan_for
+from dovetail.policies import (
+    POLICIES,
+    ActorLearner,
+    CentralInference,
+    DataParallel,
+    Environments,
+    Fused,
+    Local,
+    ParameterServer,
+    SplitDevices,
+)
+from dovetail.policies.interface import Policy, Split, shares
+from dovetail.training.config import name_of
+
+ONE_DEVICE = Resources(devices=1, cores=2)
+
+
+def refusal(make: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as caught:
+        make()
+    sentence = str(caught.value)
+    assert sentence.endswith(".") and "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("policy", "parts", "whom"),
+    [
+        (Fused(6, devices=4), 4, "actors"),
+        (ActorLearner(9, actors=2), 2, "actors"),
+        (CentralInference(10, workers=4), 4, "workers"),
+        (SplitDevices(6, threads=4), 4, "actors"),
+        (DataParallel(5, devices=2), 2, "actors"),
+        (ParameterServer(16, workers=3), 3, "actors"),
+        (Environments(6, workers=4), 4, "workers"),
+    ],
+)
+def test_environments_that_do_not_divide(policy: Policy, parts: int, whom: str) -> None:
+    algorithm = ActorGradients() if isinstance(policy, ParameterServer) else TOY
+    sentence = refusal(lambda: plan_for(algorithm, resolve(Drift()), policy, 1000))
+    assert sentence == (
+        f"{policy.envs} environments cannot be split evenly among {parts} {whom}: choose a "
+        f"multiple of {parts} environments (--envs)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "value", "wanted"),
+    [
+        (lambda: Local(0), "--envs", 0, "1 or more"),
+        (lambda: ActorLearner(-2), "--envs", -2, "1 or more"),
+        (lambda: ActorLearner(8, actors=0), "--actors", 0, "1 or more"),
+        (lambda: ActorLearner(8, staleness=-1), "--staleness", -1, "0 or more"),
+        (lambda: CentralInference(8, workers=0), "--workers", 0, "1 or more"),
+        (lambda: CentralInference(8, wait=-1.0), "--wait", -1.0, "0 or more seconds"),
+        (lambda: CentralInference(8, staleness=-1), "--staleness", -1, "0 or more"),
+        (lambda: SplitDevices(8, actor_devices=0), "--actor-devices", 0, "1 or more"),
+        (lambda: SplitDevices(8, learner_devices=0), "--learner-devices", 0, "1 or more"),
+        (lambda: SplitDevices(8, threads=0), "--threads", 0, "1 or more"),
+        (lambda: SplitDevices(8, staleness=-1), "--staleness", -1, "0 or more"),
+        (lambda: DataParallel(8, devices=0), "--devices", 0, "1 or more"),
+        (lambda: Fused(8, devices=0), "--devices", 0, "1 or more"),
+        (lambda: ParameterServer(8, workers=0), "--workers", 0, "1 or more"),
+        (lambda: ParameterServer(8, staleness=0), "--staleness", 0, "1 or more"),
+        (lambda: Environments(8, workers=0), "--workers", 0, "1 or more"),
+    ],
+)
+def test_numbers_that_make_no_sense(
+    make: Callable[[], Policy], option: str, value: float, wanted: str
+) -> None:
+    assert refusal(make) == f"{option} is {value}: give {wanted}."
+
+
+def test_actor_threads_that_do_not_divide_among_the_learners() -> None:
+    assert refusal(lambda: SplitDevices(12, 1, 2, threads=3)) == (
+        "3 actor threads cannot be split evenly among 2 learner devices: choose a multiple of 2 "
+        "(--actor-devices × --threads)."
+    )
+
+
+@pytest.mark.parametrize("batch", [0, 3, 6, 16])
+def test_a_batch_that_is_not_of_whole_workers(batch: int) -> None:
+    policy = CentralInference(8, workers=2, batch=batch)
+    assert refusal(lambda: planned(policy)) == (
+        f"A batch of {batch} environments is not that of whole workers, of which each has 4: "
+        "choose a multiple of 4 up to 8 (--batch)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [(Fused(8, devices=2), 2), (DataParallel(8, devices=4), 4), (SplitDevices(8, 1, 2), 3)],
+)
+def test_more_devices_than_there_are(policy: Policy, wanted: int) -> None:
+    assert policy.devices_wanted == wanted
+    assert refusal(lambda: planned(policy, machine=ONE_DEVICE)) == (
+        f"{type(policy).__name__} was asked for {wanted} devices, but this machine has 1: ask for "
+        f"fewer, or on a CPU set XLA_FLAGS=--xla_force_host_platform_device_count={wanted}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "bears"),
+    [
+        (PPO(), ActorLearner(8, staleness=3), "3 versions old, but PPO corrects with the clipped"),
+        (A2C(), ActorLearner(8, staleness=1), "A2C corrects with nothing and bears 0; lower"),
+        (A2C(), SplitDevices(8, staleness=1), "A2C corrects with nothing and bears 0; lower"),
+        (PPO(), CentralInference(8, staleness=2), "bears 1; lower --staleness to 1, or use"),
+    ],
+)
+def test_staleness_that_the_algorithm_cannot_take(
+    algorithm: Algorithm, policy: Policy, bears: str
+) -> None:
+    sentence = refusal(lambda: plan_for(algorithm, resolve("dovetail:Chain-v0"), policy, 1000))
+    assert bears in sentence
+    assert sentence.endswith("or use an algorithm with V-trace (impala, appo).")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy", "staleness", "ordered"),
+    [
+        (A2C(), ActorLearner(8), 0, True),
+        (PPO(), ActorLearner(8), 1, False),
+        (IMPALA(), ActorLearner(8), 2, False),
+        (IMPALA(), ActorLearner(8, staleness=9), 9, False),
+        (IMPALA(), ActorLearner(8, staleness=0), 0, True),
+        (A2C(), SplitDevices(8), 0, True),
+        (PPO(), SplitDevices(8), 1, True),
+        (IMPALA(), SplitDevices(8, staleness=3), 3, True),
+        (IMPALA(), CentralInference(8), 0, True),
+        (PPO(), CentralInference(8, staleness=1), 1, True),
+        (A3C(), ParameterServer(8, workers=4), 8, False),
+        (A3C(), ParameterServer(8, staleness=3), 3, False),
+        (A3C(), ParameterServer(8, synchronous=True), 0, True),
+    ],
+)
+def test_unless_asked_actors_run_ahead_as_far_as_the_algorithm_bears(
+    algorithm: Algorithm, policy: Policy, staleness: int, ordered: bool
+) -> None:
+    plan = plan_for(algorithm, resolve("dovetail:Chain-v0"), policy, 1000).plan
+    assert (plan.staleness, plan.ordered) == (staleness, ordered)
+
+
+def test_averaged_gradients_are_never_old() -> None:
+    assert refusal(lambda: ParameterServer(8, synchronous=True, staleness=2)) == (
+        "--staleness 2 is for gradients that are applied as they come, but --synchronous averages "
+        "new ones: leave one out."
+    )
+
+
+def test_a_jax_environment_needs_no_process() -> None:
+    for policy in (
+        ActorLearner(8, staleness=0, processes=True),
+        CentralInference(8, processes=True),
+        Environments(8, processes=True),
+    ):
+        assert refusal(lambda policy=policy: planned(policy)) == (
+            "toy:Drift is a JAX environment, which no other process needs to step: leave "
+            "--processes out."
+        )
+
+
+def test_a_host_environment_cannot_be_compiled_in() -> None:
+    sentence = refusal(lambda: planned(Fused(8), env=HOST))
+    assert sentence.startswith(
+        "Fused compiles the environment into its program, but toy:Drift steps on the host: use "
+        "--policy local"
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "split"),
+    [
+        (Local(8), Split()),
+        (Environments(8), Split()),
+        (Fused(8, devices=4), Split(4, 4, 4)),
+        (DataParallel(8, devices=2), Split(2, 2, 2)),
+        (ActorLearner(8, actors=4), Split(1, 4, 4)),
+        (SplitDevices(8, 2, 1, threads=2), Split(1, 4, 4)),
+        (SplitDevices(8, 2, 2, threads=2), Split(2, 4, 4)),
+        (ParameterServer(8, workers=4), Split(1, 4, 1)),
+        (ParameterServer(8, workers=4, synchronous=True), Split(1, 4, 4)),
+        (CentralInference(8, workers=4), Split(batch=4)),
+        (CentralInference(9, workers=3), Split(batch=6)),  # two of three workers
+        (CentralInference(8, workers=1), Split(batch=8)),
+        (CentralInference(8, workers=4, batch=2), Split(batch=2)),
+    ],
+)
+def test_how_the_environments_are_divided(policy: Policy, split: Split) -> None:
+    assert policy.split == split
+
+
+def test_equal_shares_in_order() -> None:
+    assert shares(0, 6, 3, "actors") == [(0, 2), (2, 4), (4, 6)]
+    assert shares(4, 4, 2, "actors") == [(4, 6), (6, 8)]
+    assert "among 0 actors" in refusal(lambda: shares(0, 6, 0, "actors"))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_called_as_on_the_command_line(name: str) -> None:
+    kinds = {kind.__name__: kind for kind in Policy.__subclasses__()}
+    policy = kinds[POLICIES[name].partition(":")[2]]()
+    assert policy.name == name == name_of(policy, POLICIES)
+
+
+def test_a_policy_without_a_plan() -> None:
+    class Empty(Policy):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Empty does not define plan\(graph"):
+        planned(Empty(8))
