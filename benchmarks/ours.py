@@ -3,25 +3,25 @@
     python -m benchmarks.ours --policy fused --envs 64 --steps 2000000
     python -m benchmarks.ours --algorithm impala --policy actor-learner --set actors=2 --envs 64
 
-Mode `speed` is a whole `dovetail.train` as a user would start it, metrics, checkpoints and all; the
-speed is read from the run's `metrics.csv`, from the first eighth of the steps on, so compiling and
-warming up do not count. Mode `threshold` advances the same runtime by hand: in step with the shared
+Mode `speed` is a whole `dovetail.train` as a user would start it, metrics, checkpoints and all. Only
+the moments at which iterations are done are noted from outside; the speed is that from the first
+eighth of the steps on, so compiling and warming up do not count. Mode `threshold` advances the same runtime by hand: in step with the shared
 evaluation, which comes at fixed numbers of steps and outside the clock, or, where actors run ahead,
 with evaluations on the clock.
 """
 
 import argparse
 import ast
-import csv
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
 import dovetail as dt
+import dovetail.training.train as train_module
 from benchmarks import protocol as p
 from dovetail.algorithm import Task, Timestep
 from dovetail.envs.resolve import resolve
@@ -55,7 +55,32 @@ def algorithm(name: str = "ppo", unroll: int = p.UNROLL) -> Any:
     return dt.algorithms.PPO(learning_rate=p.LEARNING_RATE, **shared, **ppo)
 
 
+class Clocked(Runtime):
+    """The runtime, which notes when how many iterations were done.
+
+    The times in metrics.csv will not do: where one thread does everything, a report is written only
+    after the iterations that follow it.
+    """
+
+    done: ClassVar[list[tuple[float, int]]] = []
+
+    def advance(self, iterations: int) -> Any:
+        return Noted(super().advance(iterations), iterations)
+
+
+class Noted:
+    def __init__(self, pending: Any, iterations: int) -> None:
+        self._pending, self._iterations = pending, iterations
+
+    def wait(self) -> Any:
+        report = self._pending.wait()
+        before = Clocked.done[-1][1] if Clocked.done else 0
+        Clocked.done.append((time.perf_counter(), before + self._iterations))
+        return report
+
+
 def measure_speed(job: p.Job, chosen: Any, policy: Any) -> None:
+    train_module.Runtime = Clocked  # type: ignore[misc]
     with tempfile.TemporaryDirectory() as folder:
         settings = dt.Settings(
             folder=str(Path(folder) / "run"),
@@ -67,15 +92,13 @@ def measure_speed(job: p.Job, chosen: Any, policy: Any) -> None:
         iterations = job.iterations + max(1, job.iterations // 8)
         steps = iterations * job.per_iteration
         run = dt.train(chosen, job.env, policy, steps=steps, seed=job.seed, settings=settings)
-        with (Path(run.path) / "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
-        times = [(float(row["time_s"]), float(row["env_steps"])) for row in rows]
-        first = next(row for row in times if row[1] >= steps / 8 or row is times[-2])
-        last = times[-1]
         more: dict[str, Any] = {k: run.summary[k] for k in ("compile_s", "wall_s")}
         more["reported_steps_per_s"] = run.summary["steps_per_s"]
-        more["measured"] = {k: float(v) for k, v in rows[-1].items() if k.startswith(MEASURED)}
-        p.answer(job, int(last[1] - first[1]), last[0] - first[0], **more)
+        last_row = {name: column[-1] for name, column in run.metrics.items()}
+        more["measured"] = {k: float(v) for k, v in last_row.items() if k.startswith(MEASURED)}
+    began, first = next(row for row in Clocked.done if row[1] >= iterations / 8)
+    ended, last = Clocked.done[-1]
+    p.answer(job, (last - first) * job.per_iteration, ended - began, **more)
 
 
 class Training:

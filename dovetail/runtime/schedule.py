@@ -204,12 +204,11 @@ class Crew:
         if isinstance(node, Unroll):
             return self._unroll(node, worker)
         devices = self._plan.worker(worker.name).devices
-        if len(devices) > 1:
-            made = ReplicatedProgram(node, self._graph, [jax.devices()[d] for d in devices])
-            self.programs.append(made)
-            return made
-        (device,) = devices
-        return self._once(node, device, self._fragment_program)
+        if len(devices) == 1:
+            return self._once(node, devices[0], self._fragment_program)
+        made = ReplicatedProgram(node, self._graph, [jax.devices()[d] for d in devices])
+        self.programs.append(made)
+        return made
 
     def _once(self, node: Node, device: int, make: Callable[[Any, Any], Any]) -> Any:
         """A program that all copies of the actor on one device share."""

@@ -3,6 +3,7 @@
 Everything here fails for real: processes are killed at random moments, environments hang.
 """
 
+import dataclasses
 import multiprocessing
 import os
 import random
@@ -30,10 +31,9 @@ from dovetail.policies.interface import Policy
 from dovetail.run import Run
 from dovetail.runtime import crew
 from dovetail.runtime.programs import FragmentProgram
-from dovetail.settings import Settings
 
 FRAGILE = Path(__file__).resolve().parent.parent / "fragile.py"
-SHORT = {"unroll_length": 5, "hidden": (8,)}
+SHORT: dict[str, Any] = {"unroll_length": 5, "hidden": (8,)}
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def fragile(how: str, at: int = 12, marker: Path | None = None) -> str:
 def run(
     algorithm: Any, env: str, policy: Policy, folder: Path, steps: int = 2000, **settings: Any
 ) -> Run:
-    chosen = Settings(**{**vars(QUIET), "folder": str(folder), **settings})
+    chosen = dataclasses.replace(QUIET, folder=str(folder), **settings)
     return dovetail.train(algorithm, env, policy, steps=steps, settings=chosen)
 
 
