@@ -3,15 +3,16 @@
     python -m benchmarks.ours --policy fused --envs 64 --steps 2000000
     python -m benchmarks.ours --algorithm impala --policy actor-learner --set actors=2 --envs 64
 
-Mode `speed` is a whole `dovetail.train` as a user would start it, metrics, checkpoints and all. Only
-the moments at which iterations are done are noted from outside; the speed is that from the first
-eighth of the steps on, so compiling and warming up do not count. Mode `threshold` advances the same runtime by hand: in step with the shared
-evaluation, which comes at fixed numbers of steps and outside the clock, or, where actors run ahead,
-with evaluations on the clock.
+Mode `speed` is a whole `dovetail.train` as a user would start it, metrics, checkpoints and all.
+Only the moments at which iterations are done are noted from outside; the speed is that from the
+first eighth of the steps on, so compiling and warming up do not count. Mode `threshold` advances
+the same runtime by hand: in step with the shared evaluation, which comes at fixed numbers of steps
+and outside the clock, or, where actors run ahead, with evaluations on the clock.
 """
 
 import argparse
 import ast
+import importlib
 import sys
 import tempfile
 import time
@@ -21,7 +22,6 @@ from typing import Any, ClassVar
 import jax
 
 import dovetail as dt
-import dovetail.training.train as train_module
 from benchmarks import protocol as p
 from dovetail.algorithm import Task, Timestep
 from dovetail.envs.resolve import resolve
@@ -80,7 +80,7 @@ class Noted:
 
 
 def measure_speed(job: p.Job, chosen: Any, policy: Any) -> None:
-    train_module.Runtime = Clocked  # type: ignore[misc]
+    importlib.import_module("dovetail.training.train").Runtime = Clocked  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         settings = dt.Settings(
             folder=str(Path(folder) / "run"),
