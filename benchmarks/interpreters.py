@@ -10,7 +10,7 @@ VENVS = ROOT / "benchmarks" / ".venvs"
 
 
 def interpreter(name: str) -> Path:
-    """`dovetail`, or a peer whose pinned packages are in peers/<name>.txt."""
+    """`dovetail`, or one whose pinned packages are in peers/<name>.txt."""
     if name == "dovetail":
         own = ROOT / ".venv" / "bin" / "python"
         return own if own.exists() else Path(sys.executable)

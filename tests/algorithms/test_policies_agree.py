@@ -114,27 +114,27 @@ def without_weights(state: Any) -> Any:
 
 
 @cache
-def interpreted(algorithm: str, env: str, envs: int) -> tuple[Any, Any]:
+def interpreted(algorithm: str, env: str) -> tuple[Any, Any]:
     """(state, actor) where the plain loop takes them."""
     found, chosen = resolve(env), ALGORITHMS[algorithm]
     if found.jax is None:
-        told: dict[str, Any] = {"iterations": UPDATES, "num_envs": envs, "steps": STEPS}
+        told: dict[str, Any] = {"iterations": UPDATES, "num_envs": ENVS, "steps": STEPS}
         state, _, actor = dovetail.interpret(chosen, env, seed=SEED, debug=False, **told)
         return state, actor
-    bound = chosen.bind(Task(found.spec, envs, STEPS))
-    start = first_state(bound, found.jax, envs, SEED)
+    bound = chosen.bind(Task(found.spec, ENVS, STEPS))
+    start = first_state(bound, found.jax, ENVS, SEED)
     return interpreted_from(bound, jax.jit(stepper(found.jax)), *start, UPDATES)
 
 
 def run_and_compare(algorithm: str, env: str, policy: Policy) -> None:
-    state, actor = interpreted(algorithm, env, policy.envs)
+    state, actor = interpreted(algorithm, env)
     with Started(ALGORITHMS[algorithm], env, policy, seed=SEED) as running:
         before = numbers(running.state.params)
         running.advance(1)
         running.advance(UPDATES - 1)
     assert np.abs(numbers(state.params) - before).max() > 1e-4
     assert int(state.updates) == UPDATES
-    assert np.asarray(actor.step).tolist() == [UPDATES * LENGTH] * policy.envs
+    assert np.asarray(actor.step).tolist() == [UPDATES * LENGTH] * ENVS
     assert_close(running.state.params, state.params)
     assert_close(without_weights(running.state), without_weights(state))
     assert_close(running.actor, actor)
@@ -153,15 +153,15 @@ def test_a_policy_equals_the_interpreter_on_the_host(algorithm: str, policy: str
 @pytest.mark.parametrize(
     ("autoreset", "policy"),
     [
-        ("next_step", Local(4)),
-        ("next_step", CentralInference(4, workers=2, processes=False)),
-        ("same_step", Local(4)),
-        ("disabled", Local(4)),
-        ("disabled", Environments(4, workers=2, processes=True)),
+        ("next_step", "local"),
+        ("next_step", "inference"),
+        ("same_step", "local"),
+        ("disabled", "local"),
+        ("disabled", "environments, processes"),
     ],
 )
-def test_whoever_resets_the_environments(autoreset: str, policy: Policy) -> None:
-    run_and_compare("ppo-recurrent", f"{HOST}&autoreset={autoreset}", policy)
+def test_whoever_resets_the_environments(autoreset: str, policy: str) -> None:
+    run_and_compare("ppo-recurrent", f"{HOST}&autoreset={autoreset}", POLICIES[policy])
 
 
 def test_every_policy_is_compared() -> None:
@@ -175,7 +175,7 @@ def test_another_seed_is_another_run() -> None:
     """So that agreement means something."""
     with Started(ALGORITHMS["a2c"], CARTPOLE, POLICIES["local"], seed=SEED + 1) as running:
         running.advance(UPDATES)
-    expected, _ = interpreted("a2c", CARTPOLE, ENVS)
+    expected, _ = interpreted("a2c", CARTPOLE)
     assert np.abs(numbers(running.state.params) - numbers(expected.params)).max() > 1e-3
 
 

@@ -135,17 +135,30 @@ def test_act_may_capture_values_of_the_iteration() -> None:
 def test_constants_cross_boundaries_without_an_edge() -> None:
     def iteration(self: Any, rl: RL, state: Any) -> Any:
         scale = rl.broadcast(jnp.arange(1.0, 5.0)[:, None] * 2)
-        there_and_back = rl.gather(rl.broadcast(jnp.full((1, 4), 3.0)))[0, 0]
-        averaged = rl.reduce(rl.broadcast(jnp.float32(5)))
+        three, five = rl.gather(jnp.full((1, 4), 3.0))[0, 0], rl.reduce(jnp.float32(5))
         trajectory = rl.unroll(self.act, {"w": rl.broadcast(state.params)["w"] * scale}, 2)
         reward = rl.reduce(trajectory.reward.mean() + scale.sum())
-        more = {"three": there_and_back, "four": there_and_back + 1, "five": averaged}
-        return state, {"reward": reward, **more}
+        return state, {"reward": reward, "three": three, "four": three + 1, "five": five}
 
     algorithm = with_iteration(iteration)
     assert [edge[0] for edge in edges(graph_of(algorithm))] == ["broadcast", "reduce"]
     metrics = assert_as_interpreted(algorithm)
     assert (metrics["three"], metrics["four"], metrics["five"]) == (3.0, 4.0, 5.0)
+
+
+def test_what_goes_there_and_back_goes_through_the_other_side() -> None:
+    def iteration(self: Any, rl: RL, state: Any) -> Any:
+        there = rl.broadcast((jnp.full((1, 4), 3.0), state.params["w"]))
+        constant, weights = rl.gather(there[0]), rl.reduce(there[1])
+        back = rl.reduce(rl.broadcast(rl.reduce(there[1].sum())))
+        return state._replace(params={"w": weights}), {"three": constant.mean(), "sum": back}
+
+    graph = graph_of(with_iteration(iteration))
+    for boundary, source, targets in edges(graph):
+        to = "actor" if boundary == "broadcast" else "learner"
+        assert source == "state" or graph.node(source).side != to
+        assert targets and all(graph.node(target).side == to for target in targets)
+    assert assert_as_interpreted(with_iteration(iteration))["three"] == 3.0
 
 
 def test_an_unroll_whose_weights_are_all_constant() -> None:
