@@ -2,6 +2,7 @@
 have in common."""
 
 import contextlib
+import dataclasses
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,9 @@ from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, nearest
 from dovetail.graph.ir import Graph
 from dovetail.graph.trace import trace as trace_task
+from dovetail.loading import load_object
 from dovetail.plan import make_plan
-from dovetail.plan.ir import Plan, Resources
+from dovetail.plan.ir import Plan, Resources, WorkerKind
 from dovetail.policies import POLICIES
 from dovetail.policies.fused import Fused
 from dovetail.policies.interface import Policy, shares
@@ -32,7 +34,9 @@ def plan_for(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Plan
     """Traces one replica's share of the task, and places it on this machine."""
     split = policy.split
     shares(0, policy.envs, split.actors, "actors")
-    task = Task(env.spec, policy.envs * split.joined // split.actors, steps)
+    # where no process can be made, threads have to do
+    spec = dataclasses.replace(env.spec, threads=env.spec.threads or env.process is None)
+    task = Task(spec, policy.envs * split.joined // split.actors, steps)
     graph = trace_task(
         algorithm,
         task,
@@ -41,7 +45,13 @@ def plan_for(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Plan
         actors=split.joined,
         batch=split.batch,
     )
-    return Planned(graph, make_plan(policy, graph, machine()), env)
+    plan = make_plan(policy, graph, machine())
+    if env.process is None and any(w.kind is WorkerKind.PROCESS for w in plan.workers):
+        raise UserError(
+            f"{env.spec.id} cannot be stepped in a process of its own: leave --processes out, or "
+            f"give Dovetail a gymnasium.Env class that can be imported."
+        )
+    return Planned(graph, plan, env)
 
 
 def trace(algorithm: Algorithm, env: Any, num_envs: int = 8, steps: int = 200_000) -> Graph:
@@ -80,6 +90,8 @@ def resolve_policy(policy: Policy | str | None, env: Any) -> Policy:
         return default_policy(env)
     if not isinstance(policy, str):
         return policy
+    if ":" in policy:
+        return load_object(policy, "policy")()
     if policy not in POLICIES:
         raise UserError(f"There is no policy {policy!r}: {nearest(policy, POLICIES)}")
     import dovetail.policies as policies

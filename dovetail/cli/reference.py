@@ -72,9 +72,14 @@ def find(kind: Kind, word: str) -> Reference:
     return Reference(kind, Path(path), name, None)
 
 
-@cache
 def parse(file: Path) -> ast.Module:
     """The syntax tree of a source file."""
+    return _parsed(file, file.resolve())
+
+
+@cache
+def _parsed(file: Path, _: Path) -> ast.Module:
+    """Read once for each whole path: the same name means another file in another folder."""
     try:
         return ast.parse(file.read_text(encoding="utf-8"), str(file))
     except SyntaxError as error:

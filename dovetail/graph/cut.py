@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, subjaxpr
 
 from dovetail.algorithm import Algorithm
 from dovetail.envs.interface import EnvSpec
+from dovetail.errors import UserError
 from dovetail.graph.cost import flops
 from dovetail.graph.ir import Edge, Fragment, Graph, Node, Side, Slots, Unroll, Value, value_of
 from dovetail.graph.primitives import BOUNDARIES, CROSSINGS, mean_p, unroll_p, where
@@ -99,8 +100,18 @@ class _Cut:
         for eqn in self.jaxpr.eqns:
             if eqn.primitive.name in CROSSINGS and eqn.primitive in BOUNDARIES:
                 for sent, received in zip(eqn.invars, eqn.outvars, strict=True):
+                    self._refuse_constant(eqn, sent)
                     source[received] = sent if isinstance(sent, Literal) else source.get(sent, sent)
         return source
+
+    def _refuse_constant(self, eqn: JaxprEqn, sent: Atom) -> None:
+        """Several actors' pieces of a constant would not be joined: nobody sends them."""
+        sideless = isinstance(sent, Literal) or self.sides[sent] is None
+        if eqn.primitive.name == "gather" and sideless and self.traced.pieces > 1:
+            raise UserError(
+                f"{where(eqn.source_info)}: rl.gather was given a constant, which none of the "
+                f"{self.traced.pieces} actors makes; use it on the learner's side as it is."
+            )
 
     def _stages(self) -> tuple[dict[int, int], dict[int, Place]]:
         """The stage at which each boundary fires, and the place of every other sided equation."""

@@ -258,6 +258,7 @@ class CrewRun:
         apart = worker is not self._crew.learner or self._crew.steps_apart(worker.name)
         restarts = self._restarts[worker.name]
         failed: Exception | None = error
+        worker.watch.doing("setting up its environments")
         while failed is not None:
             if not apart or self._stopping.is_set() or not restarts.allowed():
                 raise failed

@@ -293,11 +293,7 @@ def _stepper(env: Env, size: int) -> Stepper:
 
 def _process_maker(env: Env, step: Instance, bell: Any, patience: float) -> Callable[[], HostEnv]:
     make = env.process
-    if make is None:
-        raise UserError(
-            f"{env.spec.id} cannot be stepped in a process of its own: leave --processes out, or "
-            f"give Dovetail the gymnasium.Env class itself."
-        )
+    assert make is not None
     assert step.envs is not None
     first, last = step.envs
     return lambda: make(last - first, bell=bell, first=first, patience=patience)

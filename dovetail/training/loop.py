@@ -110,6 +110,7 @@ class Loop:
         while True:
             # What waited for a running program could hold the threads that it needs.
             report = ahead.wait() if ahead is not None else None
+            arrived = time.perf_counter()  # the next dispatch may be done in this very thread
             ahead = None
             if dispatched < total and not stop:
                 count = min(self._chunk, total - dispatched)
@@ -119,11 +120,11 @@ class Loop:
                 break
             if report is not None:
                 done += report.iterations
-                row = self._digest(report, done, done * per_iteration)
+                row = self._digest(report, done, done * per_iteration, arrived)
                 now = time.perf_counter()
-                self._adapt(report.iterations, now - last_report)
-                last_report = now
-                self.training_seconds = now - started
+                self._adapt(report.iterations, arrived - last_report)
+                last_report = arrived
+                self.training_seconds = arrived - started
                 self._collect(evaluations, row)
                 self._show(progress, row)
                 recorder.record(int(row["env_steps"]), row)
@@ -164,7 +165,9 @@ class Loop:
         """Whether the goal was reached."""
         return self._solved
 
-    def _digest(self, report: Report, updates: int, env_steps: int) -> dict[str, float]:
+    def _digest(
+        self, report: Report, updates: int, env_steps: int, arrived: float
+    ) -> dict[str, float]:
         """Checks a report, and makes the row of metrics from it."""
         snapshot = Snapshot(report.state, report.actor, updates, env_steps)
         means = {
@@ -174,13 +177,13 @@ class Loop:
         self.good = snapshot
         self.reached.updates = snapshot.updates
         self.reached.env_steps = self._steps_taken = snapshot.env_steps
-        row = {"time_s": self.elapsed, "env_steps": float(self.reached.env_steps)}
+        elapsed = self.reached.seconds + arrived - self._began
+        row = {"time_s": elapsed, "env_steps": float(self.reached.env_steps)}
         row["updates"] = float(snapshot.updates)
         row |= self._episode_row(report) | _columns(means) | report.measures
-        now = time.perf_counter()
-        self._speed.append((now, self.reached.env_steps))
+        self._speed.append((arrived, self.reached.env_steps))
         before, steps = self._speed[0]
-        row["steps_per_s"] = (self.reached.env_steps - steps) / max(now - before, 1e-9)
+        row["steps_per_s"] = (self.reached.env_steps - steps) / max(arrived - before, 1e-9)
         return row
 
     def _refuse_nonfinite(self, means: dict[str, np.ndarray], snapshot: Snapshot) -> None:

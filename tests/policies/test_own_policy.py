@@ -75,11 +75,11 @@ JAX, HOST = "dovetail:CartPole-v1", "gymnasium:CartPole-v1?vectorization=sync"
 
 @pytest.fixture(autouse=True)
 def own() -> None:
-    Path("own.py").write_text(OWN)
+    Path("in_pairs.py").write_text(OWN)
 
 
 def in_pairs(**options: Any) -> Any:
-    return load_object("own.py:InPairs", "policy")(**options)
+    return load_object("in_pairs.py:InPairs", "policy")(**options)
 
 
 @pytest.mark.parametrize("env", [JAX, HOST])
@@ -99,7 +99,7 @@ def test_python_trains_resumes_and_explains_with_it() -> None:
     policy = in_pairs(pairs=2)
     assert "note: 2 pairs of actors" in str(dovetail.explain(a2c(), JAX, policy))
     run = dovetail.train(a2c(), JAX, policy, steps=2 * LENGTH * 8, settings=QUIET)
-    assert run.config["policy"] == f"{Path('own.py').resolve()}:InPairs"
+    assert run.config["policy"] == f"{Path('in_pairs.py').resolve()}:InPairs"
     assert run.config["policy_options"] == {"envs": 8, "pairs": 2}
     assert run.summary["env_steps"] == 2 * LENGTH * 8
     dovetail.resume(run, steps=3 * LENGTH * 8)
@@ -107,7 +107,7 @@ def test_python_trains_resumes_and_explains_with_it() -> None:
 
 
 def test_the_command_line_explains_with_it(capsys: pytest.CaptureFixture[str]) -> None:
-    line = f"explain ppo --env {JAX} --policy own.py:InPairs --pairs 2 --envs 12 --json"
+    line = f"explain ppo --env {JAX} --policy in_pairs.py:InPairs --pairs 2 --envs 12 --json"
     assert main(line.split()) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["policy"], plan["num_envs"], plan["actors"]) == ("in-pairs", 12, 4)
@@ -115,17 +115,17 @@ def test_the_command_line_explains_with_it(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_command_line_trains_and_resumes_with_it(capsys: pytest.CaptureFixture[str]) -> None:
-    words = f"train a2c --env {HOST} --policy own.py:InPairs --pairs 2 {TINY} --run out --json"
+    words = f"train a2c --env {HOST} --policy in_pairs.py:InPairs --pairs 2 {TINY} --run out --json"
     assert main(words.split()) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert summary["env_steps"] == 96 and summary["policy"].endswith("own.py:InPairs")
+    assert summary["env_steps"] == 96 and summary["policy"].endswith("in_pairs.py:InPairs")
     assert "4 actors with 2 each" in Path("out/plan.txt").read_text()
     assert main(["train", "--resume", "out", "--steps", "128", "--quiet"]) == 0
     assert Run.open("out").summary["env_steps"] == 128
 
 
 def test_its_options_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "ppo", "--policy", "own.py:InPairs", "--help"]) == 0
+    assert main(["train", "ppo", "--policy", "in_pairs.py:InPairs", "--help"]) == 0
     told = capsys.readouterr().out
     assert "options of InPairs" in told and "--pairs" in told
     assert "Pairs of actors (default 1)" in " ".join(told.split())
@@ -134,11 +134,17 @@ def test_its_options_are_in_the_help(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--policy own.py:InPairs --pair 2", "did you mean --pairs?"),
-        ("--policy own.py:InPairs --pairs 3", "8 environments cannot be split evenly among 6 act"),
-        ("--policy own.py:InPair", "did you mean 'InPairs'?"),
-        ("--policy own.py:Forgetful", "The plan of policy 'forgetful' places 'learner' 0 times"),
-        ("--policy own.py:NoDataclass", "is it decorated with @dataclass(frozen=True)?"),
+        ("--policy in_pairs.py:InPairs --pair 2", "did you mean --pairs?"),
+        (
+            "--policy in_pairs.py:InPairs --pairs 3",
+            "8 environments cannot be split evenly among 6 act",
+        ),
+        ("--policy in_pairs.py:InPair", "did you mean 'InPairs'?"),
+        (
+            "--policy in_pairs.py:Forgetful",
+            "The plan of policy 'forgetful' places 'learner' 0 times",
+        ),
+        ("--policy in_pairs.py:NoDataclass", "is it decorated with @dataclass(frozen=True)?"),
     ],
 )
 def test_mistakes_are_sentences(
