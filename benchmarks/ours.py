@@ -119,7 +119,7 @@ class Training:
         self.runtime.load(state, actor)
 
     def iterate(self, count: int) -> int:
-        self.state = self.runtime.advance(count).wait().state
+        self.state = self.runtime.advance(count).wait().state()
         jax.block_until_ready(self.state)
         return count * self._per_iteration
 

@@ -17,6 +17,7 @@ from jax.extend.random import define_prng_impl
 Words = tuple[jax.Array, jax.Array]
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+TAG = "dvt"
 PARITY = np.uint32(0x1BD11BDA)
 
 
@@ -28,6 +29,11 @@ def seed_key(seed: int | jax.Array) -> jax.Array:
 def from_words(words: Any) -> jax.Array:
     """The keys whose `jax.random.key_data` is `words`."""
     return jax.random.wrap_key_data(words, impl=_threefry)
+
+
+def is_ours(keys: jax.Array) -> bool:
+    """Whether keys are of this module's kind."""
+    return str(jax.random.key_impl(keys)) == TAG
 
 
 def _hash(key: jax.Array, count: Words) -> Words:
@@ -76,5 +82,5 @@ _threefry = define_prng_impl(
     random_bits=_random_bits,
     fold_in=_fold_in,
     name="dovetail_threefry",
-    tag="dvt",
+    tag=TAG,
 )

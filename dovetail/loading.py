@@ -11,6 +11,9 @@ from typing import Any
 
 from dovetail.errors import UserError, nearest
 
+USER_MODULE = "dovetail_user_"
+"""How the modules of loaded files are called; no other process can import them by that name."""
+
 
 def load_object(target: str, what: str) -> Any:
     """The object called Name in a module or file; `what` names its kind in errors."""
@@ -40,7 +43,7 @@ def load_file(path: Path) -> ModuleType:
 def _load(path: Path, changed: int) -> ModuleType:
     """Runs the file; again only when it has changed."""
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    spec = importlib.util.spec_from_file_location(f"dovetail_user_{path.stem}_{digest}", path)
+    spec = importlib.util.spec_from_file_location(f"{USER_MODULE}{path.stem}_{digest}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file: give one that ends in .py.")
     module = importlib.util.module_from_spec(spec)

@@ -30,22 +30,17 @@ class Planned:
     env: Env
 
 
-def plan_for(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Planned:
-    """Traces one replica's share of the task, and places it on this machine."""
-    split = policy.split
-    shares(0, policy.envs, split.actors, "actors")
-    # where no process can be made, threads have to do
-    spec = dataclasses.replace(env.spec, threads=env.spec.threads or env.process is None)
-    task = Task(spec, policy.envs * split.joined // split.actors, steps)
-    graph = trace_task(
-        algorithm,
-        task,
-        env.jax,
-        replicas=split.replicas,
-        actors=split.joined,
-        batch=split.batch,
-    )
-    plan = make_plan(policy, graph, machine())
+def plan_for(
+    algorithm: Algorithm,
+    env: Env,
+    policy: Policy,
+    steps: int,
+    resources: Resources | None = None,
+) -> Planned:
+    """Traces one replica's share of the task, and places it on this machine, or on `resources`."""
+    shares(0, policy.envs, policy.split.actors, "actors")
+    graph = traced(algorithm, env, policy, steps)
+    plan = make_plan(policy, graph, machine() if resources is None else resources)
     if env.process is None and any(w.kind is WorkerKind.PROCESS for w in plan.workers):
         raise UserError(
             f"{env.spec.id} cannot be stepped in a process of its own: leave --processes out, or "
@@ -54,25 +49,43 @@ def plan_for(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Plan
     return Planned(graph, plan, env)
 
 
+def traced(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Graph:
+    """The graph of one replica's share of the task, as a policy divides it."""
+    split = policy.split
+    # where no process can be made, threads have to do
+    spec = dataclasses.replace(env.spec, threads=env.spec.threads or env.process is None)
+    task = Task(spec, policy.envs * split.joined // split.actors, steps)
+    return trace_task(
+        algorithm,
+        task,
+        env.jax,
+        replicas=split.replicas,
+        actors=split.joined,
+        batch=split.batch,
+    )
+
+
 def trace(algorithm: Algorithm, env: Any, num_envs: int = 8, steps: int = 200_000) -> Graph:
     """The graph of `algorithm` on `env`: what every policy starts from."""
     found = resolve(env)
     return trace_task(algorithm, Task(found.spec, num_envs, steps), found.jax)
 
 
-def prepare_backend(policy: Policy) -> None:
+def prepare_backend(policy: Policy, devices: int | None = None) -> None:
     """Sets up the CPU for a policy; only before JAX has started, and changing no result.
 
-    A plan gets as many devices as it names. Where environments step on the host, a call runs in the
-    calling thread: handing it to another takes three times as long as a small policy does.
+    A plan gets as many `devices` as it names, unless they are elsewhere. Where environments step on
+    the host, a call runs in the calling thread: handing it to another takes three times as long as
+    a small policy does.
     """
     import jax
 
+    wanted = policy.devices_wanted if devices is None else devices
     forced = "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     with contextlib.suppress(RuntimeError):
-        if policy.devices_wanted > 1 and not forced:
+        if wanted > 1 and not forced:
             most = max(2, os.cpu_count() or 1)  # more than cores only by the user's own XLA_FLAGS
-            jax.config.update("jax_num_cpu_devices", min(policy.devices_wanted, most))
+            jax.config.update("jax_num_cpu_devices", min(wanted, most))
         if not policy.traced_envs:
             jax.config.update("jax_cpu_enable_async_dispatch", False)
 

@@ -87,7 +87,7 @@ class Started:
     def advance(self, iterations: int) -> Report:
         """That many iterations, waited for."""
         report = self.runtime.advance(iterations).wait()
-        self.state, self.actor = report.state, report.actor()
+        self.state, self.actor = report.state(), report.actor()
         return report
 
     def __enter__(self) -> Self:

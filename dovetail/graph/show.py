@@ -94,9 +94,9 @@ def quantity(number: int, unit: str) -> str:
     return f"{number} {unit}"
 
 
-def count(number: int, noun: str) -> str:
-    """1 step, 2 steps."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def count(number: int, noun: str, plural: str = "") -> str:
+    """1 step, 2 steps; 1 process, 2 processes."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def base_name(where: str) -> str:

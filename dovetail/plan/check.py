@@ -264,6 +264,7 @@ def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
                 LinkKind.HANDOFF: within and not process,
                 LinkKind.QUEUE: not within and not process,
                 LinkKind.SHARED_MEMORY: process,
+                LinkKind.OBJECT_STORE: not within and not process and bool(plan.stations),
             }
             if not fits[link.kind]:
                 raise _refusal(

@@ -20,6 +20,8 @@ class LinkKind(StrEnum):
     """Between two threads, by version and within bounds: arrays change hands without a copy."""
     SHARED_MEMORY = "shared memory"
     """Between two processes: arrays lie in memory that both see, a semaphore hands them over."""
+    OBJECT_STORE = "object store"
+    """Between two stations of a cluster: one copy per node, whoever reads it there."""
 
 
 class WorkerKind(StrEnum):
@@ -31,11 +33,48 @@ class WorkerKind(StrEnum):
 
 
 @dataclass(frozen=True)
+class Node:
+    """A machine of a cluster, and what is free on it."""
+
+    name: str
+    id: str
+    cpus: float
+    gpus: float = 0.0
+    others: tuple[tuple[str, float], ...] = ()
+    """Resources that its owner named, with how much of each."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a station takes of its node, and where it may be."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    others: tuple[tuple[str, float], ...] = ()
+    nodes: tuple[str, ...] = ()
+    """The nodes it may be on; empty for any."""
+    per_node: int | None = None
+    """At most so many on one node."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Several machines, and what the stations on them are given."""
+
+    nodes: tuple[Node, ...]
+    learners: Needs = Needs()
+    actors: Needs = Needs()
+    learner_devices: int = 1
+    """Devices of one learner process."""
+
+
+@dataclass(frozen=True)
 class Resources:
-    """What the machine has."""
+    """What the machine has, or the cluster."""
 
     devices: int
     cores: int
+    cluster: Cluster | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +115,23 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Station:
+    """A process on a node of a cluster, and the workers in it."""
+
+    name: str
+    workers: tuple[str, ...]
+    learns: bool
+    rank: int = 0
+    """The learner process that it is, or that it works for: a learner over several processes has a
+    part of its worker in each."""
+    node: str = ""
+    """Where it is to be; empty until there is room for it."""
+    cpus: float = 1.0
+    gpus: float = 0.0
+    others: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """Where everything runs, and what carries what."""
 
@@ -98,6 +154,11 @@ class Plan:
     ordered: bool = True
     """Whether every actor gives each update its one unroll, made by weights that are exactly
     `staleness` old; otherwise the learner takes what has arrived."""
+    fewest: int | None = None
+    """On a cluster, how many actors must be there to begin; the others join when there is room.
+    None for all of them."""
+    stations: tuple[Station, ...] = ()
+    """The processes of a cluster; none if all workers are in this one."""
     batch: int = 0
     """Environments that one call of acting serves where others step them; 0 for all."""
     batch_seconds: float | None = None
@@ -115,6 +176,11 @@ class Plan:
     def update_envs(self) -> int:
         """Environments whose steps make one update."""
         return self.num_envs * self.joined // self.actors
+
+    @property
+    def ranks(self) -> int:
+        """Learner processes."""
+        return max((station.rank for station in self.stations), default=0) + 1
 
     def worker(self, name: str) -> Worker:
         """The worker of that name."""

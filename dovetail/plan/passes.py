@@ -10,6 +10,7 @@ from dataclasses import replace
 from dovetail.graph.ir import Fragment, Graph
 from dovetail.graph.show import count
 from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Resources, WorkerKind
+from dovetail.plan.stations import spread
 
 STATE = "state"
 """The source of what the learner's state sends before any fragment has run."""
@@ -88,14 +89,15 @@ def _told(plan: Plan, graph: Graph, resources: Resources) -> Iterator[str]:
             f"trajectories are {how} {count(plan.staleness, 'version')} old{start} when learned "
             f"from; {graph.algorithm} corrects with {graph.correction}"
         )
-    if plan.replicas > 1:
+    if plan.replicas > 1 and plan.ranks == 1:
         yield f"mean is an all-reduce over {count(plan.replicas, 'device')}"
-    if len(plan.workers) > resources.cores:
+    if len(plan.workers) > resources.cores and not plan.stations:
         yield f"{len(plan.workers)} workers share {resources.cores} cores"
 
 
 PASSES: tuple[Callable[[Plan, Graph, Resources], Plan], ...] = (
     carry_edges,  # needs only the placement
+    spread,  # moves links between processes, so after they are known
     tell,  # last: speaks of what the others did
 )
 """In this order: a pass may rely on those before it."""

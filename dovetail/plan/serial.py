@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dovetail.errors import UserError
-from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Worker, WorkerKind
+from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Station, Worker, WorkerKind
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -18,6 +18,9 @@ def to_json(plan: Plan) -> dict[str, Any]:
         instance["envs"] = None if instance["envs"] is None else list(instance["envs"])
     for link in fields["links"]:
         link["kind"] = link["kind"].value
+    for station in fields["stations"]:
+        station["workers"] = list(station["workers"])
+        station["others"] = [list(pair) for pair in station["others"]]
     return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
 
 
@@ -29,6 +32,7 @@ def from_json(fields: Mapping[str, Any]) -> Plan:
             "workers": tuple(_worker(worker) for worker in fields["workers"]),
             "instances": tuple(_instance(instance) for instance in fields["instances"]),
             "links": tuple(_link(link) for link in fields["links"]),
+            "stations": tuple(_station(station) for station in fields["stations"]),
             "notes": tuple(fields["notes"]),
         }
         return Plan(**rebuilt)
@@ -53,3 +57,9 @@ def _instance(fields: Mapping[str, Any]) -> Instance:
 def _link(fields: Mapping[str, Any]) -> Link:
     rebuilt: dict[str, Any] = {**fields, "kind": LinkKind(fields["kind"])}
     return Link(**rebuilt)
+
+
+def _station(fields: Mapping[str, Any]) -> Station:
+    others = tuple((name, amount) for name, amount in fields["others"])
+    rebuilt: dict[str, Any] = {**fields, "workers": tuple(fields["workers"]), "others": others}
+    return Station(**rebuilt)

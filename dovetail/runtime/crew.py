@@ -8,7 +8,7 @@ growing pause; a learner that fails ends the run. Who waits hears who failed, an
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -17,19 +17,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.algorithm import Timestep
 from dovetail.envs.member import ProcessFailed
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
+from dovetail.runtime.away import Abroad, OutpostLost
 from dovetail.runtime.exchange import Closed, Parcel, staleness_counts
 from dovetail.runtime.inference import BatchedUnroll
 from dovetail.runtime.placing import to_device
 from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, Values
-from dovetail.runtime.report import Report, sums
+from dovetail.runtime.report import Report, all_finite, sums
 from dovetail.runtime.schedule import Crew
+from dovetail.runtime.stage import begin_episodes
 from dovetail.runtime.watch import Watchdog
 from dovetail.runtime.worker import Turn, Worker
 
@@ -94,13 +95,18 @@ class CrewRun:
         env: Env,
         patience: float,
         tell: Callable[[str], None],
+        abroad: Abroad | None = None,
+        here: Collection[str] | None = None,
     ) -> None:
         self._graph, self._plan, self._env = graph, plan, env
         self._patience, self._tell = patience, tell
-        self._crew = Crew(graph, plan, env, patience)
+        self._abroad = abroad
+        self._crew = Crew(graph, plan, env, patience, abroad, here)
         self._restarts = {worker.name: Restarts() for worker in self._crew.workers}
         self._records: SimpleQueue[Record] = SimpleQueue()
         self._limit = self._done = 0
+        self._lost = 0
+        """Unrolls that were begun in another process and never came."""
         self._may_go_on = threading.Condition()
         self._failure: tuple[str, BaseException] | None = None
         self._actor_states: list[list[Any]] = []
@@ -108,6 +114,8 @@ class CrewRun:
         self._stopping = threading.Event()
         self._staleness: deque[int] = deque(maxlen=10_000)
         self._keys: Any = None
+        self._watched: Sequence[int] = ()
+        self._coming: dict[str, Callable[[], None]] = {}
         watches = [worker.watch for worker in self._crew.workers]
         self._watchdog = Watchdog(watches, patience, tell)
 
@@ -117,13 +125,21 @@ class CrewRun:
             if isinstance(program, FragmentProgram | ReplicatedProgram):
                 program.compile()
 
-    def load(self, state: Any, actor: ActorState, episode_keys: jax.Array, first_turn: int) -> Any:
+    def load(
+        self,
+        state: Any,
+        actor: ActorState,
+        episode_keys: jax.Array,
+        first_turn: int,
+        watched: Sequence[int] = (),
+    ) -> Any:
         """Sets what the next iteration starts from, and begins an episode in every host
         environment; returns the actors' state with what these show."""
         graph, plan = self._graph, self._plan
         for exchange in self._crew.exchanges:
             exchange.begin_at(first_turn)
         self._limit = self._done = first_turn
+        self._watched = watched
         self._keys = episode_keys
         size = plan.num_envs // plan.actors
         self._actor_states = []
@@ -138,8 +154,23 @@ class CrewRun:
                 worker.held |= dict(zip((v.id for v in graph.state.inputs), leaves, strict=True))
             if worker is not self._crew.learner or self._crew.is_one:
                 self._set_actor(worker, self._actor_states[worker.copy])
-                self._begin_stage(worker)
+                if worker.away is None:
+                    self._begin_stage(worker)
+        self._reach_away()
         return self.actor_state()
+
+    def _reach_away(self) -> None:
+        """Sets the environments of workers in other processes, all at a time; those that the run
+        can begin without are waited for by their own threads."""
+        away = [worker for worker in self._crew.workers if worker.away is not None]
+        coming = {worker.name: self._begin(worker, 0) for worker in away}
+        needed = len(away) if self._plan.fewest is None else self._plan.fewest
+        for worker in away[:needed]:
+            try:
+                coming.pop(worker.name)()
+            except OutpostLost as error:
+                self._recover(worker, error)
+        self._coming = coming
 
     def _set_actor(self, worker: Worker, leaves: list[Any]) -> None:
         number = self._plan.worker(worker.name).devices[0]
@@ -159,24 +190,26 @@ class CrewRun:
 
     def _set_stage(self, worker: Worker, attempt: int) -> None:
         """Sets a worker's environments anew; host environments begin new episodes."""
-        stage = self._crew.stages.get(worker.name)
-        if stage is None:
-            return
+        self._begin(worker, attempt)()
+
+    def _begin(self, worker: Worker, attempt: int) -> Callable[[], None]:
+        """Begins to set a worker's environments; what it returns waits until they are."""
         size = self._plan.num_envs // self._plan.actors
-        part = slice(worker.copy * size, (worker.copy + 1) * size)
-        keys = self._keys[part]
+        keys = self._keys[worker.copy * size : (worker.copy + 1) * size]
         if attempt:
             keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1_000_000 + attempt)
-        if self._env.jax is not None:
-            stage.reset(self._actor(worker).keys)
-            return
         actor = self._actor(worker)
-        observation = stage.reset(keys)
-        fresh = Timestep(observation, np.zeros(size, np.float32), np.ones(size, np.bool_))  # type: ignore[arg-type]
-        zeros = np.zeros(size, np.float32), np.zeros(size, np.int32)
-        actor = actor._replace(timestep=fresh, episode_return=zeros[0], episode_length=zeros[1])
-        self._set_actor(worker, jax.tree.leaves(actor))
-        self._actor_states[worker.copy] = jax.tree.leaves(actor)
+        if worker.away is not None:
+            coming = worker.away.begin(jax.tree.leaves(actor), keys)
+            return lambda: self._keep_actor(worker, coming())
+        stage = self._crew.stages.get(worker.name)
+        begun = begin_episodes(self._env, stage, actor, keys)
+        self._keep_actor(worker, jax.tree.leaves(begun))
+        return lambda: None
+
+    def _keep_actor(self, worker: Worker, leaves: list[Any]) -> None:
+        self._set_actor(worker, leaves)
+        self._actor_states[worker.copy] = leaves
 
     def _actor(self, worker: Worker) -> ActorState:
         leaves = [worker.held[value.id] for value in self._graph.actor.inputs]
@@ -185,7 +218,7 @@ class CrewRun:
     def warm_up(self) -> None:
         """Compiles the acting programs, where all they take is there before an iteration."""
         state = self._crew.learner.held
-        for program, worker in self._crew.acting():
+        for program, worker in self._crew.acting:
             values = {**state, **worker.held}
             if program.can_warm_up(values):
                 program.warm_up(values)
@@ -218,6 +251,7 @@ class CrewRun:
         worker.watch.begin()
         number = self._done
         try:
+            self._join(worker)
             while not self._stopping.is_set():
                 if worker is self._crew.learner:
                     self._wait_for_leave(worker, number)
@@ -230,6 +264,18 @@ class CrewRun:
                 self._failure = worker.name, error
             for exchange in self._crew.exchanges:
                 exchange.close()
+
+    def _join(self, worker: Worker) -> None:
+        """Waits for a worker that may come later."""
+        coming = self._coming.get(worker.name)
+        if coming is None:
+            return
+        worker.watch.idle("room on the cluster")
+        try:
+            coming()
+        except OutpostLost as error:
+            self._recover(worker, error)
+        self._tell(f"{worker.name} has joined.")
 
     def _wait_for_leave(self, worker: Worker, number: int) -> None:
         worker.watch.idle("leave to go on")
@@ -247,6 +293,7 @@ class CrewRun:
             except Closed:
                 raise
             except Exception as error:
+                self._lost += worker.away is not None
                 self._recover(worker, error)
                 continue
             if worker is self._crew.learner:
@@ -263,8 +310,9 @@ class CrewRun:
             if not apart or self._stopping.is_set() or not restarts.allowed():
                 raise failed
             pause = restarts.pause()
+            again = "it is" if worker.away is not None else "its environments are"
             self._tell(
-                f"{worker.name} failed; its environments are set up again in {pause:.1f} s "
+                f"{worker.name} failed; {again} set up again in {pause:.1f} s "
                 f"(restart {restarts.total}): {_sentence(failed)}"
             )
             if self._stopping.wait(pause):
@@ -336,9 +384,10 @@ class CrewRun:
             iterations=len(records),
             metrics=dict(zip(names, metrics, strict=True)),
             episodes=sums([record.episodes for record in records]),
-            state=self._graph.state.tree.unflatten(last.state),
+            state=lambda: self._graph.state.tree.unflatten(last.state),
             actor=lambda: self._whole(last.actor),
             measures=self._measures(),
+            finite=all_finite(last.state, self._watched),
         )
 
     def actor_state(self) -> Any:
@@ -362,7 +411,13 @@ class CrewRun:
         restarts = sum(restarts.total for restarts in self._restarts.values())
         if len(self._plan.workers) > 1:
             found["restarts"] = float(restarts)
-        for program, _ in self._crew.acting():
+        calls = sum(program.calls for program, _ in self._crew.remote)
+        if calls:
+            spent = sum(worker.seconds.get(p.name, 0.0) for p, worker in self._crew.remote)
+            inside = sum(program.inside for program, _ in self._crew.remote)
+            found["message_ms"] = 1e3 * (spent - inside) / calls
+            found["lost_unrolls"] = float(self._lost)
+        for program, _ in self._crew.acting:
             if isinstance(program, BatchedUnroll) and program.calls:
                 found["act_batch"] = program.served / program.calls
         return found
@@ -372,14 +427,15 @@ class CrewRun:
         """Seconds by fragment, an unroll's two halves apart, on average over its copies; waits by
         worker."""
         spent: dict[str, list[float]] = {}
-        halves = {program.name for program, _ in self._crew.acting()}
+        programs = [program for program, _ in (*self._crew.acting, *self._crew.remote)]
+        apart = {program.name for program in programs}
         for worker in self._crew.workers:
             for name, seconds in worker.seconds.items():
-                if name not in halves:
+                if name not in apart:
                     spent.setdefault(name, []).append(seconds)
             if not self._crew.is_one:
                 spent[f"wait_{worker.name}"] = [worker.watch.waited]
-        for program, _ in self._crew.acting():
+        for program in programs:
             for name, seconds in program.seconds.items():
                 spent.setdefault(name, []).append(seconds)
         return {name: sum(copies) / len(copies) for name, copies in spent.items()}
@@ -387,6 +443,8 @@ class CrewRun:
     def close(self) -> None:
         """Ends every thread, process and environment; safe to call twice."""
         self._stopping.set()
+        if self._abroad is not None:
+            self._abroad.stop()
         self._watchdog.close()
         with self._may_go_on:
             self._may_go_on.notify_all()

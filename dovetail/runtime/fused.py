@@ -1,7 +1,9 @@
 """A plan that is one compiled program: many iterations go in one dispatch, which returns before it
 is done."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 from dovetail.runtime.programs import many_iterations, over_devices, over_seeds
-from dovetail.runtime.report import Report
+from dovetail.runtime.report import Report, all_finite
 from dovetail.runtime.watch import Watch, Watchdog
 
 
@@ -41,15 +43,24 @@ class FusedRun:
         self._watchdog = Watchdog([self._watch], patience, tell)
         self._state: list[Any] = []
         self._actor: list[Any] = []
+        self._watched: Sequence[int] = ()
 
     def compile(self, state: Any, actor: Any) -> None:
         """Compiles for states of these shapes."""
         leaves = jax.tree.leaves(state), jax.tree.leaves(actor)
         self._call = self._call.lower(*leaves, np.int32(1)).compile()  # type: ignore[attr-defined]
 
-    def load(self, state: Any, actor: Any, episode_keys: Any, first_turn: int) -> Any:
+    def load(
+        self,
+        state: Any,
+        actor: Any,
+        episode_keys: Any,
+        first_turn: int,
+        watched: Sequence[int] = (),
+    ) -> Any:
         """Sets what the next iteration starts from; returns the actors' state as it is."""
         self._state, self._actor = jax.tree.leaves(state), jax.tree.leaves(actor)
+        self._watched = watched
         return actor
 
     def warm_up(self) -> None:
@@ -61,15 +72,15 @@ class FusedRun:
             self._state, self._actor, np.int32(iterations)
         )
         names = [name for name, _ in self._graph.metrics]
-        actor = self._actor
+        state, actor = self._state, self._actor
         report = Report(
             iterations,
             dict(zip(names, metrics, strict=True)),
             episodes,
-            self._graph.state.tree.unflatten(self._state),
+            lambda: self._graph.state.tree.unflatten(state),
             lambda: self._graph.actor.tree.unflatten(actor),
         )
-        return Dispatched(report, self._watch)
+        return Dispatched(report, self._watch, partial(all_finite, state, self._watched))
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -84,9 +95,10 @@ class FusedRun:
 class Dispatched:
     """Iterations that are being computed."""
 
-    def __init__(self, report: Report, watch: Watch) -> None:
+    def __init__(self, report: Report, watch: Watch, finite: Callable[[], bool]) -> None:
         self._report = report
         self._watch = watch
+        self._finite = finite
 
     def wait(self) -> Report:
         """Waits until they are done."""
@@ -94,4 +106,4 @@ class Dispatched:
         self._watch.begin()
         jax.block_until_ready(self._report.metrics)
         self._watch.idle()
-        return self._report
+        return replace(self._report, finite=self._finite())

@@ -4,7 +4,7 @@ Nothing here knows what an algorithm or a policy is.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +14,7 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
+from dovetail.runtime.away import Abroad
 from dovetail.runtime.crew import CrewRun
 from dovetail.runtime.fused import FusedRun
 from dovetail.runtime.report import Pending
@@ -33,8 +34,11 @@ class Runtime:
         seeds: int = 1,
         patience: float = PATIENCE,
         tell: Callable[[str], None] = lambda _: None,
+        abroad: Abroad | None = None,
+        here: Collection[str] | None = None,
     ) -> None:
-        """`tell` hears what people should know of: restarts, workers that do not get on."""
+        """`tell` hears what people should know of: restarts, workers that do not get on. `abroad`
+        reaches the workers of the plan that are not `here`, in this process."""
         self.graph = graph
         self.plan = plan
         self.compile_seconds = 0.0
@@ -42,7 +46,7 @@ class Runtime:
         self._run: FusedRun | CrewRun = (
             FusedRun(graph, plan, env, seeds, patience, tell)
             if plan.fused
-            else CrewRun(graph, plan, env, patience, tell)
+            else CrewRun(graph, plan, env, patience, tell, abroad, here)
         )
 
     @property
@@ -57,17 +61,24 @@ class Runtime:
         pool.shutdown(wait=False)
 
     def load(
-        self, state: Any, actor: ActorState, *, episode_keys: jax.Array | None = None, turn: int = 0
+        self,
+        state: Any,
+        actor: ActorState,
+        *,
+        episode_keys: jax.Array | None = None,
+        turn: int = 0,
+        watched: Sequence[int] = (),
     ) -> Any:
         """Sets what iteration number `turn` starts from, and waits until all is compiled.
 
         Host environments begin new episodes, each by its key of `episode_keys` (the actors' own
-        unless given). Returns the actors' state as it is then.
+        unless given). Reports say whether the leaves of the state whose positions are `watched` are
+        finite. Returns the actors' state as it is then.
         """
         if self._compiling is None:
             self.prepare(state, actor)
         keys = actor.keys if episode_keys is None else episode_keys
-        begun = self._run.load(state, actor, keys, turn)
+        begun = self._run.load(state, actor, keys, turn, watched)
         warm_up = _timed(self._run.warm_up)
         assert self._compiling is not None
         self.compile_seconds = max(warm_up, self._compiling.result())

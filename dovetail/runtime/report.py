@@ -1,9 +1,10 @@
 """What a runtime says of some iterations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -16,12 +17,14 @@ class Report:
     """Sums over the iterations; scalars, or [seeds]."""
     episodes: list[Any]
     """Counts, returns and lengths of finished episodes, per environment."""
-    state: Any
-    """The learner's state after them."""
+    state: Callable[[], Any]
+    """Gives the learner's state after them."""
     actor: Callable[[], Any]
     """Puts the actors' state after them together."""
     measures: dict[str, float] = field(default_factory=dict)
     """What the workers and links measured: staleness, waits, the size of acting's batches."""
+    finite: bool = True
+    """Whether every number is finite in the watched leaves of the state."""
 
 
 class Pending(Protocol):
@@ -30,6 +33,12 @@ class Pending(Protocol):
     def wait(self) -> Report:
         """Waits until they are done; raises what ended them, naming the worker."""
         ...
+
+
+def all_finite(leaves: Sequence[Any], watched: Sequence[int]) -> bool:
+    """Whether no watched leaf of floats has a NaN or an infinity in it."""
+    floats = [leaves[i] for i in watched if jnp.issubdtype(leaves[i].dtype, jnp.floating)]
+    return all(np.isfinite(np.asarray(x)).all() for x in floats)
 
 
 def sums(rows: list[list[Any]]) -> list[Any]:

@@ -4,19 +4,21 @@ Where the learner speaks to its actors once per iteration and then hears from th
 crosses goes in one exchange; otherwise every edge has its own, in lockstep.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from itertools import groupby
 from typing import Any
 
 import jax
 
 from dovetail.envs.resolve import Env
-from dovetail.graph.ir import Edge, Fragment, Graph, Node, Side, Unroll
+from dovetail.graph.ir import Fragment, Graph, Node, Side, Unroll
 from dovetail.plan.ir import Instance, LinkKind, Plan
+from dovetail.runtime.away import Abroad, Outpost, RemoteProgram
 from dovetail.runtime.exchange import Exchange
 from dovetail.runtime.host import Compiled, HostUnroll
 from dovetail.runtime.inference import BatchedUnroll
 from dovetail.runtime.placing import Device
-from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, UnrollProgram
+from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, UnrollProgram, Values
 from dovetail.runtime.stage import Stage, make_stage
 from dovetail.runtime.worker import (
     Operation,
@@ -32,15 +34,29 @@ from dovetail.runtime.worker import (
 class Crew:
     """The workers of a plan, the links between them, and the environments they step."""
 
-    def __init__(self, graph: Graph, plan: Plan, env: Env, patience: float) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        env: Env,
+        patience: float,
+        abroad: Abroad | None = None,
+        here: Collection[str] | None = None,
+    ) -> None:
+        """`here` names the workers of this process, `abroad` reaches the others; without it only
+        those here are made, for an outpost."""
         self.workers: list[Worker] = []
         self.stages: dict[str, Stage] = {}
         """By the name of the worker that acts."""
         self.exchanges: list[Exchange] = []
         self.programs: list[Any] = []
+        self.remote: list[tuple[RemoteProgram, Worker]] = []
+        """What other processes run, each with its worker here."""
+        self.acting: list[tuple[HostUnroll, Worker]] = []
+        """The unrolls with environments on the host, each with its worker."""
         self._graph, self._plan, self._env, self._patience = graph, plan, env, patience
         self._devices = jax.devices() if _names_many_devices(plan) else None
-        self._acting: list[tuple[HostUnroll, Worker]] = []
+        self._abroad, self._here = abroad, here
         self._compiled: dict[str, Compiled] = {}
         self._shared: dict[tuple[str, int | None], Any] = {}
         self._learner = _home(plan, graph, Side.LEARNER)
@@ -49,18 +65,13 @@ class Crew:
         self._links = self._exchanges()
         for worker in plan.workers:
             hosted = self._hosted(worker.name)
-            if hosted:
+            if hosted and (abroad is not None or self._is_here(worker.name)):
                 self.workers.append(self._worker(worker.name, hosted))
 
     @property
     def learner(self) -> Worker:
-        """The worker that learns; it comes first."""
+        """The worker that learns."""
         return next(worker for worker in self.workers if worker.name == self._learner)
-
-    @property
-    def actors(self) -> list[Worker]:
-        """The workers that only act."""
-        return [worker for worker in self.workers if worker.name != self._learner]
 
     @property
     def is_one(self) -> bool:
@@ -71,10 +82,6 @@ class Crew:
     def many_devices(self) -> bool:
         """Whether its programs run on several devices."""
         return self._devices is not None
-
-    def acting(self) -> list[tuple[HostUnroll, Worker]]:
-        """The unrolls with environments on the host, each with its worker."""
-        return self._acting
 
     def steps_apart(self, worker: str) -> bool:
         """Whether other workers step the environments for which a worker acts."""
@@ -92,6 +99,9 @@ class Crew:
             exchange.close()
         for stage in self.stages.values():
             stage.close()
+        for worker in self.workers:
+            if worker.away is not None:
+                worker.away.close()
 
     def _hosted(self, worker: str) -> list[Node]:
         """The nodes that a worker runs: an unroll where its acting is."""
@@ -101,9 +111,9 @@ class Crew:
     def _exchanges(self) -> dict[int, Exchange]:
         """The link of each edge between the learner's and the actors' workers, by its position."""
         plan, graph = self._plan, self._graph
-        crossing = [i for i, edge in enumerate(graph.edges) if self._crosses(edge)]
-        if not crossing:
+        if not self._actors_are_apart():
             return {}
+        crossing = range(len(graph.edges))
 
         def exchange() -> Exchange:
             made = Exchange(plan.actors, plan.joined, plan.staleness, plan.ordered)
@@ -116,7 +126,10 @@ class Crew:
         self._report = exchange()
         return {i: exchange() for i in crossing}
 
-    def _crosses(self, edge: Edge) -> bool:
+    def _is_here(self, worker: str) -> bool:
+        return self._here is None or worker in self._here
+
+    def _actors_are_apart(self) -> bool:
         return any(
             instance.worker != self._learner
             for node in self._graph.nodes
@@ -129,19 +142,52 @@ class Crew:
         acts = any(node.side is Side.ACTOR for node in hosted)
         copy = self._copy(name) if acts else 0
         slots = [*([self._graph.state] if learns else []), *([self._graph.actor] if acts else [])]
+        away = None
+        if self._abroad is not None and not self._is_here(name):
+            away = self._abroad.outpost(name)
         schedule: list[Operation] = []
-        worker = Worker(name, copy, schedule, slots)
+        worker = Worker(name, copy, schedule, slots, away)
         put, taken = self._puts(learns, acts), set[int]()
         schedule += put("state")
         for node in hosted:
             schedule += self._takes(node, learns, acts, taken)
-            schedule.append(Run(self._program(node, worker)))
+            schedule.append(Run(self._program(node, worker) if away is None else node))
             schedule += put(node.name)
         if acts and not learns:
             schedule += self._last_put()
         elif self._report is not None:
             schedule.append(TakeResults(self._report, alone=False))
+        if away is not None:
+            self._run_away(worker, schedule, away)
         return worker
+
+    def _run_away(self, worker: Worker, schedule: list[Operation], outpost: Outpost) -> None:
+        """Has every stretch of programs between two links run by the worker's outpost."""
+        made: list[Operation] = []
+        stretch, taken = 0, list[int]()
+        for is_run, group in groupby(schedule, key=lambda operation: isinstance(operation, Run)):
+            operations = list(group)
+            if not is_run:
+                made += operations
+                taken += [self._place(o.exchange) for o in operations if isinstance(o, TakeWeights)]
+                continue
+            program = RemoteProgram(worker.name, outpost, stretch, taken)
+            program.heard_by(worker.watch.beat)
+            self.remote.append((program, worker))
+            made.append(Run(program))
+            stretch, taken = stretch + 1, []
+        schedule[:] = made
+
+    def _place(self, exchange: Exchange) -> int:
+        """Where what stands for a link's shared values lies among the values of a turn."""
+        return -1 - next(i for i, known in enumerate(self.exchanges) if known is exchange)
+
+    def _share(self, exchange: Exchange) -> Callable[[Values], Values]:
+        """What actors take from a link: the values; elsewhere, what stands for them."""
+        abroad = self._abroad
+        if abroad is None or all(self._is_here(w.name) for w in self._plan.workers):
+            return dict
+        return lambda values: {self._place(exchange): abroad.share(values)}
 
     def _puts(self, learns: bool, acts: bool) -> Callable[[str], list[Operation]]:
         """What is sent to other workers once a node has run."""
@@ -157,7 +203,8 @@ class Crew:
                 if learns and edge.to_side is Side.ACTOR:
                     if not once or i == self._last_outward():
                         whole = self._outward() if once else numbers
-                        operations.append(PutWeights(links[i], whole))
+                        share = self._share(links[i])
+                        operations.append(PutWeights(links[i], whole, share))
                 elif acts and not learns and edge.to_side is Side.LEARNER and not once:
                     operations.append(PutResults(links[i], numbers, graph, False))
             return operations
@@ -258,7 +305,7 @@ class Crew:
             )
         else:
             program = HostUnroll(node, self._graph, compiled, stage, worker.watch, device)
-        self._acting.append((program, worker))
+        self.acting.append((program, worker))
         return program
 
     def _stage(self, node: Unroll, worker: str, acting: Instance) -> Stage:

@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dovetail.algorithm import Timestep
 from dovetail.envs import batched
 from dovetail.envs.interface import HostEnv, JaxEnv
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
-from dovetail.graph.unroll import env_key
+from dovetail.graph.unroll import ActorState, env_key
 from dovetail.plan.ir import Instance, Plan, WorkerKind
 
 JOIN_SECONDS = 5.0
@@ -297,6 +298,21 @@ def _process_maker(env: Env, step: Instance, bell: Any, patience: float) -> Call
     assert step.envs is not None
     first, last = step.envs
     return lambda: make(last - first, bell=bell, first=first, patience=patience)
+
+
+def begin_episodes(env: Env, stage: Stage | None, actor: ActorState, keys: jax.Array) -> ActorState:
+    """Sets an actor's environments anew; on the host each begins an episode by its key. Returns
+    the actor's state with what they show."""
+    if stage is None:
+        return actor
+    if env.jax is not None:
+        stage.reset(actor.keys)
+        return actor
+    size = len(keys)
+    observation = stage.reset(keys)
+    fresh = Timestep(observation, np.zeros(size, np.float32), np.ones(size, np.bool_))  # type: ignore[arg-type]
+    zeros = np.zeros(size, np.float32), np.zeros(size, np.int32)
+    return actor._replace(timestep=fresh, episode_return=zeros[0], episode_length=zeros[1])
 
 
 def initial_observation(env: HostEnv, keys: jax.Array) -> Any:

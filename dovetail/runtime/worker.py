@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dovetail.graph.ir import Graph, Slots
+from dovetail.runtime.away import Outpost
 from dovetail.runtime.exchange import Exchange, Parcel
 from dovetail.runtime.programs import Values
 from dovetail.runtime.watch import Watch
@@ -42,21 +43,30 @@ class Operation(Protocol):
 class Worker:
     """Hosts fragment instances and runs them round and round."""
 
-    def __init__(self, name: str, copy: int, schedule: list[Operation], slots: list[Slots]) -> None:
+    def __init__(
+        self,
+        name: str,
+        copy: int,
+        schedule: list[Operation],
+        slots: list[Slots],
+        away: Outpost | None = None,
+    ) -> None:
         self.name = name
+        self.away = away
+        """The process where its programs run, if that is another: it only takes and puts here."""
         self.copy = copy
         """Which copy of the actor side it hosts, if it does."""
         self.watch = Watch(name)
         self.held: Values = {}
         self.seconds: dict[str, float] = {}
-        self._schedule = schedule
+        self.schedule = schedule
         self._slots = slots
 
     def turn(self, number: int) -> tuple[Values, Turn]:
         """One iteration; what it keeps changes only when all of it has succeeded."""
         values, turn = dict(self.held), Turn(number)
         try:
-            for operation in self._schedule:
+            for operation in self.schedule:
                 operation(self, values, turn)
         except BaseException:
             for exchange in turn.begun:
@@ -101,10 +111,13 @@ class PutWeights:
 
     exchange: Exchange
     numbers: tuple[int, ...]
+    share: Callable[[Values], Values] = dict
+    """What the actors take: the values, or where they are found."""
 
     def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
         """By the number of updates they have seen."""
-        self.exchange.put_weights(turn.number, {number: values[number] for number in self.numbers})
+        sent = {number: values[number] for number in self.numbers}
+        self.exchange.put_weights(turn.number, self.share(sent))
 
 
 @dataclass(frozen=True)

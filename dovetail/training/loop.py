@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dovetail.checkpoint import Checkpoints
@@ -52,7 +51,8 @@ class Reached:
 class Snapshot:
     """States between two iterations, whose metrics were all finite."""
 
-    state: Any
+    state: Callable[[], Any]
+    """Gives the learner's state."""
     actor: Callable[[], Any]
     """Puts the actors' state together."""
     updates: int
@@ -129,7 +129,7 @@ class Loop:
                 self._show(progress, row)
                 recorder.record(int(row["env_steps"]), row)
                 if not evaluations.busy and self._wants_evaluation(now - last_evaluation):
-                    evaluations.ask(self._acting(self.good.state), self.good)
+                    evaluations.ask(self._acting(self.good.state()), self.good)
                     last_evaluation = now
                 if now - last_checkpoint >= self.settings.checkpoint_every:
                     self.save(checkpoints)
@@ -139,7 +139,7 @@ class Loop:
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
-        tree = {"state": self.good.state, "actor": self.good.actor()}
+        tree = {"state": self.good.state(), "actor": self.good.actor()}
         meta = {
             **self._meta,
             "updates": self.reached.updates,
@@ -173,7 +173,7 @@ class Loop:
         means = {
             name: np.asarray(total) / report.iterations for name, total in report.metrics.items()
         }
-        self._refuse_nonfinite(means, snapshot)
+        self._refuse_nonfinite(means, snapshot, report.finite)
         self.good = snapshot
         self.reached.updates = snapshot.updates
         self.reached.env_steps = self._steps_taken = snapshot.env_steps
@@ -186,12 +186,14 @@ class Loop:
         row["steps_per_s"] = (self.reached.env_steps - steps) / max(arrived - before, 1e-9)
         return row
 
-    def _refuse_nonfinite(self, means: dict[str, np.ndarray], snapshot: Snapshot) -> None:
+    def _refuse_nonfinite(
+        self, means: dict[str, np.ndarray], snapshot: Snapshot, finite: bool
+    ) -> None:
         bad = next((name for name, value in means.items() if not np.isfinite(value).all()), None)
         if bad is not None:
             value = np.ravel(means[bad])
             what = f"{bad} became {float(value[~np.isfinite(value)][0])}"
-        elif not _all_finite(self._acting(snapshot.state)):
+        elif not finite:
             what = "a weight is no longer finite"
         else:
             return
@@ -285,12 +287,6 @@ class Loop:
             self.evaluation.mean if self.evaluation is not None else None,
             shares,
         )
-
-
-def _all_finite(params: Any) -> bool:
-    """Whether no weight is NaN or infinite; they have been computed, so nothing is waited for."""
-    floats = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return all(np.isfinite(np.asarray(x)).all() for x in floats)
 
 
 def _columns(means: dict[str, np.ndarray]) -> dict[str, float]:

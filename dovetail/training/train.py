@@ -8,12 +8,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from dovetail.algorithm import Algorithm, Task
 from dovetail.checkpoint import Checkpoints
+from dovetail.clustering import cluster_runtime, connect, join
+from dovetail.deployment import Deployment, rebuilt
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, check_option
 from dovetail.evaluation import Evaluator
 from dovetail.explanation import Explanation
+from dovetail.plan.ir import Plan
 from dovetail.planning import Planned, plan_for, prepare_backend, resolve_policy
 from dovetail.policies.interface import Policy
 from dovetail.run import Run
@@ -36,27 +41,34 @@ def train(
     *,
     steps: int = 200_000,
     seed: int = 0,
+    cluster: Deployment | str | None = None,
     settings: Settings = Settings(),
 ) -> Run:
     """Trains `algorithm` on `env` for `steps` environment steps; returns the run's folder.
 
     `env` is an id ("CartPole-v1", "gymnax:Breakout-MinAtar"), a `JaxEnv`, or a class or factory of
     Gymnasium environments. `policy` says how the loop is distributed: Fused for JAX environments
-    and Local for others unless given.
+    and Local for others unless given. With `cluster` it runs on Ray: "local" starts one on this
+    machine, "auto" joins the one that runs here, "host:port" another; a `Deployment` says more.
     """
     began = time.perf_counter()
     check_option("steps", steps, steps >= 1, "1 or more")
     check_option("seed", seed, 0 <= seed < 2**31, "0 or more, and less than 2147483648")
     enable_compile_cache()
     chosen = resolve_policy(policy, env)
-    prepare_backend(chosen)
+    where = Deployment(cluster) if isinstance(cluster, str) else cluster
+    prepare_backend(chosen, None if where is None else 1)
     found = resolve(env, traced=chosen.traced_envs)
-    planned = _plan(algorithm, found, chosen, steps, settings)
-    config = describe(algorithm, env, found, chosen, steps=steps, seed=seed, settings=settings)
-    with stopping() as stop:
+    with stopping() as stop, ExitStack() as stack:
+        place = _Place(algorithm, env, chosen, where)
+        stack.callback(place.close)
+        planned = place.plan(found, steps, settings)
+        config = describe(algorithm, env, found, chosen, steps=steps, seed=seed, settings=settings)
+        config["cluster"] = None if where is None else dataclasses.asdict(where)
         run = Run.create(settings.folder, _run_name(config), config)
         _write_plan(run, planned)
-        return _Start(run, algorithm, planned, config, settings, began).go(stop, restore=False)
+        start = _Start(run, algorithm, planned, config, settings, began, place)
+        return start.go(stop, restore=False)
 
 
 def resume(run: str | Path | Run, steps: int | None = None, env: Any = None) -> Run:
@@ -70,7 +82,8 @@ def resume(run: str | Path | Run, steps: int | None = None, env: Any = None) -> 
     opened = run if isinstance(run, Run) else Run.open(run)
     config = dict(opened.config)
     algorithm, policy, settings = rebuild_all(config)
-    prepare_backend(policy)
+    where = rebuilt(config.get("cluster"))
+    prepare_backend(policy, None if where is None else 1)
     if env is None and config.get("env_given") == "object":
         raise UserError(
             f"{opened.path} was trained on a Python object ({config['env']}): resume it from "
@@ -80,24 +93,82 @@ def resume(run: str | Path | Run, steps: int | None = None, env: Any = None) -> 
     if steps is not None:
         check_option("steps", steps, steps >= 1, "1 or more")
         config["steps"] = steps
-    found = resolve(env if env is not None else config["env"], traced=policy.traced_envs)
-    planned = _plan(algorithm, found, policy, config["steps"], settings)
-    with stopping() as stop:
-        return _Start(opened, algorithm, planned, config, settings, began).go(stop, restore=True)
+    given = env if env is not None else config["env"]
+    found = resolve(given, traced=policy.traced_envs)
+    with stopping() as stop, ExitStack() as stack:
+        place = _Place(algorithm, given, policy, where)
+        stack.callback(place.close)
+        planned = place.plan(found, config["steps"], settings)
+        start = _Start(opened, algorithm, planned, config, settings, began, place)
+        return start.go(stop, restore=True)
 
 
-def _plan(
-    algorithm: Algorithm, env: Env, policy: Policy, steps: int, settings: Settings
-) -> Planned:
-    planned = plan_for(algorithm, env, policy, steps)
-    plan = planned.plan
+class _Place:
+    """Where a run is: on this machine, or on a cluster that is joined for it."""
+
+    def __init__(
+        self, algorithm: Algorithm, env: Any, policy: Policy, deployment: Deployment | None
+    ) -> None:
+        """`env` is what the user gave."""
+        self._algorithm, self._env, self._policy = algorithm, env, policy
+        self._deployment = deployment
+        self._connection: Any = None
+
+    def plan(self, env: Env, steps: int, settings: Settings) -> Planned:
+        """The plan of the run; a cluster is joined for it."""
+        resources = None
+        if self._deployment is not None:
+            self._connection, resources = join(self._deployment)
+        planned = plan_for(self._algorithm, env, self._policy, steps, resources)
+        _refuse_seeds(planned.plan, settings)
+        return planned
+
+    def runtime(
+        self, planned: Planned, steps: int, settings: Settings, tell: Callable[[str], None]
+    ) -> Any:
+        """What runs the plan."""
+        if self._deployment is None:
+            return Runtime(
+                planned.graph, planned.plan, planned.env, settings.seeds, settings.patience, tell
+            )
+        if self._connection is None:
+            tell("Starting a Ray cluster on this machine.")
+            self._connection = connect(self._deployment, planned.plan)
+        return cluster_runtime(
+            self._algorithm,
+            self._env,
+            self._policy,
+            planned,
+            self._deployment,
+            self._connection,
+            steps=steps,
+            patience=settings.patience,
+            seeds=settings.seeds,
+            prepare=enable_compile_cache,
+            tell=tell,
+        )
+
+    def close(self) -> None:
+        """Leaves the cluster."""
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _refuse_seeds(plan: Plan, settings: Settings) -> None:
     if settings.seeds > 1 and not (plan.fused and plan.replicas == 1):
         raise UserError(
             f"--seeds {settings.seeds} trains several seeds as one compiled batch, which needs "
             f"--policy fused on one device; this plan is {plan.policy}'s, with "
             f"{plan.replicas} learner replicas."
         )
-    return planned
+
+
+def _positions(acting: Callable[[Any], Any], state: Any) -> list[int]:
+    """The leaves of the learner's state that acting takes, by their positions."""
+    tree = jax.tree.structure(state)
+    numbered = acting(tree.unflatten(range(tree.num_leaves)))
+    found = [leaf for leaf in jax.tree.leaves(numbered) if isinstance(leaf, int)]
+    return found or list(range(tree.num_leaves))
 
 
 def _run_name(config: dict[str, Any]) -> str:
@@ -121,6 +192,7 @@ class _Start:
     config: dict[str, Any]
     settings: Settings
     began: float
+    place: _Place
 
     def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
@@ -196,7 +268,7 @@ class _Start:
         tell: Callable[[str], None],
     ) -> Loop:
         plan, settings, env = self.planned.plan, self.settings, self.planned.env
-        runtime = Runtime(self.planned.graph, plan, env, settings.seeds, settings.patience, tell)
+        runtime = self.place.runtime(self.planned, self.config["steps"], settings, tell)
         stack.callback(runtime.close)
         runtime.prepare(*shapes(algorithm, env.jax, plan.num_envs, settings.seeds))
         state, actor = first_state(
@@ -214,10 +286,16 @@ class _Start:
             self._refuse_finished(reached)
             self.run.write_json("config.json", self.config)  # perhaps with another total
             keys = resumed_keys(actor, reached.updates) if env.jax is None else None
-        actor = runtime.load(state, actor, episode_keys=keys, turn=reached.updates)
+        actor = runtime.load(
+            state,
+            actor,
+            episode_keys=keys,
+            turn=reached.updates,
+            watched=_positions(algorithm.acting, state),
+        )
         return Loop(
             runtime,
-            Snapshot(state, lambda: actor, reached.updates, reached.env_steps),
+            Snapshot(lambda: state, lambda: actor, reached.updates, reached.env_steps),
             reached,
             settings,
             threshold=self.config["threshold"],

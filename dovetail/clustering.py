@@ -1,0 +1,236 @@
+"""From a deployment to a cluster's resources, and from a plan for it to a runtime on it."""
+
+import inspect
+import math
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dovetail.algorithm import Algorithm
+from dovetail.deployment import Deployment, Share
+from dovetail.envs.names import parse
+from dovetail.envs.resolve import Env, resolve
+from dovetail.errors import UserError
+from dovetail.graph.ir import Graph
+from dovetail.loading import USER_MODULE, load_object
+from dovetail.plan.ir import Cluster, Needs, Node, Plan, Resources
+from dovetail.planning import Planned, traced
+from dovetail.policies.interface import Policy
+
+HERE = "this machine"
+PACKAGE = Path(__file__).resolve().parent
+LEFT_OUT = (".git/", ".venv/", "venv/", "runs/", "**/__pycache__/", "node_modules/")
+"""Of a user's folder, what the workers do not need."""
+
+
+def resources_of(deployment: Deployment, nodes: tuple[Node, ...] | None = None) -> Resources:
+    """What a plan can count on: the cluster's nodes, or this machine's for a local cluster."""
+    cores = os.cpu_count() or 1
+    found = nodes or (Node(HERE, "", math.inf),)
+    cpus = sum(node.cpus for node in found)
+    gpus = sum(node.gpus for node in found)
+    devices = int(gpus) if deployment.learner.gpus else max(2, int(min(cpus, cores)))
+    if nodes is not None and not deployment.learner.gpus:
+        devices = max(1, int(cpus)) * deployment.learner_devices
+    cluster = Cluster(
+        found,
+        _needs(deployment.learner),
+        _needs(deployment.actor),
+        deployment.learner_devices,
+    )
+    return Resources(devices, cores if nodes is None else int(cpus), cluster)
+
+
+def _needs(share: Share) -> Needs:
+    others = tuple(sorted(share.resources.items()))
+    return Needs(share.cpus, share.gpus, others, share.nodes, share.per_node)
+
+
+def connect(deployment: Deployment, plan: Plan | None = None) -> Any:
+    """Joins the deployment's cluster; a local one is started with what `plan` needs."""
+    from dovetail.runtime.cluster.connection import Connection
+
+    if deployment.cluster != "local":
+        return Connection(deployment.cluster)
+    wanted = sum(station.cpus for station in plan.stations) if plan is not None else 0
+    return Connection("local", max(os.cpu_count() or 1, math.ceil(wanted)))
+
+
+def join(deployment: Deployment) -> tuple[Any, Resources]:
+    """(the cluster that is joined, what it has); a local one is started later, for its plan."""
+    if deployment.cluster == "local":
+        import_ray()
+        return None, resources_of(deployment)
+    connection = connect(deployment)
+    return connection, resources_of(deployment, connection.nodes())
+
+
+def import_ray() -> None:
+    """Refuses with a sentence where Ray is not installed."""
+    from dovetail.runtime.cluster.connection import import_ray
+
+    import_ray()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a station makes the graph and the environment of a run again."""
+
+    algorithm: Any
+    env: Any
+    policy: Any
+    steps: int
+    prepare: Callable[[], None]
+    """Called first."""
+
+    def __call__(self) -> tuple[Graph, Env]:
+        """Loads the user's files where they are here, and traces."""
+        self.prepare()
+        algorithm, policy = _made(self.algorithm), _made(self.policy)
+        env = resolve(_made(self.env), traced=policy.traced_envs)
+        return traced(algorithm, env, policy, self.steps), env
+
+
+@dataclass(frozen=True)
+class Named:
+    """An object of a class in a user's file, which a station loads by itself."""
+
+    target: str
+    options: dict[str, Any]
+
+    def make(self) -> Any:
+        """The object; the file is looked for where the user's folder was put."""
+        return load_object(self.target, "class")(**self.options)
+
+
+def _made(thing: Any) -> Any:
+    return thing.make() if isinstance(thing, Named) else thing
+
+
+def cluster_runtime(
+    algorithm: Algorithm,
+    env: Any,
+    policy: Policy,
+    planned: Planned,
+    deployment: Deployment,
+    connection: Any,
+    *,
+    steps: int,
+    patience: float,
+    seeds: int,
+    prepare: Callable[[], None],
+    tell: Callable[[str], None],
+) -> Any:
+    """A runtime for a plan on a cluster; `env` is what the user gave, `prepare` is called in every
+    process before it traces."""
+    from dovetail.runtime.cluster.job import Job, versions
+    from dovetail.runtime.cluster.runtime import ClusterRuntime
+
+    parcel = Parcel.of(algorithm, env, policy, shipped=deployment.cluster != "local")
+    job = Job(
+        build=Recipe(
+            parcel.thing(algorithm), parcel.env(env), parcel.thing(policy), steps, prepare
+        ),
+        plan=planned.plan,
+        patience=patience,
+        seeds=seeds,
+        devices=deployment.learner_devices,
+        asynchronous=policy.traced_envs,
+        versions=versions(),
+        options=parcel.options(),
+    )
+    _refuse_unsendable(job)
+    return ClusterRuntime(planned.graph, job, connection, tell)
+
+
+def _refuse_unsendable(job: Any) -> None:
+    from ray import cloudpickle
+
+    try:
+        cloudpickle.dumps(job)
+    except Exception as error:
+        raise UserError(
+            f"The algorithm, the environment or the policy cannot be sent to other processes "
+            f"({error}): give classes and functions of a file, not objects made from them."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A user's own files on their way to the workers."""
+
+    root: Path | None
+    """The folder that holds them all, if it is sent; None if the workers see the same files."""
+
+    @classmethod
+    def of(cls, algorithm: Any, env: Any, policy: Any, shipped: bool) -> "Parcel":
+        """What has to be sent so that workers find these."""
+        files = [*_user_files(type(algorithm)), *_user_files(type(policy))]
+        if isinstance(env, str):
+            found = parse(env)
+            files += [Path(found.path).expanduser().resolve()] if found.backend == "file" else []
+        else:
+            files += _user_files(env if isinstance(env, type) or callable(env) else type(env))
+        if not files or not shipped:
+            return cls(None)
+        root = Path(os.path.commonpath([_project(file) for file in files]))
+        if root in (Path(root.anchor), Path.home()):
+            names = ", ".join(str(file) for file in files)
+            raise UserError(
+                f"The files of this run ({names}) have no folder in common but {root}, which is "
+                f"too much to send to the workers: put them into one folder."
+            )
+        return cls(root)
+
+    def thing(self, thing: Any) -> Any:
+        """An algorithm or a policy as it is sent: by name, if it is from a loaded file."""
+        kind = type(thing)
+        if not kind.__module__.startswith(USER_MODULE):
+            return thing
+        options = {f.name: getattr(thing, f.name) for f in fields(thing)}
+        return Named(f"{self._place(Path(inspect.getfile(kind)))}:{kind.__qualname__}", options)
+
+    def env(self, env: Any) -> Any:
+        """An environment as it is sent."""
+        if not isinstance(env, str):
+            return env
+        found = parse(env)
+        if found.backend != "file":
+            return env
+        file = Path(found.path).expanduser().resolve()
+        return f"{self._place(file)}:{found.name}{found.query}"
+
+    def options(self) -> dict[str, Any]:
+        """Of Ray's, so that the folder is there."""
+        if self.root is None:
+            return {}
+        sent = {"working_dir": str(self.root), "excludes": list(LEFT_OUT)}
+        return {"runtime_env": sent}
+
+    def _place(self, file: Path) -> str:
+        return str(file) if self.root is None else str(file.relative_to(self.root))
+
+
+def _user_files(kind: Any) -> Iterator[Path]:
+    """The file of a class or function, if it is the user's own and not that of a package."""
+    module = sys.modules.get(getattr(kind, "__module__", ""), None)
+    file = getattr(module, "__file__", None)
+    if file is None or module is sys.modules["__main__"]:
+        return
+    path = Path(file).resolve()
+    kinds = ("stdlib", "purelib", "platlib")
+    installed = [Path(sysconfig.get_path(kind)).resolve() for kind in kinds]
+    if not any(path.is_relative_to(place) for place in (*installed, PACKAGE)):
+        yield path
+
+
+def _project(file: Path) -> Path:
+    """The folder from which a file is imported: above the package that it is in."""
+    folder = file.parent
+    while (folder / "__init__.py").exists():
+        folder = folder.parent
+    return folder

@@ -1,0 +1,278 @@
+"""From workers to the processes of a cluster: which workers share one, and on which node it is.
+
+What is exchanged every step stays inside a station: an actor and the workers that step for it. What
+is exchanged once per update may cross nodes: the learner and its actors. A learner over several
+devices has a process for each share of them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dovetail.errors import UserError, nearest
+from dovetail.graph.ir import Fragment, Graph, Side
+from dovetail.graph.show import count
+from dovetail.plan.ir import (
+    Cluster,
+    Instance,
+    LinkKind,
+    Needs,
+    Node,
+    Plan,
+    Resources,
+    Station,
+    Worker,
+    WorkerKind,
+)
+
+
+def spread(plan: Plan, graph: Graph, resources: Resources) -> Plan:
+    """Puts the workers into stations, and these on the cluster's nodes."""
+    cluster = resources.cluster
+    if cluster is None:
+        return _refuse_elastic(plan)
+    stations = _Grouping(plan, graph, cluster).stations()
+    away = {name for s in stations if not s.learns for name in s.workers}
+    moved = {i.fragment for i in plan.instances if i.worker in away}
+    links = tuple(
+        replace(link, kind=LinkKind.OBJECT_STORE)
+        if link.kind is LinkKind.QUEUE and moved & {link.source, link.target}
+        else link
+        for link in plan.links
+    )
+    placed = place(stations, cluster, plan.fewest)
+    return replace(
+        plan, stations=placed, links=links, notes=(*plan.notes, *_told(plan, placed, cluster))
+    )
+
+
+def part_of(plan: Plan, rank: int) -> Plan:
+    """What one learner process and its actors see of a plan: their own environments, from 0 on.
+
+    Devices are numbered as `jax.devices()` numbers those of all learner processes.
+    """
+    stations = tuple(station for station in plan.stations if station.rank == rank)
+    names = {name for station in stations for name in station.workers}
+    each = plan.num_envs // plan.ranks
+    first = rank * each
+    learner = plan.worker(stations[0].workers[0])
+    devices = {device: i for i, device in enumerate(learner.devices)}
+    return replace(
+        plan,
+        stations=stations,
+        num_envs=each,
+        actors=plan.actors // plan.ranks,
+        joined=plan.joined // plan.ranks,
+        workers=tuple(
+            replace(worker, devices=tuple(devices.get(d, 0) for d in worker.devices))
+            for worker in plan.workers
+            if worker.name in names
+        ),
+        instances=tuple(
+            i if i.envs is None else replace(i, envs=(i.envs[0] - first, i.envs[1] - first))
+            for i in plan.instances
+            if i.worker in names and (i.envs is None or first <= i.envs[0] < first + each)
+        ),
+    )
+
+
+def _refuse_elastic(plan: Plan) -> Plan:
+    if plan.fewest is not None:
+        raise UserError(
+            f"Actors that join while a run goes on ({plan.fewest}..{plan.actors}) need a cluster: "
+            f"add --cluster, or give one number of actors."
+        )
+    return plan
+
+
+class _Grouping:
+    """Which workers share a process."""
+
+    def __init__(self, plan: Plan, graph: Graph, cluster: Cluster) -> None:
+        self._plan, self._graph, self._cluster = plan, graph, cluster
+        names = [n.name for n in graph.nodes if isinstance(n, Fragment) and n.side is Side.LEARNER]
+        placed = (i.worker for name in names for i in plan.instances_of(name))
+        self._learner: Worker = plan.worker(next(placed))
+        each = cluster.learner_devices
+        if plan.replicas % each:
+            raise UserError(
+                f"{count(plan.replicas, 'learner replica')} cannot be put into processes of "
+                f"{count(each, 'device')}: choose a divisor of {plan.replicas} for [learner] "
+                f"devices."
+            )
+        self._ranks = plan.replicas // each
+
+    def stations(self) -> list[Station]:
+        """The learner's processes first, then those of actors."""
+        beside: dict[int, list[str]] = {rank: [] for rank in range(self._ranks)}
+        groups: dict[tuple[int, str], list[str]] = {}
+        for act in self._acting():
+            worker = self._plan.worker(act.worker)
+            names = [act.worker, *self._stepping(act)]
+            rank = self._rank(act)
+            if worker is self._learner or self._shares_device(worker):
+                beside[rank] += names
+            else:
+                groups.setdefault((rank, self._process(worker)), []).extend(names)
+        learner, needs = self._learner.name, self._cluster.learners
+        made = [
+            Station(
+                "learner" if self._ranks == 1 else f"learner-{rank}",
+                tuple(dict.fromkeys([learner, *names])),
+                True,
+                rank,
+                cpus=needs.cpus * max(1, self._processes(names)),
+                gpus=needs.gpus,
+                others=needs.others,
+            )
+            for rank, names in beside.items()
+        ]
+        return made + [self._outpost(rank, names) for (rank, _), names in groups.items()]
+
+    def _outpost(self, rank: int, names: list[str]) -> Station:
+        """What steps in processes of its own needs a core for each; who acts then mostly waits."""
+        needs, unique = self._cluster.actors, tuple(dict.fromkeys(names))
+        cpus = needs.cpus * max(1, self._processes(names))
+        return Station(unique[0], unique, False, rank, "", cpus, needs.gpus, needs.others)
+
+    def _acting(self) -> list[Instance]:
+        return [
+            i
+            for unroll in self._graph.unrolls[:1]
+            for i in self._plan.instances_of(f"{unroll.name}.act")
+        ]
+
+    def _stepping(self, act: Instance) -> list[str]:
+        """The workers that step for an actor."""
+        first, last = act.envs or (0, self._plan.num_envs)
+        return [
+            step.worker
+            for unroll in self._graph.unrolls
+            for step in self._plan.instances_of(f"{unroll.name}.step")
+            if step.envs is None or first <= step.envs[0] < last
+        ]
+
+    def _processes(self, names: list[str]) -> int:
+        kinds = [self._plan.worker(name).kind for name in set(names)]
+        return kinds.count(WorkerKind.PROCESS)
+
+    def _rank(self, act: Instance) -> int:
+        first, _ = act.envs or (0, 0)
+        return first * self._ranks // self._plan.num_envs
+
+    def _shares_device(self, worker: Worker) -> bool:
+        """Whether it acts on the device of a learner replica, and so in its process."""
+        return self._plan.replicas > 1 and worker.devices[0] in self._learner.devices
+
+    def _process(self, worker: Worker) -> str:
+        """Actors on a device of their own share its process; others have one each."""
+        own = worker.devices[0] not in self._learner.devices
+        return f"device {worker.devices[0]}" if own else worker.name
+
+
+@dataclass
+class _Room:
+    """What is left on a node."""
+
+    node: Node
+    cpus: float
+    gpus: float
+    others: dict[str, float]
+
+    def fits(self, station: Station) -> bool:
+        named = all(self.others.get(name, 0) >= amount for name, amount in station.others)
+        return self.cpus >= station.cpus and self.gpus >= station.gpus and named
+
+    def take(self, station: Station) -> None:
+        self.cpus -= station.cpus
+        self.gpus -= station.gpus
+        for name, amount in station.others:
+            self.others[name] -= amount
+
+
+def place(
+    stations: list[Station], cluster: Cluster, fewest: int | None = None
+) -> tuple[Station, ...]:
+    """Gives every station a node: learners apart from each other, each actor where most is free.
+
+    With `fewest`, actors beyond that number may be left without a node, to join later.
+    """
+    _refuse_unknown_nodes(cluster)
+    rooms = [_Room(n, n.cpus, n.gpus, dict(n.others)) for n in cluster.nodes]
+    placed: list[Station] = []
+    there = Counter[tuple[bool, str]]()
+    for station in stations:
+        needs = cluster.learners if station.learns else cluster.actors
+        fitting = [
+            room
+            for room in rooms
+            if room.fits(station)
+            and (not needs.nodes or _is_named(room.node, needs.nodes))
+            and (needs.per_node is None or there[station.learns, room.node.id] < needs.per_node)
+        ]
+        actors = sum(not other.learns for other in placed)
+        if not fitting and not station.learns and fewest is not None and actors >= fewest:
+            placed.append(station)
+            continue
+        if not fitting:
+            raise UserError(_shortage(stations, station, cluster))
+        learners = there if station.learns else Counter[tuple[bool, str]]()
+        room = min(fitting, key=lambda r: (learners[True, r.node.id], -r.gpus, -r.cpus))
+        room.take(station)
+        there[station.learns, room.node.id] += 1
+        placed.append(replace(station, node=room.node.name))
+    return tuple(placed)
+
+
+def _is_named(node: Node, names: tuple[str, ...]) -> bool:
+    return node.name in names or any(node.id.startswith(name) for name in names)
+
+
+def _refuse_unknown_nodes(cluster: Cluster) -> None:
+    known = [node.name for node in cluster.nodes]
+    for name in (*cluster.learners.nodes, *cluster.actors.nodes):
+        if not any(_is_named(node, (name,)) for node in cluster.nodes):
+            raise UserError(f"The cluster has no node {name!r}: {nearest(name, known)}")
+
+
+def _shortage(stations: list[Station], station: Station, cluster: Cluster) -> str:
+    there = "; ".join(_room_text(node) for node in cluster.nodes) or "no node"
+    needs = Needs(station.cpus, station.gpus, station.others)
+    cpus, gpus = sum(s.cpus for s in stations), sum(s.gpus for s in stations)
+    whole = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+    return (
+        f"The cluster has no room for {station.name}, which needs {_needs_text(needs)}: the plan's "
+        f"{count(len(stations), 'process', 'processes')} need {whole}, and there is free: {there}. "
+        f"Ask for fewer actors, or give each less in a deployment file (--deploy)."
+    )
+
+
+def _needs_text(needs: Needs) -> str:
+    parts = [f"{needs.cpus:g} CPUs"]
+    parts += [f"{needs.gpus:g} GPUs"] if needs.gpus else []
+    parts += [f"{amount:g} of {name}" for name, amount in needs.others]
+    return ", ".join(parts)
+
+
+def _room_text(node: Node) -> str:
+    return f"{_needs_text(Needs(node.cpus, node.gpus, node.others))} on {node.name}"
+
+
+def _told(plan: Plan, stations: tuple[Station, ...], cluster: Cluster) -> Iterator[str]:
+    """One sentence for each choice."""
+    ranks = [station for station in stations if station.learns]
+    if len(ranks) > 1:
+        where = count(len({s.node for s in ranks}), "node")
+        yield (
+            f"{len(ranks)} learner processes, apart from each other on {where}, reserved together; "
+            f"mean is a collective between them (jax.distributed), not a message"
+        )
+    outposts = [station for station in stations if not station.learns]
+    if outposts:
+        yield (
+            f"{count(len(outposts), 'actor process', 'actor processes')}, each where most is free; "
+            f"what steps for an actor is in its process or on its node, joined by shared memory"
+        )
+        yield "weights are put into the object store once per version, whoever reads them"
+    if plan.fewest is not None:
+        yield f"begins with {count(plan.fewest, 'actor')}; others join as room is found"

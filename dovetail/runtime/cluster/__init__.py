@@ -1,0 +1,1 @@
+"""Runs the stations of a plan as Ray actors: a second host for the same workers and links."""

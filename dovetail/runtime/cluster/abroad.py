@@ -1,0 +1,257 @@
+"""The learner's side of its actors' processes: starts them, calls them, sees when one is gone."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from dovetail.errors import UserError
+from dovetail.plan.ir import Station
+from dovetail.runtime.away import OutpostLost, Reply, Values
+from dovetail.runtime.cluster.job import Job
+from dovetail.runtime.cluster.stations import ActorStation
+from dovetail.runtime.exchange import Closed
+from dovetail.runtime.watch import COMPILE_SECONDS
+from dovetail.runtime.wire import pack, unpack
+
+LOOK_SECONDS = 1.0
+"""How often a call that is waited for is looked at."""
+PLACE_SECONDS = 60.0
+"""How long a process that the run cannot do without may wait for room on the cluster."""
+CLOSE_SECONDS = 5.0
+"""How long a process may take to end its environments."""
+
+
+class RayAbroad:
+    """The processes of the actors that work for one learner process."""
+
+    def __init__(self, job: Job, rank: int, tell: Callable[[str], None]) -> None:
+        """Starts them at once: they come up while the learner does."""
+        self._stopping = threading.Event()
+        own = [s for s in job.plan.stations if s.rank == rank and not s.learns]
+        self._processes = [
+            _Process(job, station, self._stopping, _is_optional(job, station, i), tell)
+            for i, station in enumerate(own)
+        ]
+
+    def share(self, values: Values) -> Any:
+        """One object for all outposts, freed with the version."""
+        return ray.put({number: pack(leaf) for number, leaf in values.items()})
+
+    def outpost(self, worker: str) -> "RayOutpost":
+        """The process of a worker."""
+        process = next(p for p in self._processes if worker in p.station.workers)
+        return RayOutpost(process, worker)
+
+    def stop(self) -> None:
+        """Nobody waits for an outpost any more."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Ends every process, all at a time."""
+        self._stopping.set()
+        closing = [process.ask_to_close() for process in self._processes]
+        asked = [ref for ref in closing if ref is not None]
+        with contextlib.suppress(RayError):
+            ray.wait(asked, num_returns=len(asked), timeout=CLOSE_SECONDS) if asked else None
+        for process in self._processes:
+            process.kill()
+
+
+def _is_optional(job: Job, station: Station, position: int) -> bool:
+    """Whether a run begins, and goes on, without it."""
+    plan = job.plan
+    return plan.fewest is not None and position >= plan.fewest
+
+
+class _Process:
+    """A station's process, started again when it is gone."""
+
+    def __init__(
+        self,
+        job: Job,
+        station: Station,
+        stopping: threading.Event,
+        optional: bool,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.station = station
+        self.stopping = stopping
+        self.optional = optional
+        self.patience = job.patience
+        self._job, self._tell = job, tell
+        self._lock = threading.Lock()
+        self._where = "no node yet"
+        self.actor: Any = None
+        self._start(station.node)
+
+    def _start(self, node: str) -> None:
+        """Asks Ray for it; on the node of the plan if that can be."""
+        job, station = self._job, self.station
+        chosen = next((n["NodeID"] for n in ray.nodes() if n["Alive"] and _is(n, node)), None)
+        options: dict[str, Any] = {**job.options}
+        if chosen is not None:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(chosen, soft=True)
+        else:
+            options["scheduling_strategy"] = "SPREAD"
+        self.actor = (
+            ray.remote(ActorStation)
+            .options(
+                num_cpus=station.cpus,
+                num_gpus=station.gpus,
+                resources=dict(station.others) or None,
+                max_concurrency=len(station.workers) + 1,
+                max_restarts=0,
+                name=None,
+                **options,
+            )
+            .remote(job, station.rank, station.name)
+        )
+        self._ready = self.actor.where.remote()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method; starts the process anew if it is gone."""
+        with self._lock:
+            if self.actor is None:
+                self._start("")
+            return getattr(self.actor, method).remote(*arguments)
+
+    def wait_until_there(self) -> None:
+        """Waits until it has a place on the cluster and answers."""
+        began, told, ready = time.monotonic(), False, self._ready
+        while not ray.wait([ready], timeout=LOOK_SECONDS)[0]:
+            if self.stopping.is_set():
+                raise Closed("stopping")
+            waited = time.monotonic() - began
+            if waited > PLACE_SECONDS and not self.optional:
+                raise OutpostLost(self._no_room(waited))
+            if waited > self.patience and not told:
+                told = True
+                self._tell(self._no_room(waited))
+        self._where = self._get(ready)[0]
+
+    def _no_room(self, waited: float) -> str:
+        station = self.station
+        free = ray.available_resources()
+        return (
+            f"{station.name} has waited {waited:.0f} s for {station.cpus:g} CPUs and "
+            f"{station.gpus:g} GPUs; free on the whole cluster are {free.get('CPU', 0):g} and "
+            f"{free.get('GPU', 0):g}."
+        )
+
+    def wait(self, called: Any, worker: str, beat: Callable[[], None]) -> Any:
+        """Waits for a call, and looks after the process meanwhile."""
+        last = time.monotonic()
+        while not ray.wait([called], timeout=LOOK_SECONDS)[0]:
+            if self.stopping.is_set():
+                raise Closed("stopping")
+            last = self._look(worker, last, beat)
+        return self._get(called)
+
+    def _look(self, worker: str, last: float, beat: Callable[[], None]) -> float:
+        """Whether a worker gets on; one that does not is ended. Returns when it last did."""
+        actor = self.actor
+        if actor is None:
+            return last  # the call itself tells
+        try:
+            quiet, warm, complaint = ray.get(actor.pulse.remote(worker), timeout=LOOK_SECONDS)
+        except GetTimeoutError:
+            quiet, warm, complaint = time.monotonic() - last, False, "It does not answer."
+        except RayError:
+            return last  # the call itself tells
+        limit = self.patience if warm else max(self.patience, COMPILE_SECONDS)
+        if quiet > limit:
+            self.kill()
+            raise OutpostLost(
+                f"{self.station.name} on {self._where} hangs, and is ended: {complaint}"
+            )
+        if quiet < 2 * LOOK_SECONDS:
+            beat()
+        return time.monotonic() - min(quiet, time.monotonic() - last)
+
+    def _get(self, reference: Any) -> Any:
+        """What a call returned or raised, as if it had been made here."""
+        try:
+            return ray.get(reference)
+        except RayTaskError as error:
+            raise _cause(error) from error
+        except RayActorError as error:
+            raised = _raised_in_init(error)
+            self.kill()
+            if raised is not None:
+                raise raised from error
+            raise OutpostLost(
+                f"{self.station.name} on {self._where} is gone ({_reason(error)})."
+            ) from error
+
+    def ask_to_close(self) -> Any:
+        """Has it end its environments."""
+        return None if self.actor is None else self.actor.close.remote()
+
+    def kill(self) -> None:
+        """Ends it."""
+        actor, self.actor = self.actor, None
+        if actor is not None:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+
+
+class RayOutpost:
+    """A worker in such a process."""
+
+    def __init__(self, process: _Process, worker: str) -> None:
+        self._process, self._worker = process, worker
+
+    def begin(self, leaves: list[Any], keys: Any) -> Callable[[], list[Any]]:
+        """Sets the actor's state, once the process is there."""
+        process, worker = self._process, self._worker
+        called = process.ask("begin", worker, [pack(leaf) for leaf in leaves], pack(keys))
+
+        def begun() -> list[Any]:
+            process.wait_until_there()
+            return [unpack(leaf) for leaf in process.wait(called, worker, lambda: None)]
+
+        return begun
+
+    def run(self, stretch: int, given: Sequence[Any], beat: Callable[[], None]) -> Reply:
+        """One call; what was shared goes as it is."""
+        called = self._process.ask("run", self._worker, stretch, *given)
+        reply = self._process.wait(called, self._worker, beat)
+        values = {number: unpack(leaf) for number, leaf in reply.values.items()}
+        return Reply(values, reply.seconds)
+
+    def close(self) -> None:
+        """Its process is ended with the others."""
+
+
+def _is(node: dict[str, Any], name: str) -> bool:
+    plain, _, start = name.partition("/")
+    return bool(name) and node["NodeName"] == plain and node["NodeID"].startswith(start)
+
+
+def _cause(error: RayTaskError) -> BaseException:
+    cause = error.cause
+    return cause if isinstance(cause, BaseException) else UserError(str(error))
+
+
+def _raised_in_init(error: RayActorError) -> BaseException | None:
+    """What a process raised while it was set up: trying again would not help."""
+    cause = getattr(error, "cause", None) or error.__cause__
+    if isinstance(cause, RayTaskError):
+        return _cause(cause)
+    return None
+
+
+def _reason(error: RayActorError) -> str:
+    """Why, in a few words."""
+    text = str(error)
+    if "worker process has died" not in text and "node" in text:
+        return "its node died"
+    if "SYSTEM_ERROR" in text:
+        return "its process was killed"
+    return text.strip().splitlines()[0]

@@ -1,0 +1,159 @@
+"""Joins a Ray cluster, or starts one on this machine, with its token; every wait has a limit."""
+
+import contextlib
+import os
+import socket
+import warnings
+from typing import Any
+
+from dovetail.errors import UserError
+from dovetail.plan.ir import Node
+
+REACH_SECONDS = 5.0
+"""How long an address may take to answer at all."""
+JOIN_SECONDS = 30.0
+"""How long a cluster may take to let us in."""
+OWN = ("CPU", "GPU", "memory", "object_store_memory")
+"""Resources that Ray itself counts."""
+
+
+class Connection:
+    """A cluster that this process has joined. Close it: one that it started ends with it."""
+
+    def __init__(self, cluster: str, cpus: float | None = None) -> None:
+        """`cluster`: "local" for one on this machine, with as many `cpus` to give away as asked;
+        "auto" for the one that runs here already; or its address, host:port."""
+        self.local = cluster == "local"
+        ray = import_ray()
+        if os.environ["RAY_AUTH_MODE"] != "token":
+            raise UserError(
+                f"RAY_AUTH_MODE is {os.environ['RAY_AUTH_MODE']!r}: Dovetail uses clusters that "
+                f"ask for a token only; unset it."
+            )
+        if ray.is_initialized():
+            self._joined = False
+            return
+        self._joined = True
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        options |= {"configure_logging": False}
+        if self.local:
+            options |= {"num_cpus": cpus, "include_dashboard": False}
+        else:
+            _refuse_unreachable(cluster)
+            options |= {"address": cluster}
+        try:
+            with _patience(), warnings.catch_warnings():
+                # it starts other programs, which share nothing with JAX's threads
+                warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
+                ray.init(**options)
+        except Exception as error:
+            raise UserError(_failure(cluster, error)) from error
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The machines that are there, with what is free on each."""
+        import ray
+
+        free = _available()
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        shared = {node["NodeName"] for node in alive}
+        names = {
+            node["NodeID"]: node["NodeName"]
+            if len(shared) == len(alive)
+            else f"{node['NodeName']}/{node['NodeID'][:6]}"
+            for node in alive
+        }
+        return tuple(_node(node, names, free.get(node["NodeID"], {})) for node in alive)
+
+    def close(self) -> None:
+        """Leaves; safe to call twice."""
+        if self._joined:
+            import ray
+
+            self._joined = False
+            with contextlib.suppress(Exception):
+                ray.shutdown()
+
+
+def import_ray() -> Any:
+    """Ray, or a sentence that says how to get it."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when it is imported
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(
+            "A cluster needs Ray, which is not installed: pip install 'dovetail[ray]'."
+        ) from error
+    return ray
+
+
+def _available() -> dict[str, dict[str, float]]:
+    from ray._private.state import available_resources_per_node
+
+    return available_resources_per_node()
+
+
+def _node(node: dict[str, Any], names: dict[str, str], free: dict[str, float]) -> Node:
+    others = {
+        name: amount
+        for name, amount in free.items()
+        if name not in OWN and not name.startswith(("node:", "accelerator_type:", "CPU_", "bundle"))
+    }
+    return Node(
+        names[node["NodeID"]],
+        node["NodeID"],
+        free.get("CPU", 0.0),
+        free.get("GPU", 0.0),
+        tuple(sorted(others.items())),
+    )
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Looks whether anybody answers: Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit() or not host:
+        raise UserError(
+            f"{address!r} is no address of a cluster: write host:port, auto for the one on this "
+            f"machine, or local to start one."
+        )
+    try:
+        socket.create_connection((host, int(port)), REACH_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"Nobody answers at {address} ({error.strerror or error}): check the address, and that "
+            f"`ray start --head` runs there."
+        ) from error
+
+
+@contextlib.contextmanager
+def _patience() -> Any:
+    """Has Ray give up after our limit."""
+    limits = {
+        "RAY_gcs_rpc_server_connect_timeout_s": str(int(REACH_SECONDS)),
+        "RAY_gcs_server_request_timeout_seconds": str(int(JOIN_SECONDS)),
+    }
+    before = {name: os.environ.get(name) for name in limits}
+    os.environ.update({name: value for name, value in limits.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+
+
+def _failure(cluster: str, error: Exception) -> str:
+    told = str(error)
+    if "auth" in told.lower() or "token" in told.lower():
+        return (
+            f"The cluster {cluster} asks for a token, and ours is missing or wrong: put the head's "
+            f"token (`ray get-auth-token` there) into ~/.ray/auth_token, or set RAY_AUTH_TOKEN."
+        )
+    if cluster == "auto":
+        return (
+            "There is no Ray cluster on this machine to join: start one with `ray start --head`, "
+            "or use --cluster local."
+        )
+    return f"The cluster {cluster} cannot be joined: {told.strip().splitlines()[0]}"

@@ -1,0 +1,68 @@
+"""What a station needs to build its part of a run, and what it must have in common with others."""
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from dovetail.envs.resolve import Env
+from dovetail.errors import UserError
+from dovetail.graph.ir import Graph
+from dovetail.plan.ir import Plan
+
+ALIKE = ("dovetail", "jax", "jaxlib", "numpy", "optax", "gymnasium", "gymnax", "ray")
+"""Packages that must be of one version everywhere: they decide what is computed."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as its stations are told of it."""
+
+    build: Callable[[], tuple[Graph, Env]]
+    """Traces the algorithm once more: a graph is cheaper to make than to send."""
+    plan: Plan
+    patience: float
+    seeds: int
+    devices: int
+    """Of one learner process."""
+    asynchronous: bool
+    """Whether compiled calls return before they are done: for environments in JAX."""
+    versions: Mapping[str, str]
+    """The driver's."""
+    options: Mapping[str, Any]
+    """Of Ray's, for every station."""
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that must be alike."""
+    found = {"Python": platform.python_version()}
+    for package in ALIKE:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found
+
+
+def refuse_other_versions(wanted: Mapping[str, str], node: str) -> None:
+    """Refuses to work where other versions are installed than on the driver."""
+    here = versions()
+    for name, ours in wanted.items():
+        theirs = here.get(name, "missing")
+        if theirs != ours:
+            raise UserError(
+                f"Node {node} has {name} {theirs}, but the driver has {ours}: install the same "
+                f"versions everywhere."
+            )
+
+
+def prepare(job: Job, gpus: float) -> None:
+    """Sets JAX up in a station, before it starts."""
+    import jax
+
+    if not gpus:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", job.devices)
+    if not job.asynchronous:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)

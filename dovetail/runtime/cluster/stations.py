@@ -1,0 +1,183 @@
+"""The two kinds of Ray actors: a learner's process, and one of its actors'."""
+
+import os
+import socket
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import UserError
+from dovetail.plan.stations import part_of
+from dovetail.runtime.away import Reply
+from dovetail.runtime.cluster.job import Job, prepare, refuse_other_versions
+
+KEPT = 4
+"""Reports whose states can still be asked for."""
+
+
+class ActorStation:
+    """Hosts workers that act, and the environments they step."""
+
+    def __init__(self, job: Job, rank: int, name: str) -> None:
+        from dovetail.runtime.outpost import Outworkers
+
+        refuse_other_versions(job.versions, node_name())
+        station = next(s for s in job.plan.stations if s.name == name)
+        prepare(job, station.gpus)
+        graph, env = job.build()
+        plan = part_of(job.plan, rank)
+        self._workers = Outworkers(graph, plan, env, job.patience, station.workers)
+
+    def where(self) -> tuple[str, int]:
+        """(the node it is on, its process)."""
+        return node_name(), os.getpid()
+
+    def begin(self, worker: str, leaves: list[Any], keys: Any) -> list[Any]:
+        """See `Outworkers`."""
+        return self._workers.begin(worker, leaves, keys)
+
+    def run(self, worker: str, stretch: int, *given: Any) -> Reply:
+        """See `Outworkers`."""
+        return self._workers.run(worker, stretch, given)
+
+    def pulse(self, worker: str) -> tuple[float, bool, str]:
+        """See `Outworkers`."""
+        return self._workers.pulse(worker)
+
+    def close(self) -> None:
+        """Ends the environments."""
+        self._workers.close()
+
+
+class LearnerStation:
+    """Hosts a learner, or one process of it, and sees to its actors."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        from dovetail.runtime.cluster.abroad import RayAbroad
+
+        refuse_other_versions(job.versions, node_name())
+        self._job, self._rank = job, rank
+        self._plan = part_of(job.plan, rank)
+        self._news: deque[str] = deque(maxlen=1000)
+        self._abroad = RayAbroad(job, rank, self._news.append)
+        self._reports: dict[int, Any] = {}
+        self._done = 0
+        self._runtime: Any = None
+
+    def where(self) -> tuple[str, int]:
+        """(the node it is on, its process)."""
+        return node_name(), os.getpid()
+
+    def address(self, alone: bool) -> str:
+        """Where this process would have the others meet: on this machine only, if that is all."""
+        host = "127.0.0.1" if alone else _node_address()
+        with socket.socket() as free:
+            free.bind((host, 0))
+            return f"{host}:{free.getsockname()[1]}"
+
+    def build(self, coordinator: str | None) -> None:
+        """Traces, and starts to compile; with `coordinator`, as one of several processes."""
+        from dovetail.runtime.local import Runtime
+        from dovetail.runtime.processes import join_processes
+
+        job, plan = self._job, self._plan
+        station = plan.stations[0]
+        prepare(job, station.gpus)
+        if coordinator is not None:
+            join_processes(coordinator, job.plan.ranks, self._rank)
+        graph, env = job.build()
+        self._runtime = Runtime(
+            graph,
+            plan,
+            env,
+            job.seeds,
+            job.patience,
+            self._news.append,
+            self._abroad,
+            station.workers,
+        )
+
+    def load(
+        self, state: list[Any], actor: list[Any], keys: Any, turn: int, watched: tuple[int, ...]
+    ) -> Any:
+        """Sets what iteration number `turn` starts from; returns (actors' state, seconds that
+        compiling took)."""
+        import jax
+
+        from dovetail.runtime.wire import pack, unpack
+
+        graph = self._runtime.graph
+        whole = graph.state.tree.unflatten([unpack(leaf) for leaf in state])
+        actors = graph.actor.tree.unflatten([unpack(leaf) for leaf in actor])
+        begun = self._runtime.load(
+            whole, actors, episode_keys=unpack(keys), turn=turn, watched=watched
+        )
+        self._done = turn
+        leaves = [pack(own_part(leaf)) for leaf in jax.tree.leaves(begun)]
+        return leaves, self._runtime.compile_seconds
+
+    def advance(self, iterations: int) -> dict[str, Any]:
+        """Does that many iterations; returns what is to be known of them but the states."""
+        report = self._runtime.advance(iterations).wait()
+        self._done += iterations
+        self._reports[self._done] = report
+        for old in sorted(self._reports)[:-KEPT]:
+            del self._reports[old]
+        return {
+            "metrics": {name: np.asarray(total) for name, total in report.metrics.items()},
+            "episodes": [np.asarray(own_part(x)) for x in report.episodes],
+            "measures": report.measures,
+            "finite": report.finite,
+            "seconds": self._runtime.seconds,
+        }
+
+    def states(self, done: int) -> tuple[list[Any], list[Any]]:
+        """The learner's state after `done` iterations, and that of this process's actors."""
+        import jax
+
+        from dovetail.runtime.wire import pack
+
+        if done not in self._reports:
+            raise UserError(f"The state after update {done} is not kept any more.")
+        report = self._reports[done]
+        state = [pack(leaf) for leaf in jax.tree.leaves(report.state())]
+        return state, [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.actor())]
+
+    def news(self) -> list[str]:
+        """What people should know of that happened since; an answer is a sign of life."""
+        found: list[str] = []
+        while self._news:
+            found.append(self._news.popleft())
+        return found
+
+    def close(self) -> None:
+        """Ends its actors, then itself."""
+        if self._runtime is not None:
+            self._runtime.close()
+        self._abroad.close()
+
+
+def own_part(leaf: Any) -> Any:
+    """What this process has of an array that may lie on several processes."""
+    import jax
+
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+        return leaf
+    shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+    return jax.numpy.concatenate([shard.data for shard in shards])
+
+
+def node_name() -> str:
+    """The node that this process is on, as its owner calls it."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    found = [node for node in ray.nodes() if node["NodeID"] == own]
+    return found[0]["NodeName"] if found else own
+
+
+def _node_address() -> str:
+    import ray
+
+    return ray.util.get_node_ip_address()

@@ -1,0 +1,38 @@
+"""Arrays on their way between processes: numpy, and random keys as the words they are made of."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.keys import from_words, is_ours
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Random keys, as words."""
+
+    words: np.ndarray
+    kind: str
+    """One of JAX's own; empty for ours."""
+
+
+def pack(leaf: Any) -> Any:
+    """An array as another process can take it."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        kind = "" if is_ours(leaf) else str(jax.random.key_impl(leaf))
+        return Keys(np.asarray(jax.random.key_data(leaf)), kind)
+    return np.asarray(leaf)
+
+
+def unpack(leaf: Any) -> Any:
+    """What `pack` was given, as numpy or random keys."""
+    if isinstance(leaf, Keys) and not leaf.kind:
+        return from_words(jnp.asarray(leaf.words))
+    if isinstance(leaf, Keys):
+        return jax.random.wrap_key_data(jnp.asarray(leaf.words), impl=leaf.kind)
+    return leaf
