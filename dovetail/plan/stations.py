@@ -217,7 +217,11 @@ def place(
         if not fitting:
             raise UserError(_shortage(stations, station, cluster))
         learners = there if station.learns else Counter[tuple[bool, str]]()
-        room = min(fitting, key=lambda r: (learners[True, r.node.id], -r.gpus, -r.cpus))
+        # who needs no GPU stays away from those that others may need
+        room = min(
+            fitting,
+            key=lambda r: (learners[True, r.node.id], bool(station.gpus) != bool(r.gpus), -r.cpus),
+        )
         room.take(station)
         there[station.learns, room.node.id] += 1
         placed.append(replace(station, node=room.node.name))

@@ -174,7 +174,7 @@ class CrewRun:
 
     def _set_actor(self, worker: Worker, leaves: list[Any]) -> None:
         number = self._plan.worker(worker.name).devices[0]
-        if self._crew.many_devices:
+        if self._crew.many_devices and worker.away is None:
             leaves = [to_device(x, jax.devices()[number]) for x in map(_array, leaves)]
         numbers = (value.id for value in self._graph.actor.inputs)
         worker.held |= dict(zip(numbers, leaves, strict=True))
@@ -397,7 +397,7 @@ class CrewRun:
     def _whole(self, copies: list[list[Any]]) -> Any:
         if len(copies) == 1:
             return self._graph.actor.tree.unflatten(copies[0])
-        device = jax.devices()[0]
+        device = jax.local_devices()[0]
         columns = zip(*copies, strict=True)
         leaves = [jnp.concatenate([to_device(_array(x), device) for x in c]) for c in columns]
         return self._graph.actor.tree.unflatten(leaves)

@@ -12,6 +12,8 @@ import numpy as np
 from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
+from dovetail.runtime.placing import mesh_of
+from dovetail.runtime.processes import Layout
 from dovetail.runtime.programs import many_iterations, over_devices, over_seeds
 from dovetail.runtime.report import Report, all_finite
 from dovetail.runtime.watch import Watch, Watchdog
@@ -33,9 +35,12 @@ class FusedRun:
         program = many_iterations(graph, env.jax)
         if seeds > 1:
             program = over_seeds(program)
+        self._layout = None
         if plan.replicas > 1:
-            devices = jax.devices()
-            program = over_devices(program, [devices[i] for i in plan.workers[0].devices])
+            found = jax.devices()
+            devices = [found[i] for i in plan.workers[0].devices]
+            program = over_devices(program, devices)
+            self._layout = Layout(mesh_of(devices)) if jax.process_count() > 1 else None
         self._graph = graph
         self._call: Callable[..., Any] = jax.jit(program)
         self._watch = Watch(plan.workers[0].name)
@@ -48,6 +53,8 @@ class FusedRun:
     def compile(self, state: Any, actor: Any) -> None:
         """Compiles for states of these shapes."""
         leaves = jax.tree.leaves(state), jax.tree.leaves(actor)
+        if self._layout is not None:
+            leaves = self._layout.shapes(*leaves)
         self._call = self._call.lower(*leaves, np.int32(1)).compile()  # type: ignore[attr-defined]
 
     def load(
@@ -60,6 +67,8 @@ class FusedRun:
     ) -> Any:
         """Sets what the next iteration starts from; returns the actors' state as it is."""
         self._state, self._actor = jax.tree.leaves(state), jax.tree.leaves(actor)
+        if self._layout is not None:
+            self._state, self._actor = self._layout.place(self._state, self._actor)
         self._watched = watched
         return actor
 

@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dovetail.graph.primitives import ENVIRONMENT_AXIS, REPLICA_AXIS
+from dovetail.runtime.processes import placed
 
 Device = Any
 """A `jax.Device`."""
@@ -22,6 +23,12 @@ BY_ENVIRONMENT = PartitionSpec(*[None] * ENVIRONMENT_AXIS, REPLICA_AXIS)
 def mesh_of(devices: Sequence[Device]) -> Mesh:
     """The devices as learner replicas."""
     return Mesh(list(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def own_devices(mesh: Mesh) -> list[Device]:
+    """The devices of a mesh that are this process's."""
+    here = jax.process_index()
+    return [device for device in mesh.devices.flat if device.process_index == here]
 
 
 def to_device(array: Any, device: Device) -> Any:
@@ -43,20 +50,20 @@ def replicated(array: Any, mesh: Mesh) -> jax.Array:
     sharding = NamedSharding(mesh, WHOLE)
     if isinstance(array, jax.Array) and array.sharding == sharding:
         return array
-    return jax.device_put(array, sharding)
+    return placed(array, sharding)
 
 
 def split_over(pieces: Sequence[Any], mesh: Mesh) -> jax.Array:
     """Actors' pieces as one array, joined along the environments: each device has its own part,
-    and what is on its device already is not copied."""
-    devices = list(mesh.devices.flat)
+    and what is on its device already is not copied. Other processes bring their own pieces."""
+    devices = own_devices(mesh)
     each = len(pieces) // len(devices)
     shards = [
         jax.device_put(_concatenated(pieces[i * each : (i + 1) * each]), device)
         for i, device in enumerate(devices)
     ]
     shape = list(shards[0].shape)
-    shape[ENVIRONMENT_AXIS] *= len(devices)
+    shape[ENVIRONMENT_AXIS] *= mesh.size
     sharding = NamedSharding(mesh, BY_ENVIRONMENT)
     return jax.make_array_from_single_device_arrays(tuple(shape), sharding, shards)
 

@@ -4,10 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dovetail.runtime.wire import pack, unpack
+from dovetail.graph.primitives import REPLICA_AXIS
+from dovetail.runtime.wire import Keys, pack, unpack
 
 JOIN_SECONDS = 60
 """How long the processes wait for each other at the start."""
@@ -28,8 +30,49 @@ def placed(array: Any, sharding: NamedSharding) -> jax.Array:
     """An array that every process has whole, laid out over the devices of all of them."""
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
-        packed = pack(array)
-        return unpack(replace(packed, words=placed(packed.words, sharding)))
-    whole = np.asarray(array)
+    packed = pack(own_part(array))
+    if isinstance(packed, Keys):
+        words: Any = placed(packed.words, sharding)
+        return unpack(replace(packed, words=words))
+    whole = np.asarray(packed)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def own_part(leaf: Any) -> Any:
+    """What this process has of an array that may lie on several."""
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return leaf
+    shards = leaf.addressable_shards
+    if leaf.is_fully_replicated:
+        return shards[0].data
+    ordered = sorted(shards, key=lambda shard: shard.index[0].start or 0)
+    return jnp.concatenate([shard.data for shard in ordered])
+
+
+class Layout:
+    """The learner's state whole on every device of a mesh, the actors' divided among them."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._divided = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
+
+    def shapes(self, state: list[Any], actor: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The shapes over all processes, of what one has."""
+        processes = jax.process_count()
+        whole = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._whole) for x in state]
+        divided = [
+            jax.ShapeDtypeStruct((x.shape[0] * processes, *x.shape[1:]), x.dtype)
+            for x in actor
+        ]
+        return whole, [s.update(sharding=self._divided) for s in divided]
+
+    def place(self, state: list[Any], actor: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Arrays over all processes, of what one has."""
+        return [placed(x, self._whole) for x in state], [self._divide(x) for x in actor]
+
+    def _divide(self, leaf: Any) -> Any:
+        packed = pack(leaf)
+        if isinstance(packed, Keys):
+            words: Any = jax.make_array_from_process_local_data(self._divided, packed.words)
+            return unpack(replace(packed, words=words))
+        return jax.make_array_from_process_local_data(self._divided, np.asarray(packed))

@@ -25,6 +25,7 @@ from dovetail.runtime.placing import (
     WHOLE,
     Device,
     mesh_of,
+    own_devices,
     replicated,
     split_over,
     to_device,
@@ -142,7 +143,7 @@ class ReplicatedProgram:
 
     def compile(self) -> None:
         """Compiles by one call on zeros."""
-        replicas = self._mesh.size
+        replicas = len(own_devices(self._mesh))
         values: Values = {}
         for number, how, aval in zip(self._inputs, self._arrivals, self._avals, strict=True):
             sent = _sent(aval, how, self._pieces)

@@ -242,7 +242,8 @@ class Crew:
                 continue
             taken.add(id(exchange))
             if learns:
-                operations.append(TakeResults(exchange, alone=self._plan.joined == 1))
+                alone = self._plan.joined == self._plan.replicas == 1
+                operations.append(TakeResults(exchange, alone))
             else:
                 operations.append(TakeWeights(exchange, counted=not self._plan.ordered))
         return operations

@@ -105,6 +105,7 @@ class LearnerStation:
         compiling took)."""
         import jax
 
+        from dovetail.runtime.processes import own_part
         from dovetail.runtime.wire import pack, unpack
 
         graph = self._runtime.graph
@@ -119,6 +120,8 @@ class LearnerStation:
 
     def advance(self, iterations: int) -> dict[str, Any]:
         """Does that many iterations; returns what is to be known of them but the states."""
+        from dovetail.runtime.processes import own_part
+
         report = self._runtime.advance(iterations).wait()
         self._done += iterations
         self._reports[self._done] = report
@@ -136,12 +139,13 @@ class LearnerStation:
         """The learner's state after `done` iterations, and that of this process's actors."""
         import jax
 
+        from dovetail.runtime.processes import own_part
         from dovetail.runtime.wire import pack
 
         if done not in self._reports:
             raise UserError(f"The state after update {done} is not kept any more.")
         report = self._reports[done]
-        state = [pack(leaf) for leaf in jax.tree.leaves(report.state())]
+        state = [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.state())]
         return state, [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.actor())]
 
     def news(self) -> list[str]:
@@ -156,16 +160,6 @@ class LearnerStation:
         if self._runtime is not None:
             self._runtime.close()
         self._abroad.close()
-
-
-def own_part(leaf: Any) -> Any:
-    """What this process has of an array that may lie on several processes."""
-    import jax
-
-    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
-        return leaf
-    shards = sorted(leaf.addressable_shards, key=lambda shard: shard.index[0].start or 0)
-    return jax.numpy.concatenate([shard.data for shard in shards])
 
 
 def node_name() -> str:
