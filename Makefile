@@ -39,6 +39,7 @@ lock:
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(COMPILE) --extra test --output-file requirements-test.lock
 	$(COMPILE) --constraint requirements-test.lock --output-file requirements.lock
+	$(COMPILE) --extra ray --constraint requirements-test.lock --output-file deploy/requirements.lock
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis dist

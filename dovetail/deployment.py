@@ -44,30 +44,30 @@ class Deployment:
     learner_devices: int = 1
     """Devices of one learner process."""
 
+    @classmethod
+    def load(cls, path: str | Path) -> "Deployment":
+        """The deployment that a TOML file describes."""
+        found = _read(path)
+        _refuse_unknown(path, found, ("cluster", "learner", "actor"), "")
+        learner = dict(_table(path, found, "learner"))
+        devices = learner.pop("devices", 1)
+        if not isinstance(devices, int) or devices < 1:
+            raise UserError(f"{path}: [learner] devices is {devices!r}; it must be 1 or more.")
+        cluster = found.get("cluster", "auto")
+        if not isinstance(cluster, str):
+            raise UserError(f"{path}: cluster is {cluster!r}; write local, auto or host:port.")
+        actor = _share(path, _table(path, found, "actor"), "actor")
+        return cls(cluster, _share(path, learner, "learner"), actor, devices)
 
-def load(path: str | Path) -> Deployment:
-    """The deployment that a TOML file describes."""
+
+def _read(path: str | Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
-            found = tomllib.load(file)
+            return tomllib.load(file)
     except FileNotFoundError as error:
         raise UserError(f"There is no deployment file {path}: check the path.") from error
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"The deployment file {path} cannot be read: {error}.") from error
-    _refuse_unknown(path, found, ("cluster", "learner", "actor"), "")
-    learner = dict(_table(path, found, "learner"))
-    devices = learner.pop("devices", 1)
-    if not isinstance(devices, int) or devices < 1:
-        raise UserError(f"{path}: [learner] devices is {devices!r}; it must be 1 or more.")
-    cluster = found.get("cluster", "auto")
-    if not isinstance(cluster, str):
-        raise UserError(f"{path}: cluster is {cluster!r}; write local, auto or host:port.")
-    return Deployment(
-        cluster,
-        _share(path, learner, "learner"),
-        _share(path, _table(path, found, "actor"), "actor"),
-        devices,
-    )
 
 
 def rebuilt(found: Mapping[str, Any] | None) -> Deployment | None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.algorithm import Algorithm
+from dovetail.clustering import join
+from dovetail.deployment import Deployment
 from dovetail.envs.resolve import resolve
 from dovetail.graph import show as graph_show
 from dovetail.graph.ir import Graph
@@ -39,9 +41,21 @@ class Explanation:
         return json.dumps(both, indent=2)
 
 
-def explain(algorithm: Algorithm, env: Any, policy: Policy | str | None = None) -> Explanation:
+def explain(
+    algorithm: Algorithm,
+    env: Any,
+    policy: Policy | str | None = None,
+    cluster: Deployment | str | None = None,
+) -> Explanation:
     """What `train` would run with the same arguments; nothing is trained."""
     chosen = resolve_policy(policy, env)
-    prepare_backend(chosen)
-    planned = plan_for(algorithm, resolve(env, traced=chosen.traced_envs), chosen, STEPS)
+    where = Deployment(cluster) if isinstance(cluster, str) else cluster
+    prepare_backend(chosen, None if where is None else 1)
+    resources = None
+    if where is not None:
+        connection, resources = join(where)
+        if connection is not None:
+            connection.close()
+    found = resolve(env, traced=chosen.traced_envs)
+    planned = plan_for(algorithm, found, chosen, STEPS, resources)
     return Explanation(planned.graph, planned.plan)

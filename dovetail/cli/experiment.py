@@ -16,6 +16,9 @@ from dovetail.cli.reference import Reference, catalogue, find
 from dovetail.cli.values import convert
 from dovetail.errors import UserError, nearest
 
+ELASTIC = ("actors", "workers")
+"""Options that may be a range: `--actors 2..8` begins with 2 and lets others join."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -99,6 +102,19 @@ def experiment(words: Words, command: str) -> Experiment:
     return Experiment(algorithm, env, _default_policy(env, options) if options else None)
 
 
+def deployment(words: Words) -> tuple[Any, str | None]:
+    """(the cluster that was asked for, as Python would spell it); None for this machine."""
+    cluster, file = words.values.get("cluster"), words.values.get("deploy")
+    if file is None:
+        return cluster, None if cluster is None else repr(cluster)
+    from dovetail.deployment import Deployment
+
+    found, spelled = Deployment.load(file), f"dt.Deployment.load({file!r})"
+    if cluster is None:
+        return found, spelled
+    return replace(found, cluster=cluster), f"dataclasses.replace({spelled}, cluster={cluster!r})"
+
+
 def _choice(reference: Reference, texts: Mapping[str, Any]) -> Choice:
     kind = reference.load()
     wanted = "iteration" if reference.kind == "algorithm" else "plan"
@@ -128,7 +144,12 @@ def _default_policy(env: str, texts: Mapping[str, Any]) -> Choice:
 
 def _converted(kind: type, texts: Mapping[str, Any]) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    return {name: convert(text, hints[name], flag(name)) for name, text in texts.items()}
+    given = dict(texts)
+    for name, text in texts.items():
+        few, dots, many = str(text).partition("..")
+        if dots and "fewest" in hints and name in ELASTIC:
+            given |= {name: many, "fewest": few}
+    return {name: convert(text, hints[name], flag(name)) for name, text in given.items()}
 
 
 def _policy_options(policy: Reference | None) -> dict[str, Option]:

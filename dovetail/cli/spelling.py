@@ -6,25 +6,37 @@ from typing import Any
 from dovetail.cli.experiment import Choice, Experiment
 
 
-def train_text(wanted: Experiment, numbers: Mapping[str, int], settings: Mapping[str, Any]) -> str:
+def train_text(
+    wanted: Experiment,
+    numbers: Mapping[str, int],
+    cluster: str | None,
+    settings: Mapping[str, Any],
+) -> str:
     """`dovetail train …` in Python."""
     words = [_choice_text(wanted.algorithm, "algorithms"), repr(wanted.env)]
     if wanted.policy is not None:
         words.append(_choice_text(wanted.policy, "policies"))
     words += [f"{name}={value:_}" for name, value in numbers.items()]
+    words += [f"cluster={cluster}"] if cluster is not None else []
     if settings:
         words.append(f"settings=dt.Settings({_arguments(settings)})")
-    return "\n".join([*_imports(wanted), f"run = {_call('dt.train', words)}"])
+    return "\n".join([*_imports(wanted, cluster), f"run = {_call('dt.train', words)}"])
 
 
-def resume_text(run: str, numbers: Mapping[str, int]) -> str:
+def resume_text(run: str, numbers: Mapping[str, int], cluster: str | None) -> str:
     """`dovetail train --resume …` in Python."""
     words = [repr(run), *(f"{name}={value:_}" for name, value in numbers.items())]
-    return f"import dovetail as dt\nrun = {_call('dt.resume', words)}"
+    words += [f"cluster={cluster}"] if cluster is not None else []
+    return "\n".join([*_modules(cluster), f"run = {_call('dt.resume', words)}"])
 
 
-def _imports(wanted: Experiment) -> list[str]:
-    lines = ["import dovetail as dt"]
+def _modules(cluster: str | None) -> list[str]:
+    standard = ["import dataclasses"] if cluster and cluster.startswith("dataclasses.") else []
+    return [*standard, "import dovetail as dt"]
+
+
+def _imports(wanted: Experiment, cluster: str | None) -> list[str]:
+    lines = _modules(cluster)
     for choice in (wanted.algorithm, wanted.policy):
         if choice is not None and choice.file is not None:
             lines.append(f"from {choice.file.stem} import {choice.kind.__name__}")

@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any, get_type_hints
 
-from dovetail.cli.experiment import Words, experiment, understand
+from dovetail.cli.experiment import Words, deployment, experiment, understand
 from dovetail.cli.options import flag, read
 from dovetail.cli.parser import Parser
 from dovetail.cli.reference import PACKAGE
@@ -12,7 +12,7 @@ from dovetail.cli.spelling import resume_text, train_text
 from dovetail.cli.values import convert, numbers
 from dovetail.errors import UserError
 
-WITH_RESUME = {"resume", "steps", "json", "quiet"}
+WITH_RESUME = {"resume", "steps", "cluster", "deploy", "json", "quiet"}
 """What may be said when a run is resumed; the rest is the run's own."""
 
 
@@ -40,6 +40,8 @@ def _parser() -> Parser:
     parser.usage = "dovetail train ALGORITHM --env ENV [--option value …]"
     parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
     parser.flag("--policy", "Distribution policy: see `dovetail list`, or file.py:Name", "POLICY")
+    parser.flag("--cluster", "Run on Ray: local, auto or host:port", "CLUSTER")
+    parser.flag("--deploy", "TOML file that says what goes where on the cluster", "FILE")
     parser.flag("--seed", "Seed of everything random (default 0)", "N")
     parser.flag("--steps", "Environment steps in all (default 200_000)", "N")
     parser.flag("--run", "Folder for the run; new or empty", "FOLDER", "settings.folder")
@@ -60,7 +62,8 @@ def _train(words: Words, quiet: bool) -> Any:
     wanted = experiment(words, "train")
     given = numbers(words.values, "steps", "seed")
     settings = _settings(words)
-    _show(train_text(wanted, given, settings), quiet)
+    cluster, spelled = deployment(words)
+    _show(train_text(wanted, given, spelled, settings), quiet)
     policy = wanted.policy.build() if wanted.policy else None
     if quiet:
         settings = {"display": "none", **settings}
@@ -68,6 +71,7 @@ def _train(words: Words, quiet: bool) -> Any:
         wanted.algorithm.build(),
         wanted.env,
         policy,
+        cluster=cluster,
         settings=dovetail.Settings(**settings),
         **given,
     )
@@ -85,8 +89,9 @@ def _resume(words: Words, quiet: bool) -> Any:
             "no place beside it: leave it out, or train a new run."
         )
     given = numbers(words.values, "steps")
-    _show(resume_text(words.values["resume"], given), quiet)
-    return dovetail.resume(words.values["resume"], **given)
+    cluster, spelled = deployment(words)
+    _show(resume_text(words.values["resume"], given, spelled), quiet)
+    return dovetail.resume(words.values["resume"], cluster=cluster, **given)
 
 
 def _settings(words: Words) -> dict[str, Any]:

@@ -39,6 +39,15 @@ def _sizes_are_positive(plan: Plan, graph: Graph) -> None:
         )
 
 
+def _who_joins_late_is_not_waited_for(plan: Plan, graph: Graph) -> None:
+    if plan.fewest is not None and plan.ordered:
+        raise _refusal(
+            plan,
+            f"lets actors join later ({plan.fewest}..{plan.actors}), but every update waits for "
+            f"all of them; allow a staleness of 1 or more, or give one number of actors",
+        )
+
+
 def _environments_divide(plan: Plan, graph: Graph) -> None:
     if plan.num_envs != plan.actors * graph.actor_envs:
         raise _refusal(
@@ -313,6 +322,7 @@ def _means_are_joined(plan: Plan, graph: Graph) -> None:
 PLACEMENT_CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
     _sizes_are_positive,  # everything below divides and counts by them
     _environments_divide,
+    _who_joins_late_is_not_waited_for,
     _names_differ,  # instances name their workers
     _instances_exist,
     _workers_have_devices,

@@ -14,11 +14,26 @@ def text(plan: Plan, graph: Graph) -> str:
         for number, fragments in enumerate(plan.programs(workers[0].name), start=1):
             rows.append((str(number), " + ".join(fragments), program_flops(graph, fragments)))
         lines += [f"  {line}" for line in table(rows)]
+    lines += _stations(plan)
     links: list[Row] = [("boundary", "from → to", "link", "bytes × transfers per iteration")]
     links += [_link_row(link) for link in plan.links]
     lines += ["", *table(links), ""]
     lines += [f"  note: {note}" for note in plan.notes]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _stations(plan: Plan) -> list[str]:
+    """The processes on a cluster's nodes."""
+    if not plan.stations:
+        return []
+    rows: list[Row] = [("process", "workers", "node", "takes")]
+    for station in plan.stations:
+        takes = [f"{station.cpus:g} CPUs"] if station.cpus != 1 else ["1 CPU"]
+        takes += [f"{station.gpus:g} GPUs"] if station.gpus else []
+        takes += [f"{amount:g} {name}" for name, amount in station.others]
+        node = station.node or "when there is room"
+        rows.append((station.name, ", ".join(station.workers), node, ", ".join(takes)))
+    return ["", *table(rows)]
 
 
 def _sizes(plan: Plan) -> str:

@@ -14,6 +14,7 @@ from dovetail.plan.ir import Plan, Resources, Worker, WorkerKind
 from dovetail.policies.interface import (
     Policy,
     Split,
+    check_fewest,
     environment_worker,
     is_traced,
     on_actor,
@@ -37,11 +38,16 @@ class ActorLearner(Policy):
     many as the algorithm bears."""
     processes: bool | None = None
     """Whether each actor's environments step in a process of their own. By default where they are
-    written in Python."""
+    written in Python, and the actors are threads of one process."""
+
+    fewest: int | None = None
+    """On a cluster, how many actors a run begins with; others join when there is room. All unless
+    given; `--actors 2..8` says both."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_option("actors", self.actors, self.actors >= 1, "1 or more")
+        check_fewest(self.fewest, self.actors, "actors")
         bound = self.staleness
         check_option("staleness", bound, bound is None or bound >= 0, "0 or more")
 
@@ -59,12 +65,17 @@ class ActorLearner(Policy):
         """A worker for the learner, one for each actor, one for its environments if need be."""
         bound = staleness_of(graph, self.staleness, 2)
         workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
+        processes = self.processes
+        if processes is None and resources.cluster is not None:
+            processes = False  # each actor is in a process of its own there
         for i, share in enumerate(shares(0, self.envs, self.actors, "actors")):
             actor, steps = f"actor-{i}", f"actor-{i}"
             workers.append(Worker(actor, (0,), fused=is_traced(graph)))
-            stepping = environment_worker(graph, f"environments-{i}", self.processes)
+            stepping = environment_worker(graph, f"environments-{i}", processes)
             if stepping.kind is WorkerKind.PROCESS:
                 workers.append(stepping)
                 steps = stepping.name
             placed += on_actor(graph, actor, share) + on_environment(graph, steps, share)
-        return self.place(graph, workers, placed, staleness=bound, ordered=bound == 0)
+        return self.place(
+            graph, workers, placed, staleness=bound, fewest=self.fewest, ordered=bound == 0
+        )

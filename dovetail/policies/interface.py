@@ -146,6 +146,12 @@ def refuse_too_many_devices(wanted: int, resources: Resources, policy: str) -> N
         )
 
 
+def check_fewest(fewest: int | None, most: int, what: str) -> None:
+    """Refuses a range of actors that is none."""
+    if fewest is not None and not 1 <= fewest <= most:
+        raise UserError(f"--{what} {fewest}..{most} is no range: begin with 1 to {most}.")
+
+
 def staleness_of(graph: Graph, asked: int | None, default: int) -> int:
     """The bound that was asked for; else `default`, or less where the algorithm bears less."""
     if asked is not None:

@@ -12,6 +12,7 @@ from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.policies.interface import (
     Policy,
     Split,
+    check_fewest,
     is_traced,
     on_actor,
     on_environment,
@@ -34,9 +35,14 @@ class ParameterServer(Policy):
     """The most versions that a gradient may be behind when it is applied, if not synchronous.
     Twice the number of workers unless given."""
 
+    fewest: int | None = None
+    """On a cluster, how many workers a run begins with; others join when there is room. All unless
+    given; `--workers 2..8` says both."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_option("workers", self.workers, self.workers >= 1, "1 or more")
+        check_fewest(self.fewest, self.workers, "workers")
         bound = self.staleness
         check_option("staleness", bound, bound is None or bound >= 1, "1 or more")
         if self.synchronous and bound is not None:
@@ -65,4 +71,6 @@ class ParameterServer(Policy):
             placed += on_actor(graph, f"worker-{i}", share)
             placed += on_environment(graph, f"worker-{i}", share)
         bound = 0 if self.synchronous else self.staleness or 2 * self.workers
-        return self.place(graph, workers, placed, staleness=bound, ordered=self.synchronous)
+        return self.place(
+            graph, workers, placed, staleness=bound, fewest=self.fewest, ordered=self.synchronous
+        )

@@ -61,8 +61,7 @@ class Layout:
         processes = jax.process_count()
         whole = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._whole) for x in state]
         divided = [
-            jax.ShapeDtypeStruct((x.shape[0] * processes, *x.shape[1:]), x.dtype)
-            for x in actor
+            jax.ShapeDtypeStruct((x.shape[0] * processes, *x.shape[1:]), x.dtype) for x in actor
         ]
         return whole, [s.update(sharding=self._divided) for s in divided]
 

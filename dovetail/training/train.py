@@ -71,18 +71,25 @@ def train(
         return start.go(stop, restore=False)
 
 
-def resume(run: str | Path | Run, steps: int | None = None, env: Any = None) -> Run:
+def resume(
+    run: str | Path | Run,
+    steps: int | None = None,
+    env: Any = None,
+    cluster: Deployment | str | None = None,
+) -> Run:
     """Goes on with a run from its last checkpoint, in its own folder.
 
     Without `steps` it ends as the uninterrupted run would have. `steps` sets a new total, over
     which the learning rate is annealed from now on. `env` is needed again if the run was given a
-    Python object.
+    Python object, `cluster` only if it is to be another one.
     """
     began = time.perf_counter()
     opened = run if isinstance(run, Run) else Run.open(run)
     config = dict(opened.config)
     algorithm, policy, settings = rebuild_all(config)
-    where = rebuilt(config.get("cluster"))
+    where = Deployment(cluster) if isinstance(cluster, str) else cluster
+    where = rebuilt(config.get("cluster")) if where is None else where
+    config["cluster"] = None if where is None else dataclasses.asdict(where)
     prepare_backend(policy, None if where is None else 1)
     if env is None and config.get("env_given") == "object":
         raise UserError(
