@@ -50,22 +50,25 @@ def _needs(share: Share) -> Needs:
     return Needs(share.cpus, share.gpus, others, share.nodes, share.per_node)
 
 
-def connect(deployment: Deployment, plan: Plan | None = None) -> Any:
+def connect(
+    deployment: Deployment, plan: Plan | None = None, parcel: "Parcel | None" = None
+) -> Any:
     """Joins the deployment's cluster; a local one is started with what `plan` needs."""
     from dovetail.runtime.cluster.connection import Connection
 
     if deployment.cluster != "local":
-        return Connection(deployment.cluster)
+        return Connection(deployment.cluster, files=parcel.files() if parcel else None)
     wanted = sum(station.cpus for station in plan.stations) if plan is not None else 0
     return Connection("local", max(os.cpu_count() or 1, math.ceil(wanted)))
 
 
-def join(deployment: Deployment) -> tuple[Any, Resources]:
-    """(the cluster that is joined, what it has); a local one is started later, for its plan."""
+def join(deployment: Deployment, parcel: "Parcel | None" = None) -> tuple[Any, Resources]:
+    """(the cluster that is joined, what it has); a local one is started later, for its plan.
+    `parcel` holds the user's files that go there."""
     if deployment.cluster == "local":
         import_ray()
         return None, resources_of(deployment)
-    connection = connect(deployment)
+    connection = connect(deployment, parcel=parcel)
     return connection, resources_of(deployment, connection.nodes())
 
 
@@ -127,10 +130,10 @@ def cluster_runtime(
 ) -> Any:
     """A runtime for a plan on a cluster; `env` is what the user gave, `prepare` is called in every
     process before it traces."""
-    from dovetail.runtime.cluster.job import Job, versions
+    from dovetail.runtime.cluster.job import Job
     from dovetail.runtime.cluster.runtime import ClusterRuntime
 
-    parcel = Parcel.of(algorithm, env, policy, shipped=deployment.cluster != "local")
+    parcel = Parcel.of(algorithm, env, policy, deployment)
     job = Job(
         build=Recipe(
             parcel.thing(algorithm), parcel.env(env), parcel.thing(policy), steps, prepare
@@ -140,23 +143,8 @@ def cluster_runtime(
         seeds=seeds,
         devices=deployment.learner_devices,
         asynchronous=policy.traced_envs,
-        versions=versions(),
-        options=parcel.options(),
     )
-    _refuse_unsendable(job)
     return ClusterRuntime(planned.graph, job, connection, tell)
-
-
-def _refuse_unsendable(job: Any) -> None:
-    from ray import cloudpickle
-
-    try:
-        cloudpickle.dumps(job)
-    except Exception as error:
-        raise UserError(
-            f"The algorithm, the environment or the policy cannot be sent to other processes "
-            f"({error}): give classes and functions of a file, not objects made from them."
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -167,15 +155,15 @@ class Parcel:
     """The folder that holds them all, if it is sent; None if the workers see the same files."""
 
     @classmethod
-    def of(cls, algorithm: Any, env: Any, policy: Any, shipped: bool) -> "Parcel":
-        """What has to be sent so that workers find these."""
+    def of(cls, algorithm: Any, env: Any, policy: Any, deployment: Deployment) -> "Parcel":
+        """What has to be sent so that workers find these; `env` is what the user gave."""
         files = [*_user_files(type(algorithm)), *_user_files(type(policy))]
         if isinstance(env, str):
             found = parse(env)
             files += [Path(found.path).expanduser().resolve()] if found.backend == "file" else []
         else:
             files += _user_files(env if isinstance(env, type) or callable(env) else type(env))
-        if not files or not shipped:
+        if not files or deployment.cluster == "local":
             return cls(None)
         root = Path(os.path.commonpath([_project(file) for file in files]))
         if root in (Path(root.anchor), Path.home()):
@@ -204,12 +192,11 @@ class Parcel:
         file = Path(found.path).expanduser().resolve()
         return f"{self._place(file)}:{found.name}{found.query}"
 
-    def options(self) -> dict[str, Any]:
-        """Of Ray's, so that the folder is there."""
+    def files(self) -> dict[str, Any]:
+        """Ray's runtime environment that puts the folder where workers start."""
         if self.root is None:
             return {}
-        sent = {"working_dir": str(self.root), "excludes": list(LEFT_OUT)}
-        return {"runtime_env": sent}
+        return {"working_dir": str(self.root), "excludes": list(LEFT_OUT)}
 
     def _place(self, file: Path) -> str:
         return str(file) if self.root is None else str(file.relative_to(self.root))

@@ -8,6 +8,7 @@ devices has a process for each share of them.
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from dovetail.errors import UserError, nearest
 from dovetail.graph.ir import Fragment, Graph, Side
@@ -217,15 +218,20 @@ def place(
         if not fitting:
             raise UserError(_shortage(stations, station, cluster))
         learners = there if station.learns else Counter[tuple[bool, str]]()
-        # who needs no GPU stays away from those that others may need
-        room = min(
-            fitting,
-            key=lambda r: (learners[True, r.node.id], bool(station.gpus) != bool(r.gpus), -r.cpus),
-        )
+        room = min(fitting, key=partial(_reluctance, station, learners))
         room.take(station)
         there[station.learns, room.node.id] += 1
         placed.append(replace(station, node=room.node.name))
     return tuple(placed)
+
+
+def _reluctance(
+    station: Station, learners: Counter[tuple[bool, str]], room: _Room
+) -> tuple[int, int, float]:
+    """How little a node suits a station: what is rare there is left to those who ask for it."""
+    rare = [room.gpus and not station.gpus]
+    rare += [name not in dict(station.others) for name, amount in room.others.items() if amount]
+    return learners[True, room.node.id], sum(map(bool, rare)), -room.cpus
 
 
 def _is_named(node: Node, names: tuple[str, ...]) -> bool:

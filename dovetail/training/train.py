@@ -12,7 +12,7 @@ import jax
 
 from dovetail.algorithm import Algorithm, Task
 from dovetail.checkpoint import Checkpoints
-from dovetail.clustering import cluster_runtime, connect, join
+from dovetail.clustering import Parcel, cluster_runtime, connect, join
 from dovetail.deployment import Deployment, rebuilt
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, check_option
@@ -125,7 +125,8 @@ class _Place:
         """The plan of the run; a cluster is joined for it."""
         resources = None
         if self._deployment is not None:
-            self._connection, resources = join(self._deployment)
+            parcel = Parcel.of(self._algorithm, self._env, self._policy, self._deployment)
+            self._connection, resources = join(self._deployment, parcel)
         planned = plan_for(self._algorithm, env, self._policy, steps, resources)
         _refuse_seeds(planned.plan, settings)
         return planned

@@ -14,7 +14,7 @@ from dovetail.errors import UserError
 from dovetail.plan.ir import Station
 from dovetail.runtime.away import OutpostLost, Reply, Values
 from dovetail.runtime.cluster.job import Job
-from dovetail.runtime.cluster.stations import ActorStation
+from dovetail.runtime.cluster.stations import ActorStation, Order
 from dovetail.runtime.exchange import Closed
 from dovetail.runtime.watch import COMPILE_SECONDS
 from dovetail.runtime.wire import pack, unpack
@@ -30,12 +30,12 @@ CLOSE_SECONDS = 5.0
 class RayAbroad:
     """The processes of the actors that work for one learner process."""
 
-    def __init__(self, job: Job, rank: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, job: Job, order: Order, rank: int, tell: Callable[[str], None]) -> None:
         """Starts them at once: they come up while the learner does."""
         self._stopping = threading.Event()
         own = [s for s in job.plan.stations if s.rank == rank and not s.learns]
         self._processes = [
-            _Process(job, station, self._stopping, _is_optional(job, station, i), tell)
+            _Process(job, order, station, self._stopping, _is_optional(job, i), tell)
             for i, station in enumerate(own)
         ]
 
@@ -63,7 +63,7 @@ class RayAbroad:
             process.kill()
 
 
-def _is_optional(job: Job, station: Station, position: int) -> bool:
+def _is_optional(job: Job, position: int) -> bool:
     """Whether a run begins, and goes on, without it."""
     plan = job.plan
     return plan.fewest is not None and position >= plan.fewest
@@ -75,6 +75,7 @@ class _Process:
     def __init__(
         self,
         job: Job,
+        order: Order,
         station: Station,
         stopping: threading.Event,
         optional: bool,
@@ -84,7 +85,7 @@ class _Process:
         self.stopping = stopping
         self.optional = optional
         self.patience = job.patience
-        self._job, self._tell = job, tell
+        self._order, self._tell = order, tell
         self._lock = threading.Lock()
         self._where = "no node yet"
         self.actor: Any = None
@@ -92,27 +93,24 @@ class _Process:
 
     def _start(self, node: str) -> None:
         """Asks Ray for it; on the node of the plan if that can be."""
-        job, station = self._job, self.station
+        station = self.station
         chosen = next((n["NodeID"] for n in ray.nodes() if n["Alive"] and _is(n, node)), None)
-        options: dict[str, Any] = {**job.options}
+        strategy: Any = "SPREAD"
         if chosen is not None:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(chosen, soft=True)
-        else:
-            options["scheduling_strategy"] = "SPREAD"
+            strategy = NodeAffinitySchedulingStrategy(chosen, soft=True)
         self.actor = (
             ray.remote(ActorStation)
             .options(
                 num_cpus=station.cpus,
                 num_gpus=station.gpus,
                 resources=dict(station.others) or None,
-                max_concurrency=len(station.workers) + 1,
+                max_concurrency=len(station.workers) + 2,  # setting up, and the pulse
                 max_restarts=0,
-                name=None,
-                **options,
+                scheduling_strategy=strategy,
             )
-            .remote(job, station.rank, station.name)
+            .remote(self._order, station.rank, station.name)
         )
-        self._ready = self.actor.where.remote()
+        self._ready = self.actor.set_up.remote()
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Calls a method; starts the process anew if it is gone."""
@@ -129,11 +127,11 @@ class _Process:
                 raise Closed("stopping")
             waited = time.monotonic() - began
             if waited > PLACE_SECONDS and not self.optional:
-                raise OutpostLost(self._no_room(waited))
+                raise UserError(self._no_room(waited))
             if waited > self.patience and not told:
                 told = True
                 self._tell(self._no_room(waited))
-        self._where = self._get(ready)[0]
+        self._where = self._get(ready)
 
     def _no_room(self, waited: float) -> str:
         station = self.station
@@ -181,10 +179,7 @@ class _Process:
         except RayTaskError as error:
             raise _cause(error) from error
         except RayActorError as error:
-            raised = _raised_in_init(error)
             self.kill()
-            if raised is not None:
-                raise raised from error
             raise OutpostLost(
                 f"{self.station.name} on {self._where} is gone ({_reason(error)})."
             ) from error
@@ -237,14 +232,6 @@ def _is(node: dict[str, Any], name: str) -> bool:
 def _cause(error: RayTaskError) -> BaseException:
     cause = error.cause
     return cause if isinstance(cause, BaseException) else UserError(str(error))
-
-
-def _raised_in_init(error: RayActorError) -> BaseException | None:
-    """What a process raised while it was set up: trying again would not help."""
-    cause = getattr(error, "cause", None) or error.__cause__
-    if isinstance(cause, RayTaskError):
-        return _cause(cause)
-    return None
 
 
 def _reason(error: RayActorError) -> str:

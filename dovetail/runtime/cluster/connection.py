@@ -2,8 +2,12 @@
 
 import contextlib
 import os
+import signal
 import socket
+import threading
 import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dovetail.errors import UserError
@@ -20,9 +24,15 @@ OWN = ("CPU", "GPU", "memory", "object_store_memory")
 class Connection:
     """A cluster that this process has joined. Close it: one that it started ends with it."""
 
-    def __init__(self, cluster: str, cpus: float | None = None) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        cpus: float | None = None,
+        files: Mapping[str, Any] | None = None,
+    ) -> None:
         """`cluster`: "local" for one on this machine, with as many `cpus` to give away as asked;
-        "auto" for the one that runs here already; or its address, host:port."""
+        "auto" for the one that runs here already; or its address, host:port. `files` is the
+        runtime environment that brings a user's own files to the workers."""
         self.local = cluster == "local"
         ray = import_ray()
         if os.environ["RAY_AUTH_MODE"] != "token":
@@ -35,14 +45,14 @@ class Connection:
             return
         self._joined = True
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        options |= {"configure_logging": False}
+        options |= {"configure_logging": False, "runtime_env": dict(files or {}) or None}
         if self.local:
-            options |= {"num_cpus": cpus, "include_dashboard": False}
+            options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
         else:
             _refuse_unreachable(cluster)
             options |= {"address": cluster}
         try:
-            with _patience(), warnings.catch_warnings():
+            with _patience(), _own_signals(), warnings.catch_warnings():
                 # it starts other programs, which share nothing with JAX's threads
                 warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
                 ray.init(**options)
@@ -53,16 +63,10 @@ class Connection:
         """The machines that are there, with what is free on each."""
         import ray
 
-        free = _available()
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        shared = {node["NodeName"] for node in alive}
-        names = {
-            node["NodeID"]: node["NodeName"]
-            if len(shared) == len(alive)
-            else f"{node['NodeName']}/{node['NodeID'][:6]}"
-            for node in alive
-        }
-        return tuple(_node(node, names, free.get(node["NodeID"], {})) for node in alive)
+        free, known = _available(), ray.nodes()
+        names = node_names(known)
+        alive = [node["NodeID"] for node in known if node["Alive"]]
+        return tuple(_node(node, names[node], free.get(node, {})) for node in alive)
 
     def close(self) -> None:
         """Leaves; safe to call twice."""
@@ -93,15 +97,26 @@ def _available() -> dict[str, dict[str, float]]:
     return available_resources_per_node()
 
 
-def _node(node: dict[str, Any], names: dict[str, str], free: dict[str, float]) -> Node:
+def node_names(nodes: list[dict[str, Any]]) -> dict[str, str]:
+    """Every node's id with the name that people know it by; told apart where several share one."""
+    shared = Counter(node["NodeName"] for node in nodes)
+    return {
+        node["NodeID"]: node["NodeName"]
+        if shared[node["NodeName"]] == 1
+        else f"{node['NodeName']}/{node['NodeID'][:6]}"
+        for node in nodes
+    }
+
+
+def _node(identity: str, name: str, free: dict[str, float]) -> Node:
     others = {
         name: amount
         for name, amount in free.items()
         if name not in OWN and not name.startswith(("node:", "accelerator_type:", "CPU_", "bundle"))
     }
     return Node(
-        names[node["NodeID"]],
-        node["NodeID"],
+        name,
+        identity,
         free.get("CPU", 0.0),
         free.get("GPU", 0.0),
         tuple(sorted(others.items())),
@@ -128,7 +143,18 @@ def _refuse_unreachable(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _patience() -> Any:
+def _own_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; whoever saves and stops on it keeps it."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
     """Has Ray give up after our limit."""
     limits = {
         "RAY_gcs_rpc_server_connect_timeout_s": str(int(REACH_SECONDS)),
@@ -145,8 +171,11 @@ def _patience() -> Any:
 
 
 def _failure(cluster: str, error: Exception) -> str:
-    told = str(error)
-    if "auth" in told.lower() or "token" in told.lower():
+    told, whole = str(error), ""
+    cause: BaseException | None = error
+    while cause is not None:
+        whole, cause = f"{whole}{cause}", cause.__cause__ or cause.__context__
+    if "auth" in whole.lower() or "token" in whole.lower():
         return (
             f"The cluster {cluster} asks for a token, and ours is missing or wrong: put the head's "
             f"token (`ray get-auth-token` there) into ~/.ray/auth_token, or set RAY_AUTH_TOKEN."

@@ -1,16 +1,17 @@
 """What a station needs to build its part of a run, and what it must have in common with others."""
 
+import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 
+DEVICES = "--xla_force_host_platform_device_count"
 ALIKE = ("dovetail", "jax", "jaxlib", "numpy", "optax", "gymnasium", "gymnax", "ray")
 """Packages that must be of one version everywhere: they decide what is computed."""
 
@@ -28,10 +29,6 @@ class Job:
     """Of one learner process."""
     asynchronous: bool
     """Whether compiled calls return before they are done: for environments in JAX."""
-    versions: Mapping[str, str]
-    """The driver's."""
-    options: Mapping[str, Any]
-    """Of Ray's, for every station."""
 
 
 def versions() -> dict[str, str]:
@@ -61,6 +58,9 @@ def prepare(job: Job, gpus: float) -> None:
     """Sets JAX up in a station, before it starts."""
     import jax
 
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    others = [flag for flag in flags if not flag.startswith(DEVICES)]
+    os.environ["XLA_FLAGS"] = " ".join(others)  # the driver's devices are not ours
     if not gpus:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", job.devices)

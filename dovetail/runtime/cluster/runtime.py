@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import ray
+from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -18,9 +19,9 @@ from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan, Station
-from dovetail.runtime.cluster.connection import Connection
-from dovetail.runtime.cluster.job import Job
-from dovetail.runtime.cluster.stations import LearnerStation
+from dovetail.runtime.cluster.connection import Connection, node_names
+from dovetail.runtime.cluster.job import Job, versions
+from dovetail.runtime.cluster.stations import LearnerStation, Order
 from dovetail.runtime.report import Report
 from dovetail.runtime.wire import pack, unpack
 
@@ -44,11 +45,13 @@ class ClusterRuntime:
         self.plan: Plan = job.plan
         self.compile_seconds = 0.0
         self.seconds: dict[str, float] = {}
-        self._job, self._connection, self._tell = job, connection, tell
+        self._order = Order(versions(), _packed(job))
+        self._connection, self._tell = connection, tell
         self._done = 0
         self._group: PlacementGroup | None = None
         self._ranks: list[Any] = []
-        self._where: list[str] = []
+        self.where: list[str] = []
+        """The node of every learner process."""
         try:
             self._start()
         except BaseException:
@@ -58,7 +61,13 @@ class ClusterRuntime:
     def _start(self) -> None:
         """Reserves room for the learners together, and starts them."""
         stations = [station for station in self.plan.stations if station.learns]
-        self._group = placement_group([_bundle(s) for s in stations], strategy="SPREAD")
+        ids = {name: node for node, name in node_names(ray.nodes()).items()}
+        pinned = [{"ray.io/node-id": ids[s.node]} if s.node in ids else {} for s in stations]
+        self._group = placement_group(
+            [_bundle(s) for s in stations],
+            strategy="SPREAD",
+            bundle_label_selector=pinned if all(pinned) else None,
+        )
         if not self._group.wait(PLACE_SECONDS):
             free = ray.available_resources()
             raise UserError(
@@ -68,7 +77,6 @@ class ClusterRuntime:
             )
         for i, station in enumerate(stations):
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=i)
-            options: dict[str, Any] = {**self._job.options}
             self._ranks.append(
                 ray.remote(LearnerStation)
                 .options(
@@ -78,12 +86,10 @@ class ClusterRuntime:
                     max_concurrency=4,
                     max_restarts=0,
                     scheduling_strategy=strategy,
-                    **options,
                 )
-                .remote(self._job, station.rank)
+                .remote(self._order, station.rank)
             )
-        found = self._all([rank.where.remote() for rank in self._ranks], BUILD_SECONDS)
-        self._where = [node for node, _ in found]
+        self.where = self._all([rank.set_up.remote() for rank in self._ranks], BUILD_SECONDS)
         coordinator = None
         if len(self._ranks) > 1:
             alone = len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) == 1
@@ -159,7 +165,7 @@ class ClusterRuntime:
             if waiting and limit is not None and time.monotonic() - began > limit:
                 raise UserError(
                     f"A learner has not answered for {limit:.0f} s: look at the cluster's nodes "
-                    f"({', '.join(self._where)})."
+                    f"({', '.join(self.where)})."
                 )
         return [self._value(call) for call in calls]
 
@@ -173,10 +179,7 @@ class ClusterRuntime:
             told = str(cause).strip() or type(cause).__name__
             raise UserError(f"A learner failed: {type(cause).__name__}: {told}") from error
         except RayActorError as error:
-            cause = error.__cause__ or getattr(error, "cause", None)
-            if isinstance(cause, RayTaskError):
-                raise UserError(str(cause.cause)) from error
-            where = ", ".join(dict.fromkeys(self._where)) or "the cluster"
+            where = ", ".join(dict.fromkeys(self.where)) or "the cluster"
             raise UserError(f"The learner on {where} is gone: its process or its node died.") from (
                 error
             )
@@ -243,6 +246,16 @@ class _States:
     def both(self) -> tuple[Any, Any]:
         """(the learner's, the actors')."""
         return self._runtime.states(self._done)
+
+
+def _packed(job: Job) -> bytes:
+    try:
+        return cloudpickle.dumps(job)
+    except Exception as error:
+        raise UserError(
+            f"The algorithm, the environment or the policy cannot be sent to other processes "
+            f"({error}): give classes and functions of a file, not objects made from them."
+        ) from error
 
 
 def _bundle(station: Station) -> dict[str, float]:

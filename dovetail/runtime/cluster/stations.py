@@ -1,8 +1,10 @@
 """The two kinds of Ray actors: a learner's process, and one of its actors'."""
 
-import os
 import socket
+import threading
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,31 +12,62 @@ import numpy as np
 from dovetail.errors import UserError
 from dovetail.plan.stations import part_of
 from dovetail.runtime.away import Reply
+from dovetail.runtime.cluster.connection import node_names
 from dovetail.runtime.cluster.job import Job, prepare, refuse_other_versions
 
+SET_UP_SECONDS = 300.0
+"""How long a station may take to import and trace."""
 KEPT = 4
 """Reports whose states can still be asked for."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A job on its way: opened where it can be said what is wrong with it."""
+
+    versions: Mapping[str, str]
+    """The driver's."""
+    packed: bytes
+
+    def job(self) -> Job:
+        """The job, if this node has what it needs."""
+        from ray import cloudpickle
+
+        refuse_other_versions(self.versions, node_name())
+        try:
+            return cloudpickle.loads(self.packed)
+        except ImportError as error:
+            raise UserError(
+                f"Node {node_name()} cannot load the algorithm or the environment ({error}): "
+                f"install what they import there, or put it into the folder of their files."
+            ) from error
 
 
 class ActorStation:
     """Hosts workers that act, and the environments they step."""
 
-    def __init__(self, job: Job, rank: int, name: str) -> None:
+    def __init__(self, order: "Order", rank: int, name: str) -> None:
+        self._order, self._rank, self._name = order, rank, name
+        self._workers: Any = None
+        self._there = threading.Event()
+
+    def set_up(self) -> str:
+        """Traces, and makes the workers; returns the node it is on."""
         from dovetail.runtime.outpost import Outworkers
 
-        refuse_other_versions(job.versions, node_name())
-        station = next(s for s in job.plan.stations if s.name == name)
+        job = self._order.job()
+        station = next(s for s in job.plan.stations if s.name == self._name)
         prepare(job, station.gpus)
         graph, env = job.build()
-        plan = part_of(job.plan, rank)
+        plan = part_of(job.plan, self._rank)
         self._workers = Outworkers(graph, plan, env, job.patience, station.workers)
-
-    def where(self) -> tuple[str, int]:
-        """(the node it is on, its process)."""
-        return node_name(), os.getpid()
+        self._there.set()
+        return node_name()
 
     def begin(self, worker: str, leaves: list[Any], keys: Any) -> list[Any]:
-        """See `Outworkers`."""
+        """See `Outworkers`; may be asked before all is set up."""
+        if not self._there.wait(SET_UP_SECONDS):
+            raise UserError(f"{worker} was not set up within {SET_UP_SECONDS:.0f} s.")
         return self._workers.begin(worker, leaves, keys)
 
     def run(self, worker: str, stretch: int, *given: Any) -> Reply:
@@ -43,31 +76,37 @@ class ActorStation:
 
     def pulse(self, worker: str) -> tuple[float, bool, str]:
         """See `Outworkers`."""
+        if not self._there.is_set():
+            return 0.0, False, "It is being set up."
         return self._workers.pulse(worker)
 
     def close(self) -> None:
         """Ends the environments."""
-        self._workers.close()
+        if self._workers is not None:
+            self._workers.close()
 
 
 class LearnerStation:
     """Hosts a learner, or one process of it, and sees to its actors."""
 
-    def __init__(self, job: Job, rank: int) -> None:
-        from dovetail.runtime.cluster.abroad import RayAbroad
-
-        refuse_other_versions(job.versions, node_name())
-        self._job, self._rank = job, rank
-        self._plan = part_of(job.plan, rank)
+    def __init__(self, order: "Order", rank: int) -> None:
+        self._order, self._rank = order, rank
         self._news: deque[str] = deque(maxlen=1000)
-        self._abroad = RayAbroad(job, rank, self._news.append)
         self._reports: dict[int, Any] = {}
         self._done = 0
+        self._job: Any = None
+        self._plan: Any = None
+        self._abroad: Any = None
         self._runtime: Any = None
 
-    def where(self) -> tuple[str, int]:
-        """(the node it is on, its process)."""
-        return node_name(), os.getpid()
+    def set_up(self) -> str:
+        """Has its actors' processes started, before anything of its own; returns its node."""
+        from dovetail.runtime.cluster.abroad import RayAbroad
+
+        self._job = self._order.job()
+        self._plan = part_of(self._job.plan, self._rank)
+        self._abroad = RayAbroad(self._job, self._order, self._rank, self._news.append)
+        return node_name()
 
     def address(self, alone: bool) -> str:
         """Where this process would have the others meet: on this machine only, if that is all."""
@@ -159,7 +198,8 @@ class LearnerStation:
         """Ends its actors, then itself."""
         if self._runtime is not None:
             self._runtime.close()
-        self._abroad.close()
+        if self._abroad is not None:
+            self._abroad.close()
 
 
 def node_name() -> str:
@@ -167,8 +207,7 @@ def node_name() -> str:
     import ray
 
     own = ray.get_runtime_context().get_node_id()
-    found = [node for node in ray.nodes() if node["NodeID"] == own]
-    return found[0]["NodeName"] if found else own
+    return node_names(ray.nodes()).get(own, own)
 
 
 def _node_address() -> str:

@@ -1,0 +1,76 @@
+"""What the interpreter computes, and how near to it a policy must come."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from small import LENGTH, STEPS, Started, a2c, numbers, ppo, reinforce
+from small import interpreted as interpreted_from
+
+import dovetail
+from dovetail.algorithm import Algorithm, Task
+from dovetail.algorithms import A3C, IMPALA
+from dovetail.envs.resolve import resolve
+from dovetail.interpretation import stepper
+from dovetail.training.start import first_state
+
+ENVS, UPDATES, SEED = 8, 3, 3
+CARTPOLE = "dovetail:CartPole-v1?limit=5"
+HOST = "gymnasium:CartPole-v1?vectorization=sync&max_episode_steps=5"
+EVERYTHING: dict[str, Any] = {
+    "recurrent": 4,
+    "normalise_observations": True,
+    "normalise_rewards": True,
+}
+ALGORITHMS: dict[str, Algorithm] = {
+    "ppo": ppo(),
+    "a2c": a2c(),
+    "reinforce": reinforce(),
+    "impala": IMPALA(LENGTH, hidden=(8,)),
+    "a3c": A3C(LENGTH, hidden=(8,)),
+    "ppo-recurrent": ppo(**EVERYTHING, clip_value=True, target_kl=0.02),
+    "a2c-recurrent": a2c(**EVERYTHING, normalise_advantages=True),
+    "reinforce-recurrent": reinforce(**EVERYTHING),
+    "impala-recurrent": IMPALA(LENGTH, hidden=(8,), **EVERYTHING),
+}
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    """Equal to float tolerance; the keys and counters among the numbers are whole."""
+    np.testing.assert_allclose(numbers(found), numbers(expected), rtol=1e-5, atol=1e-5)
+
+
+def without_weights(state: Any) -> Any:
+    """With several learners the moments weigh one learner's samples; only ratios matter."""
+    return state._replace(
+        moments=state.moments._replace(weight=np.zeros(())),
+        return_moments=state.return_moments._replace(weight=np.zeros(())),
+    )
+
+
+@cache
+def interpreted(algorithm: str, env: str) -> tuple[Any, Any]:
+    """(state, actor) where the plain loop takes them."""
+    found, chosen = resolve(env), ALGORITHMS[algorithm]
+    if found.jax is None:
+        told: dict[str, Any] = {"iterations": UPDATES, "num_envs": ENVS, "steps": STEPS}
+        state, _, actor = dovetail.interpret(chosen, env, seed=SEED, debug=False, **told)
+        return state, actor
+    bound = chosen.bind(Task(found.spec, ENVS, STEPS))
+    start = first_state(bound, found.jax, ENVS, SEED)
+    return interpreted_from(bound, jax.jit(stepper(found.jax)), *start, UPDATES)
+
+
+def advance_and_compare(running: Started, algorithm: str, env: str) -> None:
+    """Some updates of a running training lead where the plain loop does."""
+    state, actor = interpreted(algorithm, env)
+    before = numbers(running.state.params)
+    running.advance(1)
+    running.advance(UPDATES - 1)
+    assert np.abs(numbers(state.params) - before).max() > 1e-4
+    assert int(state.updates) == UPDATES
+    assert np.asarray(actor.step).tolist() == [UPDATES * LENGTH] * ENVS
+    assert_close(running.state.params, state.params)
+    assert_close(without_weights(running.state), without_weights(state))
+    assert_close(running.actor, actor)

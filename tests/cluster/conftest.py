@@ -1,0 +1,14 @@
+"""One cluster for the tests that leave it as it was."""
+
+from collections.abc import Iterator
+
+import pytest
+from nodes import Nodes
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Nodes]:
+    """Three nodes of two CPUs each."""
+    made = Nodes()
+    yield made
+    made.close()

@@ -1,0 +1,138 @@
+"""A Ray cluster of three nodes on this machine, and runtimes on it."""
+
+import os
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from small import STEPS, Started
+
+from dovetail import clustering
+from dovetail.algorithm import Algorithm, Task
+from dovetail.deployment import Deployment
+from dovetail.envs.resolve import resolve
+from dovetail.planning import plan_for
+from dovetail.policies.interface import Policy
+from dovetail.training.start import enable_compile_cache, first_state
+
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
+
+
+class Nodes:
+    """The cluster; `address` is where it is joined."""
+
+    def __init__(self) -> None:
+        clustering.import_ray()
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 200_000_000}
+        with _starting_programs():
+            self.ray = Cluster(initialize_head=True, head_node_args=head)
+        self.address: str = self.ray.address
+        for _ in range(2):
+            self.add()
+
+    def add(self, **more: Any) -> Any:
+        """One more node of two CPUs."""
+        options = {"num_cpus": 2, "object_store_memory": 200_000_000, **more}
+        with _starting_programs():
+            return self.ray.add_node(**options)
+
+    def remove(self, node: Any) -> None:
+        """Ends a node at once, as if its machine had lost power."""
+        self.ray.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        """Ends every node."""
+        self.ray.shutdown()
+
+
+@contextmanager
+def _starting_programs() -> Iterator[None]:
+    """Ray forks to start other programs, which share nothing with JAX's threads."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
+        yield
+
+
+class OnCluster(Started):
+    """As `Started`, on a cluster."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        env: Any,
+        policy: Policy,
+        deployment: Deployment,
+        *,
+        seed: int = 0,
+        patience: float = 30.0,
+    ) -> None:
+        found = resolve(env, traced=policy.traced_envs)
+        parcel = clustering.Parcel.of(algorithm, env, policy, deployment)
+        connection, resources = clustering.join(deployment, parcel)
+        self.told: list[str] = []
+        try:
+            planned = plan_for(algorithm, found, policy, STEPS, resources)
+            self.plan, self.graph = planned.plan, planned.graph
+            self.runtime = clustering.cluster_runtime(
+                algorithm,
+                env,
+                policy,
+                planned,
+                deployment,
+                connection,
+                steps=STEPS,
+                patience=patience,
+                seeds=1,
+                prepare=enable_compile_cache,
+                tell=self.told.append,
+            )
+        except BaseException:
+            connection.close()
+            raise
+        bound = algorithm.bind(Task(found.spec, planned.plan.update_envs, STEPS))
+        try:
+            start = first_state(bound, found.jax, policy.envs, seed)
+            self.state: Any = start[0]
+            self.actor: Any = self.runtime.load(*start)
+        except BaseException:
+            self.runtime.close()
+            raise
+
+
+def processes_of(title: str) -> list[int]:
+    """The processes whose title begins so: Ray calls a station by its class."""
+    found: list[int] = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                line = file.read().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if line.startswith(title):
+            found.append(int(name))
+    return found
+
+
+def eventually(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """What it gives once that is true; fails after the limit."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.1)
+    return found
+
+
+@contextmanager
+def fresh_nodes() -> Iterator[Nodes]:
+    """A cluster for one test, which may break it."""
+    nodes = Nodes()
+    try:
+        yield nodes
+    finally:
+        nodes.close()

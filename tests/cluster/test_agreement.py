@@ -1,0 +1,67 @@
+"""On a cluster of three nodes every synchronous policy computes what the interpreter computes."""
+
+import pytest
+from agreement import ALGORITHMS, CARTPOLE, ENVS, HOST, SEED, advance_and_compare
+from nodes import Nodes, OnCluster
+
+from dovetail.deployment import Deployment, Share
+from dovetail.plan.ir import LinkKind
+from dovetail.policies import (
+    ActorLearner,
+    CentralInference,
+    DataParallel,
+    Environments,
+    Fused,
+    Local,
+    ParameterServer,
+    SplitDevices,
+)
+from dovetail.policies.interface import Policy
+
+HALF = Share(cpus=0.5)
+CASES: dict[str, tuple[str, str, Policy, int]] = {
+    "2 actors": ("ppo", HOST, ActorLearner(ENVS, actors=2, staleness=0), 3),
+    "4 actors": ("impala", CARTPOLE, ActorLearner(ENVS, actors=4, staleness=0), 5),
+    "actors with processes": (
+        "ppo-recurrent",
+        HOST,
+        ActorLearner(ENVS, actors=2, staleness=0, processes=True),
+        3,
+    ),
+    "inference": ("impala", HOST, CentralInference(ENVS, workers=2), 2),
+    "2 learners": ("ppo", HOST, DataParallel(ENVS, devices=2), 2),
+    "2 learners, compiled": ("impala", CARTPOLE, DataParallel(ENVS, devices=2), 2),
+    "2 learners apart from actors": ("ppo", HOST, SplitDevices(ENVS, 1, 2, staleness=0), 4),
+    "environments": ("ppo", HOST, Environments(ENVS), 1),
+    "parameter server": ("a3c", HOST, ParameterServer(ENVS, synchronous=True), 3),
+    "local": ("a3c", HOST, Local(ENVS), 1),
+    "fused": ("ppo", CARTPOLE, Fused(ENVS), 1),
+}
+"""Algorithm, environment, policy, and how many processes that makes."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_cluster_equals_the_interpreter(nodes: Nodes, case: str) -> None:
+    algorithm, env, policy, processes = CASES[case]
+    where = Deployment(nodes.address, HALF, HALF)
+    with OnCluster(ALGORITHMS[algorithm], env, policy, where, seed=SEED) as running:
+        assert len(running.plan.stations) == processes
+        advance_and_compare(running, algorithm, env)
+
+
+def test_learners_are_on_different_nodes(nodes: Nodes) -> None:
+    policy = DataParallel(ENVS, devices=2)
+    with OnCluster(ALGORITHMS["ppo"], HOST, policy, Deployment(nodes.address)) as running:
+        planned = {station.node for station in running.plan.stations}
+        running.advance(1)
+        found = set(running.runtime.where)
+    assert len(planned) == len(found) == 2
+
+
+def test_what_crosses_nodes_goes_through_the_object_store(nodes: Nodes) -> None:
+    policy = ActorLearner(ENVS, actors=2, staleness=0, processes=True)
+    where = Deployment(nodes.address, HALF, HALF)
+    with OnCluster(ALGORITHMS["ppo"], HOST, policy, where) as running:
+        kinds = {link.boundary: link.kind for link in running.plan.links}
+    assert kinds["broadcast"] is kinds["gather"] is LinkKind.OBJECT_STORE
+    assert kinds["action"] is kinds["observation"] is LinkKind.SHARED_MEMORY

@@ -1,0 +1,133 @@
+"""Processes and nodes that die, hang, come and go while a run goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agreement import ENVS
+from nodes import Nodes, OnCluster, eventually, fresh_nodes, processes_of
+from small import LENGTH, QUIET
+
+import dovetail
+from dovetail.algorithms import IMPALA
+from dovetail.deployment import Deployment, Share
+from dovetail.errors import UserError
+from dovetail.policies import ActorLearner
+
+IMPALA_SMALL = IMPALA(LENGTH, hidden=(8,))
+ACTORS, LEARNER = "ray::ActorStation", "ray::LearnerStation"
+FRAGILE = Path(__file__).parent.parent / "fragile.py"
+
+
+def two_actors(**more: Any) -> ActorLearner:
+    return ActorLearner(ENVS, actors=2, staleness=2, **more)
+
+
+def test_an_actor_that_is_killed_is_replaced(nodes: Nodes) -> None:
+    where = Deployment(nodes.address)
+    with OnCluster(IMPALA_SMALL, "CartPole-v1", two_actors(), where) as running:
+        running.advance(3)
+        for process in processes_of(ACTORS):
+            os.kill(process, signal.SIGKILL)
+        report = running.advance(200)
+        replaced = eventually(lambda: len(processes_of(ACTORS)) == 2)
+    assert replaced
+    assert report.measures["restarts"] == 2
+    assert 1 <= report.measures["lost_unrolls"] <= 2
+    gone = [line for line in running.told if "was killed" in line]
+    assert {line.split()[0] for line in gone} == {"actor-0", "actor-1"}
+    assert report.measures["staleness_max"] <= 2
+
+
+def test_an_actor_that_hangs_is_replaced(nodes: Nodes, tmp_path: Path) -> None:
+    env = f"{FRAGILE}:Fragile?how=sleep&at=30&marker={tmp_path / 'once'}"
+    where = Deployment(nodes.address)
+    with OnCluster(IMPALA_SMALL, env, two_actors(), where, patience=2.0) as running:
+        eventually(lambda: running.advance(20).measures["restarts"] == 1)
+    [complaint] = [line for line in running.told if "hangs" in line]
+    assert "time.sleep" in complaint
+
+
+def test_an_environment_that_raises_is_named_with_its_traceback(nodes: Nodes) -> None:
+    env = f"{FRAGILE}:Fragile?how=raise&at=3"
+    with (
+        OnCluster(IMPALA_SMALL, env, two_actors(), Deployment(nodes.address)) as running,
+        pytest.raises(UserError, match="actor-. failed.*the cart fell off"),
+    ):
+        running.advance(100)
+    assert sum("set up again" in line for line in running.told) >= 5
+
+
+def test_a_node_that_dies_is_replaced_and_one_that_comes_is_used() -> None:
+    with fresh_nodes() as own:
+        first, spare = own.add(resources={"actors": 2}), None
+        actor = Share(resources={"actors": 1})
+        where = Deployment(own.address, actor=actor)
+        policy = ActorLearner(12, actors=3, fewest=2, staleness=2)
+        with OnCluster(IMPALA_SMALL, "CartPole-v1", policy, where) as running:
+            running.advance(5)
+            assert [station.node for station in running.plan.stations].count("") == 1
+            spare = own.add(num_cpus=3, resources={"actors": 3})
+            eventually(lambda: running.advance(5) and "actor-2 has joined." in running.told)
+            own.remove(first)
+            eventually(lambda: running.advance(20).measures["restarts"] >= 2)
+            eventually(lambda: len(processes_of(ACTORS)) == 3)
+            assert running.advance(20).finite
+    assert spare is not None
+    gone = [line for line in running.told if "is gone" in line]
+    assert {line.split()[0] for line in gone} >= {"actor-0", "actor-1"}
+
+
+def test_a_dead_learner_ends_the_run_and_names_the_checkpoint(nodes: Nodes, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    saved = folder / "checkpoints"
+
+    def kill() -> None:
+        eventually(lambda: saved.is_dir() and any(p.name.isdigit() for p in saved.iterdir()), 60)
+        for process in processes_of(LEARNER):
+            os.kill(process, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    settings = replace(QUIET, folder=str(folder), checkpoint_every=0.5)
+    with pytest.raises(UserError, match=r"The learner on .* is gone.*Update \d+ is saved: go on"):
+        dovetail.train(
+            IMPALA_SMALL,
+            "CartPole-v1",
+            two_actors(),
+            steps=10**9,
+            cluster=nodes.address,
+            settings=settings,
+        )
+    killer.join()
+    assert eventually(lambda: not processes_of(ACTORS) and not processes_of(LEARNER))
+    reached = max(int(p.name) for p in saved.iterdir() if p.name.isdigit()) * ENVS * LENGTH
+    resumed = dovetail.resume(folder, steps=reached + 1000)
+    assert resumed.summary["env_steps"] >= reached + 1000
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_of_a_driver_that_ends(nodes: Nodes, tmp_path: Path, how: int) -> None:
+    folder = tmp_path / "run"
+    words = ["train", "impala", "--env", "CartPole-v1", "--policy", "actor-learner"]
+    words += ["--cluster", nodes.address, "--steps", "1_000_000_000", "--run", str(folder)]
+    words += ["--hidden", "8", "--display", "plain", "--no-video", "--episodes", "2"]
+    command = [sys.executable, "-c", "from dovetail.cli.main import main; raise SystemExit(main())"]
+    with subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True) as driver:
+        assert driver.stderr is not None
+        assert any("steps/s" in line for line in driver.stderr)
+        assert processes_of(LEARNER) and len(processes_of(ACTORS)) == 2
+        driver.send_signal(how)
+        told = driver.stderr.read()
+        ended = driver.wait(60)
+    assert eventually(lambda: not processes_of(ACTORS) and not processes_of(LEARNER))
+    if how is not signal.SIGKILL:
+        assert ended == 128 + how
+        assert "everything is saved" in told
+        assert any((folder / "checkpoints").iterdir())
