@@ -28,12 +28,11 @@ def gradient(
     taken at once.
     """
     count = jax.tree.leaves(samples)[0].shape[axis]
-    if piece is None:
-        piece = count
-        if jax.default_backend() == "cpu":
-            whole = activation_bytes(jax.make_jaxpr(loss)(params, samples, *rest).jaxpr)
-            piece = max(1, CACHED * count // max(1, whole))
-    pieces = _pieces(count, piece)
+    largest = piece or count
+    if piece is None and jax.default_backend() == "cpu":
+        whole = activation_bytes(jax.make_jaxpr(loss)(params, samples, *rest).jaxpr)
+        largest = max(1, CACHED * count // max(1, whole))
+    pieces = _pieces(count, largest)
     grad = jax.grad(loss, has_aux=True)
     if pieces == 1:
         return grad(params, samples, *rest)
