@@ -3,9 +3,10 @@
     python -m benchmarks.central [--quick]
 
 64 environments, as a user would train them: IMPALA on Gymnasium's CartPole, in threads and in
-processes. By default a batch is those of half the workers, so 32 is then the most there can be; the
-others may fill 48. A run's own metrics are read: `act_batch` is the mean number of environments
-that one call of acting served, `share_wait_…` the share of the time that a worker waited.
+processes. By default a batch is those of three quarters of the workers, so 48 is the most there can
+be; the others have those of half the workers, 32. A run's own metrics are read: `act_batch` is the
+mean number of environments that one call of acting served, `share_wait_…` the share of the time
+that a worker waited.
 """
 
 import argparse
@@ -21,9 +22,9 @@ ENVS, UNROLL = 64, 32
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = {
     "threads": ("processes=False",),
-    "threads, batch 48": ("processes=False", "batch=48"),
+    "threads, batch 32": ("processes=False", "batch=32"),
     "processes": ("processes=True",),
-    "processes, batch 48": ("processes=True", "batch=48"),
+    "processes, batch 32": ("processes=True", "batch=32"),
 }
 
 

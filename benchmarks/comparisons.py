@@ -19,6 +19,7 @@ from benchmarks.contestants import (
     impala,
     ours,
     pong,
+    pong_impala,
     rllib,
     sample_factory,
     stable_baselines,
@@ -189,6 +190,20 @@ COMPARISONS = (
             *pong_ppo(8192),
         ),
         (sample_factory("atari_pong", 8, 6144),),
+        (("steps_per_s", 1.5),),
+    ),
+    Comparison(
+        "atari-impala",
+        "IMPALA (a pass over the samples) on Atari Pong against the others' PPO (4 epochs)",
+        (
+            pong_impala("IMPALA, Local", "local", 8192),
+            pong_impala("IMPALA, ActorLearner", "actor-learner", 8192, "actors=1"),
+        ),
+        (
+            atari_peer("CleanRL-style", "benchmarks.handwritten.cleanrl_atari_ppo", 8192),
+            atari_peer("stable-baselines3", "benchmarks.peers.sb3_atari_ppo", 8192),
+            sample_factory("atari_pong", 8, 6144),
+        ),
         (("steps_per_s", 1.5),),
     ),
     Comparison(

@@ -118,5 +118,11 @@ def pong(name: str, policy: str, env: str, steps: int, *settings: str) -> Contes
     return ours(name, policy, 8, env, steps, "--algorithm", algorithm, settings=settings)
 
 
+def pong_impala(name: str, policy: str, steps: int, *settings: str) -> Contestant:
+    """IMPALA with the same network on Atari Pong, 8 environments."""
+    more = ("--algorithm", "atari-impala", "--unroll", str(IMPALA_UNROLL))
+    return ours(name, policy, 8, PONG, steps, *more, settings=settings)
+
+
 def atari_peer(name: str, module: str, steps: int) -> Contestant:
     return Contestant(name, "sb3", module, ("--envs", "8", "--threads", "2"), steps)

@@ -29,7 +29,7 @@ from dovetail.planning import plan_for, prepare_backend, resolve_policy
 from dovetail.runtime.local import Runtime
 from dovetail.training.start import enable_compile_cache, first_state
 
-ALGORITHMS = ("ppo", "impala", "atari-ppo", "atari-appo")
+ALGORITHMS = ("ppo", "impala", "atari-ppo", "atari-appo", "atari-impala")
 MEASURED = ("share_", "staleness", "dropped", "act_batch")
 """Columns of metrics.csv that say where the time went, by how they begin."""
 
@@ -50,6 +50,8 @@ def algorithm(name: str = "ppo", unroll: int = p.UNROLL) -> Any:
     ppo = {"epochs": p.EPOCHS, "minibatches": p.MINIBATCHES, "lambda_": p.LAMBDA, "clip": p.CLIP}
     if name.startswith("atari"):  # the Nature CNN's 512 features go straight into the two heads
         shared |= {"hidden": (), "learning_rate": p.ATARI_LEARNING_RATE}
+        if name == "atari-impala":
+            return dt.algorithms.IMPALA(**shared)
         kind = dt.algorithms.APPO if name == "atari-appo" else dt.algorithms.PPO
         return kind(**shared, **ppo)
     return dt.algorithms.PPO(learning_rate=p.LEARNING_RATE, **shared, **ppo)

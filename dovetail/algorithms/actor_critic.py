@@ -15,6 +15,7 @@ import optax
 from dovetail.algorithm import RL, Algorithm, Carry, Metrics, Timestep, Trajectory
 from dovetail.errors import check_option
 from dovetail.functions.distributions import Distribution
+from dovetail.functions.gradients import gradient
 from dovetail.functions.losses import (
     entropy_loss,
     explained_variance,
@@ -286,13 +287,15 @@ class ActorCriticAlgorithm(Algorithm):
         """One gradient step on the whole batch; the memory is replayed under the new weights."""
         weights = prepared.weights
 
-        def loss(params: Any) -> tuple[jax.Array, Metrics]:
-            outputs = self.network.unroll(
-                params, first_memory(batch), prepared.observation, batch.first
-            )
-            return self.policy_gradient_loss(outputs, batch.action, advantages, targets, weights)
+        def loss(params: Any, samples: Any) -> tuple[jax.Array, Metrics]:
+            memory, observation, first, *learned = samples
+            memory = jax.tree.map(lambda x: x[0], memory)
+            outputs = self.network.unroll(params, memory, observation, first)
+            return self.policy_gradient_loss(outputs, *learned)
 
-        gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+        samples = (batch.carry.memory, prepared.observation, batch.first, batch.action)
+        samples += advantages, targets, weights
+        gradients, metrics = gradient(loss, state.params, samples, axis=1)
         metrics["explained_variance"] = explained_variance(batch.extras.value, targets, weights)
         params, optimiser = self.descend(state, rl.mean(gradients))
         return self.next_state(state, prepared, params, optimiser), metrics

@@ -6,16 +6,26 @@ what follows the unroll included. On trajectories of its own policy it is A2C.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import RL, Correction, Metrics, Trajectory
-from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState, Prepared
+from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
 from dovetail.errors import check_option
+from dovetail.functions.gradients import gradient
 from dovetail.functions.losses import explained_variance, weighted_mean
+from dovetail.functions.normalisation import Moments
 from dovetail.functions.returns import Clips, VTrace, vtrace
+
+
+class Samples(NamedTuple):
+    """What a gradient step learns from: leaves [T, B, …]."""
+
+    batch: Trajectory
+    reward: jax.Array
+    weights: jax.Array
 
 
 @dataclass(frozen=True)
@@ -48,36 +58,28 @@ class IMPALA(ActorCriticAlgorithm):
     def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """One gradient step on the whole batch."""
         prepared = self.prepare(rl, state, batch)
-
-        def loss(params: Any) -> tuple[jax.Array, Metrics]:
-            return self._loss(params, state, batch, prepared)
-
-        gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+        samples = Samples(batch._replace(next_observation=()), prepared.reward, prepared.weights)
+        gradients, metrics = gradient(self._loss, state.params, samples, state.moments, axis=1)
         params, optimiser = self.descend(state, rl.mean(gradients))
         return self.next_state(state, prepared, params, optimiser), metrics
 
-    def _loss(
-        self, params: Any, state: LearnerState, batch: Trajectory, prepared: Prepared
-    ) -> tuple[jax.Array, Metrics]:
+    def _loss(self, params: Any, samples: Samples, moments: Moments) -> tuple[jax.Array, Metrics]:
         """One pass of the network gives the estimates, and what learns from them."""
+        batch, reward, weights = samples
         # The present moments, as the present weights: what the learner's policy would make of it.
-        distribution, values = self.revisit(params, state.moments, batch)
+        distribution, values = self.revisit(params, moments, batch)
         log_probs = distribution.log_prob(batch.action)
         clips = Clips(self.rho_clip, self.c_clip, self.gradient_clip)
-        trace = corrected(
-            batch, prepared.reward, log_probs, values, self.discount, self.lambda_, clips
-        )
+        trace = corrected(batch, reward, log_probs, values, self.discount, self.lambda_, clips)
         loss, metrics = self.policy_gradient_loss(
             (distribution, values[:-1]),
             batch.action,
             trace.weights * trace.advantages,
             trace.targets,
-            prepared.weights,
+            weights,
         )
-        metrics["explained_variance"] = explained_variance(
-            values[:-1], trace.targets, prepared.weights
-        )
-        metrics["mean_ratio"] = weighted_mean(trace.weights, prepared.weights)
+        metrics["explained_variance"] = explained_variance(values[:-1], trace.targets, weights)
+        metrics["mean_ratio"] = weighted_mean(trace.weights, weights)
         return loss, metrics
 
 

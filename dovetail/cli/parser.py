@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
                 continue
             self.places[option.flag] = place
             shape: dict[str, Any] = {"metavar": option.shape}
-            if option.annotation == "bool":
+            if option.shape == "bool":
                 self.places["--no-" + option.flag[2:]] = place
                 shape = {"action": argparse.BooleanOptionalAction}
             group.add_argument(option.flag, dest=place, help=_literal(option.help), **shape)

@@ -55,7 +55,7 @@ class Job:
     done: Semaphore
     bell: Semaphore | None
     spins: bool
-    """Whether to poll a little before waiting: it pays where processes run side by side."""
+    """Whether to poll a little before waiting; not where many share a bell, and the cores."""
     parent: int
 
     @property

@@ -95,6 +95,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self._sent = self._missing = self._steps = self._turn = 0
         self._since = 0.0
         count = max(1, min(processes, num_envs))
+        self._spins = count > 1 or bell is None
         sent = pickled(build, env_id)
         # Only the C-level methods of semaphores are kept, and with them the semaphores; their names
         # go at the end of this function, when every process has opened them: nothing can be left.
@@ -103,7 +104,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             for k, go in enumerate(goes):
                 rows = slice(k * num_envs // count, (k + 1) * num_envs // count)
-                job = Job(env_id, sent, k, rows, first, go, done, bell, count > 1, os.getpid())
+                job = Job(env_id, sent, k, rows, first, go, done, bell, self._spins, os.getpid())
                 self._members.append(Member(job))
             self._share(self._made(), seeding)
         except BaseException:
@@ -234,7 +235,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _collect(self) -> None:
         """Waits until every process has done what was asked; tells what went wrong in any."""
-        if len(self._calls) > 1:
+        if self._spins:
             spin(self._all_done)
         while self._missing:
             if self._done(True, SLICE):

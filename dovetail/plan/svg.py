@@ -113,8 +113,6 @@ def _boxes(graph: Graph, plan: Plan | None) -> dict[str, Box]:
         else:
             lines = [flops(node.flops)] + ([f"mean ×{node.means}"] if node.means else [])
             boxes[node.name] = Box(node.name, node.side, column, lines)
-    if any(not edge.targets for edge in graph.edges):
-        boxes["result"] = Box("result", Side.LEARNER, len(graph.nodes) + 1, pill=True)
     return boxes
 
 
@@ -165,7 +163,7 @@ def _crossings(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> list[C
     edges: dict[tuple[str, str], list[Edge]] = {}
     for edge in graph.edges:
         source = _box_name(graph, edge.source)
-        for name in edge.targets or ("result",):
+        for name in edge.targets:
             edges.setdefault((source, _box_name(graph, name)), []).append(edge)
     found = [_crossing(alike, plan, boxes[s], boxes[t]) for (s, t), alike in edges.items()]
     return [crossing for crossing in found if crossing.source.side is not crossing.target.side]

@@ -1,8 +1,8 @@
 """CentralInference: environment workers only step, acting is batched across them; SEED RL.
 
 One thread acts for all environments: it waits until enough of them are ready, or not longer than a
-limit, and serves those. A batch is half of the environment workers, so that one half steps while
-the other is served. Recurrent carries stay where acting is.
+limit, and serves those. A batch is that of three quarters of the environment workers: the others
+step while these are served. Recurrent carries stay where acting is.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class CentralInference(Policy):
     workers: int = 4
     """Workers that step them, each with an equal share: twice as many as can step at once."""
     batch: int | None = None
-    """Environments that one call of acting serves; those of half the workers unless given."""
+    """Environments that one call of acting serves; those of 3/4 of the workers unless given."""
     wait: float = 0.01
     """Seconds that acting waits for a full batch before it serves those that are ready."""
     staleness: int | None = None
@@ -51,7 +51,8 @@ class CentralInference(Policy):
         """One actor, which serves the environments of some workers per call."""
         first, last = shares(0, self.envs, self.workers, "workers")[0]
         share = last - first
-        size = share * -(-self.workers // 2) if self.batch is None else self.batch
+        others = max(1, self.workers // 4)
+        size = share * max(1, self.workers - others) if self.batch is None else self.batch
         if size < 1 or size > self.envs or size % share:
             raise UserError(
                 f"A batch of {size} environments is not that of whole workers, of which each has "

@@ -7,13 +7,11 @@ otherwise each device has a thread that steps its environments.
 
 from dataclasses import dataclass
 
-from dovetail.errors import check_option
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.policies.fused import compiled_together
 from dovetail.policies.interface import (
-    Policy,
-    Split,
+    Replicated,
     is_traced,
     on_actor,
     on_environment,
@@ -24,22 +22,13 @@ from dovetail.policies.interface import (
 
 
 @dataclass(frozen=True)
-class DataParallel(Policy):
+class DataParallel(Replicated):
     """Every device acts and learns on its own environments; gradients are averaged."""
 
     envs: int = 16
     """Environments stepped side by side, over all devices."""
     devices: int = 2
     """Devices that each take an equal share of the environments."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_option("devices", self.devices, self.devices >= 1, "1 or more")
-
-    @property
-    def split(self) -> Split:
-        """One actor and one learner replica per device."""
-        return Split(self.devices, self.devices, self.devices)
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """The learner over all devices, an actor on each."""

@@ -7,12 +7,11 @@ becomes an all-reduce.
 
 from dataclasses import dataclass
 
-from dovetail.errors import UserError, check_option
+from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Instance, Plan, Resources, Worker
 from dovetail.policies.interface import (
-    Policy,
-    Split,
+    Replicated,
     is_traced,
     on_actor,
     on_environment,
@@ -23,22 +22,11 @@ from dovetail.policies.interface import (
 
 
 @dataclass(frozen=True)
-class Fused(Policy):
+class Fused(Replicated):
     """One compiled program for everything; needs a JAX environment."""
 
     envs: int = 64
     """Environments stepped side by side, over all devices."""
-    devices: int = 1
-    """Devices that each take an equal share of the environments."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_option("devices", self.devices, self.devices >= 1, "1 or more")
-
-    @property
-    def split(self) -> Split:
-        """One actor and one learner replica per device."""
-        return Split(self.devices, self.devices, self.devices)
 
     @property
     def traced_envs(self) -> bool:

@@ -86,6 +86,23 @@ class Policy:
         )
 
 
+@dataclass(frozen=True)
+class Replicated(Policy):
+    """A policy that acts and learns on each of some devices, on its share of the environments."""
+
+    devices: int = 1
+    """Devices that each take an equal share of the environments."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_option("devices", self.devices, self.devices >= 1, "1 or more")
+
+    @property
+    def split(self) -> Split:
+        """One actor and one learner replica per device."""
+        return Split(self.devices, self.devices, self.devices)
+
+
 def shares(first: int, envs: int, parts: int, whom: str) -> list[tuple[int, int]]:
     """`envs` environments from number `first` on, as equal ranges for `parts` workers."""
     if parts < 1 or envs % parts:

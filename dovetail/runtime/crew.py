@@ -371,7 +371,7 @@ class CrewRun:
             if watch.stepping and watch.late(limit):
                 raise WorkerFailed(
                     f"A worker hangs: {watch.complaint()}A thread cannot be ended from outside; "
-                    f"with --processes true its environments can."
+                    f"with --processes its environments can."
                 )
 
     def report(self, records: list[Record]) -> Report:

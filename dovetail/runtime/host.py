@@ -264,18 +264,14 @@ def _as_host(leaf: Any) -> Any:
 def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[Episodes, ActorState]:
     """Episodes that ended in these rows, and the running totals of those that go on."""
     done = rows.terminated | rows.truncated
-    returns = np.array(actor.episode_return)
-    lengths = np.array(actor.episode_length)
-    batch = done.shape[1]
     count = done.sum(0).astype(np.int32)
-    ended_returns, ended_lengths = np.zeros(batch, np.float32), np.zeros(batch, np.int32)
-    start = np.zeros(batch, np.int64)
-    for t, i in zip(*np.nonzero(done), strict=True):
-        ended_returns[i] += returns[i] + rows.reward[start[i] : t + 1, i].sum()
-        ended_lengths[i] += lengths[i] + rows.valid[start[i] : t + 1, i].sum()
-        returns[i], lengths[i], start[i] = 0, 0, t + 1
-    for i in range(batch):
-        returns[i] += rows.reward[start[i] :, i].sum()
-        lengths[i] += rows.valid[start[i] :, i].sum()
+    any_ended = count > 0
+    # a row belongs to an episode that ended if its environment is done there or later
+    ended = np.logical_or.accumulate(done[::-1])[::-1]
+    returns, lengths = np.asarray(actor.episode_return), np.asarray(actor.episode_length)
+    ended_returns = np.where(any_ended, returns, 0) + rows.reward.sum(0, where=ended)
+    ended_lengths = np.where(any_ended, lengths, 0) + rows.valid.sum(0, np.int32, where=ended)
+    returns = np.where(any_ended, 0, returns) + rows.reward.sum(0, where=~ended)
+    lengths = np.where(any_ended, 0, lengths) + rows.valid.sum(0, np.int32, where=~ended)
     episodes = Episodes(count, ended_returns, ended_lengths)  # type: ignore[arg-type]
     return episodes, actor._replace(episode_return=returns, episode_length=lengths)

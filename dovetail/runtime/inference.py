@@ -105,10 +105,10 @@ class BatchedUnroll(HostUnroll):
         inputs: list[Any],
     ) -> None:
         """Waits until a batch is ready, or some groups are and the limit has passed."""
-        bell, deadline = self._stage.bell, time.perf_counter() + self._limit
+        heard, deadline = self._stage.heard, time.perf_counter() + self._limit
         while flying and len(ready) < min(self._per_call, len(ready) + len(flying)):
             left = deadline - time.perf_counter() if ready else LONGEST_WAIT
-            if left > 0 and bell.acquire(True, min(left, LONGEST_WAIT)):
+            if left > 0 and heard(True, min(left, LONGEST_WAIT)):
                 done = [g for g in flying if self._stage.groups[g].port.ready()]
             elif ready and left <= LONGEST_WAIT:
                 return

@@ -7,7 +7,7 @@ are made anew and begin new episodes.
 
 import threading
 from collections.abc import Callable
-from multiprocessing import get_context
+from multiprocessing.synchronize import Semaphore
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import numpy as np
 from dovetail.algorithm import Timestep
 from dovetail.envs import batched
 from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.envs.processes import make_bell
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
 from dovetail.graph.unroll import ActorState, env_key
@@ -110,8 +111,8 @@ class JaxStepper:
 class Port(Protocol):
     """Environments on another worker: `send` an action, go on, `receive` when `ready`."""
 
-    def reset(self, keys: jax.Array) -> Any:
-        """As a stepper's."""
+    def reset(self, keys: jax.Array, bell: Semaphore) -> Any:
+        """As a stepper's; from now on `bell` rings when a transition is done."""
         ...
 
     def send(self, action: np.ndarray, step: int) -> None:
@@ -132,18 +133,19 @@ class Port(Protocol):
 
 
 class ThreadPort:
-    """A thread that steps its environments when told; `bell` rings when it has."""
+    """A thread that steps its environments when told."""
 
-    def __init__(self, name: str, stepper: Stepper, bell: Any) -> None:
+    def __init__(self, name: str, stepper: Stepper) -> None:
         self.stepper = stepper
-        self._bell = bell
+        self._ring: Callable[[], Any] = lambda: None
         self._orders: SimpleQueue[tuple[np.ndarray, int] | None] = SimpleQueue()
         self._done: SimpleQueue[Any] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"dovetail-{name}", daemon=True)
         self._thread.start()
 
-    def reset(self, keys: jax.Array) -> Any:
+    def reset(self, keys: jax.Array, bell: Semaphore) -> Any:
         """Begins an episode in each; nothing is being stepped."""
+        self._ring = bell.release
         return self.stepper.reset(keys)
 
     def send(self, action: np.ndarray, step: int) -> None:
@@ -174,20 +176,20 @@ class ThreadPort:
                 self._done.put(self.stepper.step(*order))
             except BaseException as error:
                 self._done.put(error)
-            self._bell.release()
+            self._ring()
 
 
 class ProcessPort:
     """Environments in a process of their own, joined by shared memory."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[Semaphore | None], HostEnv]) -> None:
         self._make = make
         self._env: Any = None
 
-    def reset(self, keys: jax.Array) -> Any:
+    def reset(self, keys: jax.Array, bell: Semaphore) -> Any:
         """Starts the process anew, and begins an episode in each."""
         self.close()
-        self._env = self._make()
+        self._env = self._make(bell)
         return initial_observation(self._env, keys)
 
     def send(self, action: np.ndarray, step: int) -> None:
@@ -221,19 +223,21 @@ class Group:
 class Stage:
     """The environments of one actor: one stepper at hand, or groups on other workers."""
 
-    def __init__(self, stepper: Stepper | None, groups: list[Group], bell: Any = None) -> None:
+    def __init__(self, stepper: Stepper | None, groups: list[Group]) -> None:
         self.stepper = stepper
         self.groups = groups
-        self.bell = bell
-        """Rings once for every transition of a group that is done."""
+        self.heard: Callable[[bool, float], bool] = lambda block, timeout: False
+        """Waits for the bell, which rings once for every transition of a group that is done."""
 
     def reset(self, keys: jax.Array) -> Any:
         """Sets everything anew; the observations [B, …], or None for JAX environments."""
         if self.stepper is not None:
             return self.stepper.reset(keys)
-        while self.bell.acquire(False):
-            pass
-        shown = [group.port.reset(keys[group.part]) for group in self.groups]
+        # Only its C-level methods are kept, and with them the semaphore: its name goes with `bell`,
+        # when every process has opened it, so that nothing is left however a run ends.
+        bell = make_bell()
+        self.heard = bell.acquire
+        shown = [group.port.reset(keys[group.part], bell) for group in self.groups]
         return None if shown[0] is None else jax.tree.map(lambda *xs: np.concatenate(xs), *shown)
 
     def load(self, state: Any) -> None:
@@ -270,18 +274,18 @@ def make_stage(
         if not process and steps[0].worker == acting.worker:
             return Stage(_stepper(env, last - first), [])
         if process:
-            return Stage(HostStepper(_process_maker(env, steps[0], None, patience)), [])
-    bell = get_context("spawn").Semaphore(0)
+            make = _process_maker(env, steps[0], patience)
+            return Stage(HostStepper(lambda: make(None)), [])
     groups: list[Group] = []
     for step in steps:
         begin, end = step.envs or (first, last)
         port: Port
         if kinds[step.worker] is WorkerKind.PROCESS:
-            port = ProcessPort(_process_maker(env, step, bell, patience))
+            port = ProcessPort(_process_maker(env, step, patience))
         else:
-            port = ThreadPort(step.worker, _stepper(env, end - begin), bell)
+            port = ThreadPort(step.worker, _stepper(env, end - begin))
         groups.append(Group(slice(begin - first, end - first), port))
-    return Stage(None, groups, bell)
+    return Stage(None, groups)
 
 
 def _stepper(env: Env, size: int) -> Stepper:
@@ -292,12 +296,14 @@ def _stepper(env: Env, size: int) -> Stepper:
     return HostStepper(lambda: host(size))
 
 
-def _process_maker(env: Env, step: Instance, bell: Any, patience: float) -> Callable[[], HostEnv]:
+def _process_maker(
+    env: Env, step: Instance, patience: float
+) -> Callable[[Semaphore | None], HostEnv]:
     make = env.process
     assert make is not None
     assert step.envs is not None
     first, last = step.envs
-    return lambda: make(last - first, bell=bell, first=first, patience=patience)
+    return lambda bell: make(last - first, bell=bell, first=first, patience=patience)
 
 
 def begin_episodes(env: Env, stage: Stage | None, actor: ActorState, keys: jax.Array) -> ActorState:

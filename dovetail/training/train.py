@@ -18,6 +18,7 @@ from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, check_option
 from dovetail.evaluation import Evaluator
 from dovetail.explanation import Explanation
+from dovetail.plan import serial
 from dovetail.plan.ir import Plan
 from dovetail.planning import Planned, plan_for, prepare_backend, resolve_policy
 from dovetail.policies.interface import Policy
@@ -187,6 +188,7 @@ def _run_name(config: dict[str, Any]) -> str:
 def _write_plan(run: Run, planned: Planned) -> None:
     explanation = Explanation(planned.graph, planned.plan)
     run.write_text("plan.txt", f"{explanation}\n")
+    run.write_json("plan.json", serial.to_json(planned.plan))
     run.write_text("graph.svg", explanation.svg())
 
 

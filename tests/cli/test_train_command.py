@@ -11,6 +11,7 @@ import dovetail
 from dovetail import planning
 from dovetail.algorithms.ppo import PPO
 from dovetail.cli.main import main
+from dovetail.policies.actor_learner import ActorLearner
 from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
 from dovetail.settings import Settings
@@ -60,6 +61,16 @@ def test_options_reach_algorithm_policy_and_settings(train: Calls) -> None:
     (call,) = train
     assert call[0] == (algorithm, "X", Fused(envs=32, devices=2))
     assert call[1] == {"seed": 3, "steps": 200_000, "settings": settings}
+
+
+@pytest.mark.parametrize(
+    ("flag", "chosen"), [("--processes", True), ("--no-processes", False), ("", None)]
+)
+def test_whether_there_are_processes_is_a_plain_flag(
+    train: Calls, flag: str, chosen: bool | None
+) -> None:
+    assert command(f"train impala --env X --policy actor-learner {flag} --envs 4") == 0
+    assert train[0][0][2] == ActorLearner(envs=4, processes=chosen)
 
 
 def test_a_policy_option_alone_goes_to_the_default_policy(train: Calls) -> None:

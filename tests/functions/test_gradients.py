@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail.functions.gradients import gradient
+from dovetail.functions import gradients
+from dovetail.functions.gradients import activation_bytes, gradient
 
 
 def loss(params: jax.Array, samples: jax.Array, shift: float) -> tuple[jax.Array, dict]:
@@ -31,3 +32,25 @@ def test_a_count_without_divisors_is_taken_at_once() -> None:
         samples[:6]
     )
     assert "scan" in str(in_pieces)
+
+
+def test_pieces_along_another_axis_make_the_whole() -> None:
+    samples = jnp.arange(36.0).reshape(3, 6, 2) / 10
+    params = jnp.array([0.5, -1.0])
+    whole, metrics = jax.grad(loss, has_aux=True)(params, samples, 1.0)
+    found, found_metrics = gradient(loss, params, samples, 1.0, axis=1, piece=2)
+    np.testing.assert_allclose(found, whole, rtol=1e-5)
+    np.testing.assert_allclose(found_metrics["loss"], metrics["loss"], rtol=1e-5)
+
+
+def test_a_piece_has_as_many_samples_as_the_activations_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sample's product takes 2 floats and gives 1: 12 bytes, in an inner program as well."""
+    samples = jnp.arange(24.0).reshape(12, 2)
+    program = jax.make_jaxpr(jax.jit(loss))(jnp.ones(2), samples, 0.0).jaxpr
+    assert activation_bytes(program) == 12 * 12
+    for allowed, pieces in ((12 * 12, 1), (12 * 12 - 1, 2), (6 * 12, 2), (4 * 12 + 11, 3)):
+        monkeypatch.setattr(gradients, "CACHED", allowed)
+        taken = jax.make_jaxpr(lambda s: gradient(loss, jnp.ones(2), s, 0.0))(samples)
+        assert (f"length={pieces}" in str(taken)) == (pieces > 1)

@@ -11,41 +11,53 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def test_patches_by_hand() -> None:
-    image = jnp.arange(16).reshape(1, 4, 4, 1)
-    found = cnn.patches(image, kernel=2, stride=2)
-    np.testing.assert_array_equal(
-        found[0], [[[0, 1, 4, 5], [2, 3, 6, 7]], [[8, 9, 12, 13], [10, 11, 14, 15]]]
+def as_kernel(weight: jax.Array, kernel: int, stride: int) -> jax.Array:
+    """A layer's weight [block row, block column, row, column, channel; outputs] as `lax` has it."""
+    blocks, outputs = kernel // stride, weight.shape[1]
+    ordered = weight.reshape(blocks, blocks, stride, stride, -1, outputs)
+    return ordered.transpose(0, 2, 1, 3, 4, 5).reshape(kernel, kernel, -1, outputs)
+
+
+def test_a_convolution_by_hand() -> None:
+    image = jnp.arange(16.0).reshape(1, 4, 4, 1)
+    corners = jnp.array([[1.0], [0.0], [0.0], [10.0]])
+    found = cnn.convolve({"weight": corners, "bias": jnp.array([0.5])}, image, 2, 2)
+    np.testing.assert_array_equal(found[0, ..., 0], [[50.5, 72.5], [138.5, 160.5]])
+    middle = jnp.zeros((9, 2)).at[4, 0].set(1.0).at[5, 1].set(2.0)
+    found = cnn.convolve({"weight": middle, "bias": jnp.zeros(2)}, image, 3, 1)
+    np.testing.assert_array_equal(found[0], [[[5, 12], [6, 14]], [[9, 20], [10, 22]]])
+
+
+@pytest.mark.parametrize("channels", [1, 3, 16])
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (4, 2), (2, 2), (6, 3), (8, 4), (1, 1)])
+def test_a_layer_is_a_convolution(kernel: int, stride: int, channels: int) -> None:
+    """Values and gradients, whether all that a kernel covers is joined or row after row."""
+    x = jnp.asarray(normal(0, 2, 11, 9, channels))
+    params = {
+        "weight": jnp.asarray(normal(1, kernel * kernel * channels, 5)),
+        "bias": jnp.asarray(normal(2, 5)),
+    }
+
+    def by_lax(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return params["bias"] + jax.lax.conv_general_dilated(
+            x,
+            as_kernel(params["weight"], kernel, stride),
+            (stride, stride),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+
+    def ours(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return cnn.convolve(params, x, kernel, stride)
+
+    expected, pull_expected = jax.vjp(by_lax, params, x)
+    found, pull = jax.vjp(ours, params, x)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3),
+        pull(expected),
+        pull_expected(expected),
     )
-    found = cnn.patches(image, kernel=3, stride=1)
-    assert found.shape == (1, 2, 2, 9)
-    np.testing.assert_array_equal(found[0, 1, 0], [4, 5, 6, 8, 9, 10, 12, 13, 14])
-
-
-@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (4, 2), (2, 2), (6, 3), (1, 1)])
-def test_patches_cover_what_a_convolution_covers(kernel: int, stride: int) -> None:
-    """A kernel of ones sums each patch, whatever the order of a patch's entries."""
-    x = jnp.asarray(normal(0, 2, 11, 9, 3))
-    found = cnn.patches(x, kernel, stride).sum(axis=-1)
-    ones = jnp.ones((kernel, kernel, 3, 1))
-    expected = jax.lax.conv_general_dilated(
-        x, ones, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    np.testing.assert_allclose(found, expected[..., 0], atol=1e-5)
-
-
-@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (4, 2)])
-def test_a_layer_is_a_convolution(kernel: int, stride: int) -> None:
-    """Each entry of a patch, found by its place, meets that place's weight."""
-    x = jnp.asarray(normal(0, 2, 8, 8, 3))
-    weight = jnp.asarray(normal(1, kernel * kernel * 3, 5))
-    places = jnp.arange(kernel * kernel * 3).reshape(1, kernel, kernel, 3)
-    order = cnn.patches(places, kernel, stride).reshape(-1)
-    as_kernel = weight[jnp.argsort(order)].reshape(kernel, kernel, 3, 5)
-    expected = jax.lax.conv_general_dilated(
-        x, as_kernel, (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
-    np.testing.assert_allclose(cnn.patches(x, kernel, stride) @ weight, expected, atol=1e-4)
 
 
 def test_nature_cnn_has_the_papers_shapes() -> None:

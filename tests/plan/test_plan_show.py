@@ -71,5 +71,5 @@ def test_workers_on_different_devices_are_told_apart() -> None:
 
 def test_batches_of_acting_are_told() -> None:
     lines = lines_of(planned(CentralInference(8)))
-    assert "acting in batches of 4" in lines[0]
+    assert "acting in batches of 6" in lines[0]
     assert "  worker inference on device 0, 8 environments" in lines

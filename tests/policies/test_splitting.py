@@ -9,6 +9,7 @@ import pytest
 from placed import HOST, TOY, planned
 from toys import ActorGradients, Drift
 
+from dovetail import policies
 from dovetail.algorithm import Algorithm
 from dovetail.algorithms import A2C, A3C, IMPALA, PPO
 from dovetail.envs.resolve import resolve
@@ -197,7 +198,8 @@ def test_a_host_environment_cannot_be_compiled_in() -> None:
         (SplitDevices(8, 2, 2, threads=2), Split(2, 4, 4)),
         (ParameterServer(8, workers=4), Split(1, 4, 1)),
         (ParameterServer(8, workers=4, synchronous=True), Split(1, 4, 4)),
-        (CentralInference(8, workers=4), Split(batch=4)),
+        (CentralInference(8, workers=4), Split(batch=6)),
+        (CentralInference(8, workers=2), Split(batch=4)),
         (CentralInference(9, workers=3), Split(batch=6)),  # two of three workers
         (CentralInference(8, workers=1), Split(batch=8)),
         (CentralInference(8, workers=4, batch=2), Split(batch=2)),
@@ -215,8 +217,7 @@ def test_equal_shares_in_order() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_is_called_as_on_the_command_line(name: str) -> None:
-    kinds = {kind.__name__: kind for kind in Policy.__subclasses__()}
-    policy = kinds[POLICIES[name].partition(":")[2]]()
+    policy = getattr(policies, POLICIES[name].partition(":")[2])()
     assert policy.name == name == name_of(policy, POLICIES)
 
 

@@ -26,9 +26,8 @@ TINY = (
 LINES = {
     "fused": f"train a2c --env dovetail:Chain-v0 --policy fused --envs 4 {TINY}",
     "processes": f"train a2c --env CartPole-v1?vectorization=async --envs 2 {TINY}",
-    "actors": "train impala --env CartPole-v1 --policy actor-learner --processes true --envs 4 "
-    + TINY,
-    "inference": "train a2c --env CartPole-v1 --policy central-inference --processes true "
+    "actors": "train impala --env CartPole-v1 --policy actor-learner --processes --envs 4 " + TINY,
+    "inference": "train a2c --env CartPole-v1 --policy central-inference --processes "
     f"--workers 2 --envs 4 {TINY}",
 }
 RUN = Path("run")
@@ -118,6 +117,23 @@ def assert_whole() -> None:
 def last_line(err: str) -> str:
     assert "Traceback" not in err, err
     return err.splitlines()[-1]
+
+
+def semaphores(process: int) -> list[str]:
+    """The named semaphores that a process uses, as the kernel shows them."""
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+    return [line[line.index("/dev/shm/sem.") :] for line in lines if "/dev/shm/sem." in line]
+
+
+@pytest.mark.parametrize("kind", ["actors", "inference"])
+def test_no_semaphore_can_be_left_even_if_all_are_killed(kind: str) -> None:
+    """While it trains, their names are gone already."""
+    command = Command(LINES[kind])
+    command.when(training)
+    found = semaphores(command.process.pid)
+    command.send(signal.SIGKILL)
+    assert command.end()[0] == -signal.SIGKILL
+    assert len(found) >= 2 and all(name.endswith(" (deleted)") for name in found), found
 
 
 @pytest.mark.parametrize("kind", LINES)

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from small import LENGTH
 
+from dovetail.algorithms import A2C
 from dovetail.cli.main import main
+from dovetail.explanation import explain
+from dovetail.plan.serial import from_json
+from dovetail.policies import Local
 from dovetail.run import Run
 
 KEYS = [
@@ -28,7 +32,7 @@ KEYS = [
     "run",
 ]
 NAMES = (
-    "config.json plan.txt graph.svg metrics.csv events checkpoints policy"
+    "config.json plan.txt plan.json graph.svg metrics.csv events checkpoints policy"
     " learning_curve.png video.mp4 summary.json"
 )
 
@@ -102,3 +106,6 @@ def test_the_plan_and_the_graph_are_the_plans(trained: tuple[Path, str, str]) ->
     text = (trained[0] / "plan.txt").read_text()
     assert "A2C" in text and "gymnasium:CartPole-v1" in text and "local" in text
     assert (trained[0] / "graph.svg").read_text().startswith("<svg")
+    plan = from_json(json.loads((trained[0] / "plan.json").read_text()))
+    explained = explain(A2C(unroll_length=LENGTH, hidden=(8,)), "CartPole-v1", Local(envs=4))
+    assert plan == explained.plan
