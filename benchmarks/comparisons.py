@@ -14,6 +14,7 @@ from benchmarks.contestants import (
     Contestant,
     atari_peer,
     cleanrl,
+    distributed,
     gymnax_peers,
     hand,
     impala,
@@ -212,6 +213,13 @@ COMPARISONS = (
         async_gymnasium(3_000_000)[:1],
         (threads("hand-written threads", 1, 128, GYMNASIUM, 3_000_000),),
         (("steps_per_s", 0.97),),
+    ),
+    Comparison(
+        "cluster-impala",
+        "2 actors and a learner as Ray processes against the same in threads, 64 × 32 unrolls",
+        (distributed("Ray", "--cluster", "local"),),
+        (distributed("threads"),),
+        (("steps_per_s", 0.7),),
     ),
     Comparison(
         "scaling-actor-learner",

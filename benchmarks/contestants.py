@@ -1,6 +1,6 @@
 """Who can be compared: ours with its options, the programs written by hand, and the peers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.protocol import IMPALA_UNROLL
 
@@ -52,6 +52,12 @@ def impala(name: str, actors: int, envs: int, env: str, steps: int, *settings: s
         *("--algorithm", "impala", "--unroll", str(IMPALA_UNROLL)),
         settings=(f"actors={actors}", *settings),
     )
+
+
+def distributed(name: str, *more: str) -> Contestant:
+    """IMPALA with unrolls of 64 steps of 32 environments, where Ray is installed."""
+    made = impala(name, 2, 64, GYMNASIUM, 2_000_000, "processes=False")
+    return replace(made, python="ray", arguments=(*made.arguments, "--unroll", "64", *more))
 
 
 def hand(module: str, envs: int, steps: int) -> Contestant:

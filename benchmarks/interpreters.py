@@ -10,11 +10,22 @@ VENVS = ROOT / "benchmarks" / ".venvs"
 
 
 def interpreter(name: str) -> Path:
-    """`dovetail`, or one whose pinned packages are in peers/<name>.txt."""
+    """`dovetail`; `ray`, which is that with Ray; or one whose packages are in peers/<name>.txt."""
     if name == "dovetail":
         own = ROOT / ".venv" / "bin" / "python"
         return own if own.exists() else Path(sys.executable)
-    return _peer(name)
+    return _with_ray() if name == "ray" else _peer(name)
+
+
+def _with_ray() -> Path:
+    """Dovetail's own packages and Ray, as in the image for clusters."""
+    lock, folder = ROOT / "deploy" / "requirements.lock", VENVS / "ray"
+    python, stamp = folder / "bin" / "python", folder / "installed.txt"
+    if not (stamp.exists() and stamp.read_text() == lock.read_text()):
+        installer = ROOT / "tools" / "install.py"
+        subprocess.run([sys.executable, str(installer), str(folder), str(lock)], check=True)
+        stamp.write_text(lock.read_text())
+    return python
 
 
 def _peer(name: str) -> Path:

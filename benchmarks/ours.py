@@ -30,7 +30,7 @@ from dovetail.runtime.local import Runtime
 from dovetail.training.start import enable_compile_cache, first_state
 
 ALGORITHMS = ("ppo", "impala", "atari-ppo", "atari-appo", "atari-impala")
-MEASURED = ("share_", "staleness", "dropped", "act_batch")
+MEASURED = ("share_", "staleness", "dropped", "act_batch", "message_ms")
 """Columns of metrics.csv that say where the time went, by how they begin."""
 
 
@@ -57,8 +57,8 @@ def algorithm(name: str = "ppo", unroll: int = p.UNROLL) -> Any:
     return dt.algorithms.PPO(learning_rate=p.LEARNING_RATE, **shared, **ppo)
 
 
-class Clocked(Runtime):
-    """The runtime, which notes when how many iterations were done.
+class Clocked:
+    """A runtime, which notes when how many iterations were done.
 
     The times in metrics.csv will not do: where one thread does everything, a report is written only
     after the iterations that follow it.
@@ -66,8 +66,14 @@ class Clocked(Runtime):
 
     done: ClassVar[list[tuple[float, int]]] = []
 
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
     def advance(self, iterations: int) -> Any:
-        return Noted(super().advance(iterations), iterations)
+        return Noted(self._runtime.advance(iterations), iterations)
 
 
 class Noted:
@@ -81,8 +87,10 @@ class Noted:
         return report
 
 
-def measure_speed(job: p.Job, chosen: Any, policy: Any) -> None:
-    importlib.import_module("dovetail.training.train").Runtime = Clocked  # type: ignore[attr-defined]
+def measure_speed(job: p.Job, chosen: Any, policy: Any, cluster: str | None) -> None:
+    place: Any = importlib.import_module("dovetail.training.train").Place
+    made = place.runtime
+    place.runtime = lambda *arguments: Clocked(made(*arguments))
     with tempfile.TemporaryDirectory() as folder:
         settings = dt.Settings(
             folder=str(Path(folder) / "run"),
@@ -93,7 +101,8 @@ def measure_speed(job: p.Job, chosen: Any, policy: Any) -> None:
         )
         iterations = job.iterations + max(1, job.iterations // 8)
         steps = iterations * job.per_iteration
-        run = dt.train(chosen, job.env, policy, steps=steps, seed=job.seed, settings=settings)
+        told = {"steps": steps, "seed": job.seed, "cluster": cluster, "settings": settings}
+        run = dt.train(chosen, job.env, policy, **told)
         more: dict[str, Any] = {k: run.summary[k] for k in ("compile_s", "wall_s")}
         more["reported_steps_per_s"] = run.summary["steps_per_s"]
         last_row = {name: column[-1] for name, column in run.metrics.items()}
@@ -165,13 +174,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="ppo")
     parser.add_argument("--policy", default="fused")
+    parser.add_argument("--cluster", help="on Ray; only for speed")
     parser.add_argument("--set", action="append", default=[], metavar="option=value")
     options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
     policy = distribution_policy(options.policy, job, options.set)
     chosen = algorithm(options.algorithm, job.unroll)
     if job.mode == "speed":
-        measure_speed(job, chosen, policy)
+        measure_speed(job, chosen, policy, options.cluster)
     else:
         train_to_threshold(job, chosen, policy)
 

@@ -32,6 +32,7 @@ SCRIPTS = {
     "links-exchange": ("a small message between two threads, there and back", EXCHANGE),
     "env-processes": ("environments in processes against Gymnasium's", PROCESSES),
     "central": ("how full acting's batches are under CentralInference", ["benchmarks.central"]),
+    "cluster-costs": ("weights, start-up and 64 actors on Ray", ["benchmarks.cluster"]),
 }
 GIVE_UP = 3600.0
 """Seconds after which a contestant that does not answer counts as hung."""
@@ -146,7 +147,8 @@ def run_json(command: list[str]) -> Answer:
 
 def run_script(command: list[str]) -> Answer:
     """Runs one of the other measurements, which prints its own table and ends with JSON."""
-    full = [str(interpreter("dovetail")), "-m", *command]
+    python = "ray" if command[0] == "benchmarks.cluster" else "dovetail"
+    full = [str(interpreter(python)), "-m", *command]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(
         full, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True

@@ -106,7 +106,8 @@ def _share(path: str | Path, table: Mapping[str, Any], name: str) -> Share:
         isinstance(amount, int | float) and amount > 0 for amount in resources.values()
     ):
         raise UserError(f"{path}: [{name}] resources is {resources!r}; give each an amount over 0.")
-    return Share(**{**table, "nodes": tuple(nodes), "resources": dict(resources)})
+    rebuilt: dict[str, Any] = {**table, "nodes": tuple(nodes), "resources": dict(resources)}
+    return Share(**rebuilt)
 
 
 def _refuse_unknown(path: str | Path, table: Mapping[str, Any], known: Any, where: str) -> None:

@@ -61,7 +61,7 @@ def train(
     prepare_backend(chosen, None if where is None else 1)
     found = resolve(env, traced=chosen.traced_envs)
     with stopping() as stop, ExitStack() as stack:
-        place = _Place(algorithm, env, chosen, where)
+        place = Place(algorithm, env, chosen, where)
         stack.callback(place.close)
         planned = place.plan(found, steps, settings)
         config = describe(algorithm, env, found, chosen, steps=steps, seed=seed, settings=settings)
@@ -104,14 +104,14 @@ def resume(
     given = env if env is not None else config["env"]
     found = resolve(given, traced=policy.traced_envs)
     with stopping() as stop, ExitStack() as stack:
-        place = _Place(algorithm, given, policy, where)
+        place = Place(algorithm, given, policy, where)
         stack.callback(place.close)
         planned = place.plan(found, config["steps"], settings)
         start = _Start(opened, algorithm, planned, config, settings, began, place)
         return start.go(stop, restore=True)
 
 
-class _Place:
+class Place:
     """Where a run is: on this machine, or on a cluster that is joined for it."""
 
     def __init__(
@@ -202,7 +202,7 @@ class _Start:
     config: dict[str, Any]
     settings: Settings
     began: float
-    place: _Place
+    place: Place
 
     def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""

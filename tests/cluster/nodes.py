@@ -4,7 +4,7 @@ import os
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,13 +32,13 @@ class Nodes:
         head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 200_000_000}
         with _starting_programs():
             self.ray = Cluster(initialize_head=True, head_node_args=head)
-        self.address: str = self.ray.address
+        self.address = str(self.ray.address)
         for _ in range(2):
             self.add()
 
     def add(self, **more: Any) -> Any:
         """One more node of two CPUs."""
-        options = {"num_cpus": 2, "object_store_memory": 200_000_000, **more}
+        options: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 200_000_000, **more}
         with _starting_programs():
             return self.ray.add_node(**options)
 
@@ -52,7 +52,7 @@ class Nodes:
 
 
 @contextmanager
-def _starting_programs() -> Iterator[None]:
+def _starting_programs() -> Generator[None]:
     """Ray forks to start other programs, which share nothing with JAX's threads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
@@ -129,7 +129,7 @@ def eventually(what: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 
 @contextmanager
-def fresh_nodes() -> Iterator[Nodes]:
+def fresh_nodes() -> Generator[Nodes]:
     """A cluster for one test, which may break it."""
     nodes = Nodes()
     try:

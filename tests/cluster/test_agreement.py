@@ -1,8 +1,10 @@
 """On a cluster of three nodes every synchronous policy computes what the interpreter computes."""
 
 import pytest
-from agreement import ALGORITHMS, CARTPOLE, ENVS, HOST, SEED, advance_and_compare
+from agreement import ALGORITHMS, CARTPOLE, ENVS, HOST, SEED, advance_and_compare, assert_close
 from nodes import Nodes, OnCluster
+from small import Started
+from toys import Drift, TwoUnrolls
 
 from dovetail.deployment import Deployment, Share
 from dovetail.plan.ir import LinkKind
@@ -65,3 +67,15 @@ def test_what_crosses_nodes_goes_through_the_object_store(nodes: Nodes) -> None:
         kinds = {link.boundary: link.kind for link in running.plan.links}
     assert kinds["broadcast"] is kinds["gather"] is LinkKind.OBJECT_STORE
     assert kinds["action"] is kinds["observation"] is LinkKind.SHARED_MEMORY
+
+
+def test_actors_that_hear_from_the_learner_in_the_middle_of_an_iteration(nodes: Nodes) -> None:
+    """The toys' own files reach the workers, and every stretch of an iteration is a call."""
+    policy = ActorLearner(4, actors=2, staleness=0)
+    where = Deployment(nodes.address, HALF, HALF)
+    with OnCluster(TwoUnrolls(), Drift(), policy, where) as running:
+        running.advance(3)
+    with Started(TwoUnrolls(), Drift(), Local(4)) as expected:
+        expected.advance(3)
+    assert_close(running.state, expected.state)
+    assert_close(running.actor, expected.actor)

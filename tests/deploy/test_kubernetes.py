@@ -32,9 +32,9 @@ from manifests import (
     load,
 )
 
-from dovetail import deployment
 from dovetail.cli.experiment import understand
 from dovetail.cli.train import _parser
+from dovetail.deployment import Deployment
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LOCK = (DEPLOY / "requirements.lock").read_text(encoding="utf-8")
@@ -189,10 +189,10 @@ def test_the_entry_point_is_a_command_of_dovetail() -> None:
     assert values["folder"].startswith("/runs/")
 
 
-def placed(manifest: Tree, tmp_path: Path) -> deployment.Deployment:
+def placed(manifest: Tree, tmp_path: Path) -> Deployment:
     file = tmp_path / "deployment.toml"
     file.write_text(manifest["data"][file.name], encoding="utf-8")
-    return deployment.load(file)
+    return Deployment.load(file)
 
 
 def test_the_processes_of_the_run_fit_its_pods(tmp_path: Path) -> None:

@@ -111,4 +111,4 @@ def test_the_seed_that_diverged_is_found_among_the_others() -> None:
     loop.settings = dovetail.Settings(seeds=2)
     after = type(loop.good)((), tuple, 9, 144)
     with pytest.raises(UserError, match="loss became inf between updates 5 and 9"):
-        loop._refuse_nonfinite({"loss": np.array([0.5, np.inf])}, after)
+        loop._refuse_nonfinite({"loss": np.array([0.5, np.inf])}, after, True)

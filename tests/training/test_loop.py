@@ -39,13 +39,13 @@ class Pretended:
     def advance(self, count: int) -> "Done":
         self.chunks.append(count)
         self.state = self.state + count
-        ends = float(self.state) * count
+        ends, state = float(self.state) * count, self.state
         return Done(
             Report(
                 count,
                 {"loss": np.float32(2.0 * count)},
                 [np.array([count, 0]), np.array([ends, 0.0]), np.array([5 * count, 0])],
-                self.state,
+                lambda: state,
                 lambda: (),
                 {"staleness": 0.5},
             )
@@ -192,7 +192,7 @@ def test_time_to_threshold_counts_earlier_starts() -> None:
     class Found(Nothing):
         def results(self) -> list[Any]:
             evaluation = Evaluation(np.array([2.0]), np.array([1]), 0)
-            return [Result(Snapshot((), lambda: (), 1, 20), 7.0, evaluation)]
+            return [Result(Snapshot(lambda: (), lambda: (), 1, 20), 7.0, evaluation)]
 
     loop._collect(Found(), row := {})  # type: ignore[arg-type]
     assert loop.reached.time_to_threshold == 107.0 and row == {"eval_return": 2.0}

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dovetail.errors import UserError
 from dovetail.plan.ir import Station
 from dovetail.runtime.away import OutpostLost, Reply, Values
+from dovetail.runtime.cluster.connection import node_names
 from dovetail.runtime.cluster.job import Job
 from dovetail.runtime.cluster.stations import ActorStation, Order
 from dovetail.runtime.exchange import Closed
@@ -39,7 +40,8 @@ class RayAbroad:
             for i, station in enumerate(own)
         ]
 
-    def share(self, values: Values) -> Any:
+    @staticmethod
+    def share(values: Values) -> Any:
         """One object for all outposts, freed with the version."""
         return ray.put({number: pack(leaf) for number, leaf in values.items()})
 
@@ -60,7 +62,7 @@ class RayAbroad:
         with contextlib.suppress(RayError):
             ray.wait(asked, num_returns=len(asked), timeout=CLOSE_SECONDS) if asked else None
         for process in self._processes:
-            process.kill()
+            process.kill(process.actor)
 
 
 def _is_optional(job: Job, position: int) -> bool:
@@ -94,10 +96,10 @@ class _Process:
     def _start(self, node: str) -> None:
         """Asks Ray for it; on the node of the plan if that can be."""
         station = self.station
-        chosen = next((n["NodeID"] for n in ray.nodes() if n["Alive"] and _is(n, node)), None)
+        ids = {name: node for node, name in node_names(ray.nodes()).items()}
         strategy: Any = "SPREAD"
-        if chosen is not None:
-            strategy = NodeAffinitySchedulingStrategy(chosen, soft=True)
+        if node in ids:
+            strategy = NodeAffinitySchedulingStrategy(ids[node], soft=True)
         self.actor = (
             ray.remote(ActorStation)
             .options(
@@ -112,16 +114,16 @@ class _Process:
         )
         self._ready = self.actor.set_up.remote()
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Calls a method; starts the process anew if it is gone."""
+    def started(self) -> tuple[Any, Any]:
+        """(the process, what it answers once it is set up); started anew if it was gone."""
         with self._lock:
             if self.actor is None:
                 self._start("")
-            return getattr(self.actor, method).remote(*arguments)
+            return self.actor, self._ready
 
-    def wait_until_there(self) -> None:
+    def wait_until_there(self, actor: Any, ready: Any) -> None:
         """Waits until it has a place on the cluster and answers."""
-        began, told, ready = time.monotonic(), False, self._ready
+        began, told = time.monotonic(), False
         while not ray.wait([ready], timeout=LOOK_SECONDS)[0]:
             if self.stopping.is_set():
                 raise Closed("stopping")
@@ -131,7 +133,7 @@ class _Process:
             if waited > self.patience and not told:
                 told = True
                 self._tell(self._no_room(waited))
-        self._where = self._get(ready)
+        self._where = self._get(actor, ready)
 
     def _no_room(self, waited: float) -> str:
         station = self.station
@@ -142,20 +144,20 @@ class _Process:
             f"{free.get('GPU', 0):g}."
         )
 
-    def wait(self, called: Any, worker: str, beat: Callable[[], None]) -> Any:
+    def wait(self, actor: Any, called: Any, worker: str, beat: Callable[[], None]) -> Any:
         """Waits for a call, and looks after the process meanwhile."""
         last = time.monotonic()
-        while not ray.wait([called], timeout=LOOK_SECONDS)[0]:
+        while True:
+            try:
+                return self._get(actor, called, LOOK_SECONDS)
+            except GetTimeoutError:
+                pass
             if self.stopping.is_set():
                 raise Closed("stopping")
-            last = self._look(worker, last, beat)
-        return self._get(called)
+            last = self._look(actor, worker, last, beat)
 
-    def _look(self, worker: str, last: float, beat: Callable[[], None]) -> float:
+    def _look(self, actor: Any, worker: str, last: float, beat: Callable[[], None]) -> float:
         """Whether a worker gets on; one that does not is ended. Returns when it last did."""
-        actor = self.actor
-        if actor is None:
-            return last  # the call itself tells
         try:
             quiet, warm, complaint = ray.get(actor.pulse.remote(worker), timeout=LOOK_SECONDS)
         except GetTimeoutError:
@@ -164,7 +166,7 @@ class _Process:
             return last  # the call itself tells
         limit = self.patience if warm else max(self.patience, COMPILE_SECONDS)
         if quiet > limit:
-            self.kill()
+            self.kill(actor)
             raise OutpostLost(
                 f"{self.station.name} on {self._where} hangs, and is ended: {complaint}"
             )
@@ -172,14 +174,14 @@ class _Process:
             beat()
         return time.monotonic() - min(quiet, time.monotonic() - last)
 
-    def _get(self, reference: Any) -> Any:
+    def _get(self, actor: Any, reference: Any, limit: float | None = None) -> Any:
         """What a call returned or raised, as if it had been made here."""
         try:
-            return ray.get(reference)
+            return ray.get(reference, timeout=limit)
         except RayTaskError as error:
             raise _cause(error) from error
         except RayActorError as error:
-            self.kill()
+            self.kill(actor)
             raise OutpostLost(
                 f"{self.station.name} on {self._where} is gone ({_reason(error)})."
             ) from error
@@ -188,9 +190,11 @@ class _Process:
         """Has it end its environments."""
         return None if self.actor is None else self.actor.close.remote()
 
-    def kill(self) -> None:
-        """Ends it."""
-        actor, self.actor = self.actor, None
+    def kill(self, actor: Any) -> None:
+        """Ends it; one that has taken its place meanwhile is left alone."""
+        with self._lock:
+            if self.actor is actor:
+                self.actor = None
         if actor is not None:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
@@ -201,32 +205,34 @@ class RayOutpost:
 
     def __init__(self, process: _Process, worker: str) -> None:
         self._process, self._worker = process, worker
+        self._actor: Any = None
 
     def begin(self, leaves: list[Any], keys: Any) -> Callable[[], list[Any]]:
         """Sets the actor's state, once the process is there."""
         process, worker = self._process, self._worker
-        called = process.ask("begin", worker, [pack(leaf) for leaf in leaves], pack(keys))
+        actor, ready = process.started()
+        called = actor.begin.remote(worker, [pack(leaf) for leaf in leaves], pack(keys))
 
         def begun() -> list[Any]:
-            process.wait_until_there()
-            return [unpack(leaf) for leaf in process.wait(called, worker, lambda: None)]
+            process.wait_until_there(actor, ready)
+            made = process.wait(actor, called, worker, lambda: None)
+            self._actor = actor
+            return [unpack(leaf) for leaf in made]
 
         return begun
 
     def run(self, stretch: int, given: Sequence[Any], beat: Callable[[], None]) -> Reply:
         """One call; what was shared goes as it is."""
-        called = self._process.ask("run", self._worker, stretch, *given)
-        reply = self._process.wait(called, self._worker, beat)
+        process, actor = self._process, self._actor
+        if actor is None or process.actor is not actor:
+            raise OutpostLost(f"{process.station.name}, the process of {self._worker}, is gone.")
+        called = actor.run.remote(self._worker, stretch, *given)
+        reply = process.wait(actor, called, self._worker, beat)
         values = {number: unpack(leaf) for number, leaf in reply.values.items()}
         return Reply(values, reply.seconds)
 
     def close(self) -> None:
         """Its process is ended with the others."""
-
-
-def _is(node: dict[str, Any], name: str) -> bool:
-    plain, _, start = name.partition("/")
-    return bool(name) and node["NodeName"] == plain and node["NodeID"].startswith(start)
 
 
 def _cause(error: RayTaskError) -> BaseException:

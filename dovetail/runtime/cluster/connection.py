@@ -7,7 +7,7 @@ import socket
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from dovetail.errors import UserError
@@ -143,7 +143,7 @@ def _refuse_unreachable(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
+def _own_signals() -> Generator[None]:
     """Ray takes SIGTERM for itself; whoever saves and stops on it keeps it."""
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -154,7 +154,7 @@ def _own_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _patience() -> Iterator[None]:
+def _patience() -> Generator[None]:
     """Has Ray give up after our limit."""
     limits = {
         "RAY_gcs_rpc_server_connect_timeout_s": str(int(REACH_SECONDS)),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import ray
-from ray import cloudpickle
+import ray.cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -62,12 +62,9 @@ class ClusterRuntime:
         """Reserves room for the learners together, and starts them."""
         stations = [station for station in self.plan.stations if station.learns]
         ids = {name: node for node, name in node_names(ray.nodes()).items()}
-        pinned = [{"ray.io/node-id": ids[s.node]} if s.node in ids else {} for s in stations]
-        self._group = placement_group(
-            [_bundle(s) for s in stations],
-            strategy="SPREAD",
-            bundle_label_selector=pinned if all(pinned) else None,
-        )
+        pinned = [{"ray.io/node-id": ids[s.node]} for s in stations if s.node in ids]
+        where = {"bundle_label_selector": pinned} if pinned else {}
+        self._group = placement_group([_bundle(s) for s in stations], "SPREAD", **where)
         if not self._group.wait(PLACE_SECONDS):
             free = ray.available_resources()
             raise UserError(
@@ -250,7 +247,7 @@ class _States:
 
 def _packed(job: Job) -> bytes:
     try:
-        return cloudpickle.dumps(job)
+        return ray.cloudpickle.dumps(job)  # pyright: ignore[reportPrivateImportUsage]
     except Exception as error:
         raise UserError(
             f"The algorithm, the environment or the policy cannot be sent to other processes "

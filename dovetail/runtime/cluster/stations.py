@@ -31,11 +31,11 @@ class Order:
 
     def job(self) -> Job:
         """The job, if this node has what it needs."""
-        from ray import cloudpickle
+        import ray.cloudpickle
 
         refuse_other_versions(self.versions, node_name())
         try:
-            return cloudpickle.loads(self.packed)
+            return ray.cloudpickle.loads(self.packed)  # pyright: ignore[reportPrivateImportUsage]
         except ImportError as error:
             raise UserError(
                 f"Node {node_name()} cannot load the algorithm or the environment ({error}): "
