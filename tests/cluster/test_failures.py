@@ -22,6 +22,7 @@ from dovetail.policies import ActorLearner
 
 IMPALA_SMALL = IMPALA(LENGTH, hidden=(8,))
 ACTORS, LEARNER = "ray::ActorStation", "ray::LearnerStation"
+COMMAND = [sys.executable, "-c", "from dovetail.cli.main import main; raise SystemExit(main())"]
 FRAGILE = Path(__file__).parent.parent / "fragile.py"
 
 
@@ -118,8 +119,7 @@ def test_nothing_is_left_of_a_driver_that_ends(nodes: Nodes, tmp_path: Path, how
     words = ["train", "impala", "--env", "CartPole-v1", "--policy", "actor-learner"]
     words += ["--cluster", nodes.address, "--steps", "1_000_000_000", "--run", str(folder)]
     words += ["--hidden", "8", "--display", "plain", "--no-video", "--episodes", "2"]
-    command = [sys.executable, "-c", "from dovetail.cli.main import main; raise SystemExit(main())"]
-    with subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True) as driver:
+    with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as driver:
         assert driver.stderr is not None
         assert any("steps/s" in line for line in driver.stderr)
         assert processes_of(LEARNER) and len(processes_of(ACTORS)) == 2
@@ -131,3 +131,25 @@ def test_nothing_is_left_of_a_driver_that_ends(nodes: Nodes, tmp_path: Path, how
         assert ended == 128 + how
         assert "everything is saved" in told
         assert any((folder / "checkpoints").iterdir())
+
+
+def test_a_dead_head_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with fresh_nodes() as own:
+        words = ["train", "impala", "--env", "CartPole-v1", "--policy", "actor-learner"]
+        words += ["--cluster", own.address, "--steps", "1_000_000_000", "--run", str(folder)]
+        words += ["--hidden", "8", "--display", "plain", "--no-video", "--episodes", "2"]
+        words += ["--checkpoint-every", "0.5"]
+        with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as driver:
+            saved = folder / "checkpoints"
+            eventually(
+                lambda: saved.is_dir() and any(p.name.isdigit() for p in saved.iterdir()), 90
+            )
+            [server] = [p for p in own.ray.head_node.all_processes["gcs_server"]]
+            server.process.kill()
+            assert driver.stderr is not None
+            told = driver.stderr.read()
+            ended = driver.wait(60)
+    assert ended == 2, told
+    assert "The head of the cluster" in told.splitlines()[-1]
+    assert "is saved: go on with" in told.splitlines()[-1]
