@@ -30,6 +30,12 @@ def two_actors(**more: Any) -> ActorLearner:
     return ActorLearner(ENVS, actors=2, staleness=2, **more)
 
 
+def saved_updates(folder: Path) -> list[int]:
+    """The updates of which a run has checkpoints."""
+    saved = folder / "checkpoints"
+    return [int(p.name) for p in saved.iterdir() if p.name.isdigit()] if saved.is_dir() else []
+
+
 def test_an_actor_that_is_killed_is_replaced(nodes: Nodes) -> None:
     where = Deployment(nodes.address)
     with OnCluster(IMPALA_SMALL, "CartPole-v1", two_actors(), where) as running:
@@ -87,10 +93,9 @@ def test_a_node_that_dies_is_replaced_and_one_that_comes_is_used() -> None:
 
 def test_a_dead_learner_ends_the_run_and_names_the_checkpoint(nodes: Nodes, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    saved = folder / "checkpoints"
 
     def kill() -> None:
-        eventually(lambda: saved.is_dir() and any(p.name.isdigit() for p in saved.iterdir()), 60)
+        eventually(lambda: saved_updates(folder), 60)
         for process in processes_of(LEARNER):
             os.kill(process, signal.SIGKILL)
 
@@ -108,7 +113,7 @@ def test_a_dead_learner_ends_the_run_and_names_the_checkpoint(nodes: Nodes, tmp_
         )
     killer.join()
     assert eventually(lambda: not processes_of(ACTORS) and not processes_of(LEARNER))
-    reached = max(int(p.name) for p in saved.iterdir() if p.name.isdigit()) * ENVS * LENGTH
+    reached = max(saved_updates(folder)) * ENVS * LENGTH
     resumed = dovetail.resume(folder, steps=reached + 1000)
     assert resumed.summary["env_steps"] >= reached + 1000
 
@@ -145,7 +150,7 @@ def test_a_dead_head_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> No
             eventually(
                 lambda: saved.is_dir() and any(p.name.isdigit() for p in saved.iterdir()), 90
             )
-            [server] = [p for p in own.ray.head_node.all_processes["gcs_server"]]
+            [server] = own.ray.head_node.all_processes["gcs_server"]
             server.process.kill()
             assert driver.stderr is not None
             told = driver.stderr.read()
