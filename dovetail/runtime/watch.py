@@ -6,8 +6,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-SPIN_SECONDS = 100e-6
-"""How long who waits looks again and again: to wake a core that has gone idle takes as long."""
 COMPILE_SECONDS = 300.0
 """How long a worker's first iteration may take, which may compile."""
 
@@ -55,11 +53,7 @@ class Watch:
         """It waits for another worker until `wake` is called, once for each sleep."""
         self.waits, self.awaited = True, what
         began = time.perf_counter()
-        while not self._bed.acquire(False):
-            if time.perf_counter() - began > SPIN_SECONDS:
-                self._bed.acquire()
-                break
-            time.sleep(0)  # lets go of Python's lock
+        self._bed.acquire()
         self.since = time.perf_counter()
         self.waited += self.since - began
         self.waits = False
