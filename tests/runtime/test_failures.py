@@ -201,6 +201,7 @@ def test_a_pause_between_two_orders_is_nobodys_fault(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(crew, "GRACE", 0.0)
     with Started(a2c(), "CartPole-v1", ActorLearner(4, actors=2, processes=False)) as running:
         running.advance(2)
-        running.runtime._run._patience = 0.3
+        run: Any = running.runtime._run
+        run._patience = 0.3
         time.sleep(1.0)
         assert running.advance(2).iterations == 2
