@@ -51,8 +51,6 @@ class A3C(ActorCriticAlgorithm):
 
     unroll_length: int = 8
     """Steps each environment takes between two updates."""
-    learning_rate: float = 1e-3
-    """Adam's step size."""
     lambda_: float = 0.95
     """Trade-off of bias and variance in the advantages; 1 for the paper's n-step returns."""
 

@@ -87,7 +87,7 @@ class ActorCriticAlgorithm(Algorithm):
 
     unroll_length: int = 128
     """Steps each environment takes between two updates."""
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     """Adam's step size."""
     anneal: bool = True
     """Whether the learning rate falls linearly to 0 over the run."""

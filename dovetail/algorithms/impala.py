@@ -36,8 +36,6 @@ class IMPALA(ActorCriticAlgorithm):
 
     unroll_length: int = 32
     """Steps each environment takes between two updates."""
-    learning_rate: float = 1e-3
-    """Adam's step size."""
     lambda_: float = 1.0
     """Trade-off of bias and variance in targets and advantages; 1 as in the paper."""
     rho_clip: float = 1.0

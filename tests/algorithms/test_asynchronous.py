@@ -125,7 +125,7 @@ def test_the_page_tells_the_defaults() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
     table = page.read_text(encoding="utf-8").partition("| default of |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", table, flags=re.MULTILINE)
-    assert [row[0] for row in rows] == ["unroll_length", "learning_rate", "lambda_"]
+    assert [row[0] for row in rows] == ["unroll_length", "lambda_"]
     for option, *written in rows:
         defaults = [getattr(algorithm(), option) for algorithm in (IMPALA, APPO, A3C)]
         assert [float(text) for text in written] == defaults, option

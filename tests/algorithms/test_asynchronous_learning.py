@@ -24,7 +24,7 @@ def final_return(tmp_path: Path, algorithm: Any, env: str, policy: Any, steps: i
 def test_cartpole_is_solved(tmp_path: Path, name: str) -> None:
     algorithm = getattr(dt.algorithms, name)()
     policy = dt.policies.Fused(envs=8)
-    assert final_return(tmp_path, algorithm, "dovetail:CartPole-v1", policy, 600_000) >= 475
+    assert final_return(tmp_path, algorithm, "dovetail:CartPole-v1", policy, 1_500_000) >= 475
 
 
 @pytest.mark.parametrize("name", ["IMPALA", "APPO", "A3C"])
@@ -32,4 +32,4 @@ def test_a_memory_recalls_the_cue(tmp_path: Path, name: str) -> None:
     options = {"unroll_length": 32, "learning_rate": 2e-3, "hidden": (32,), "recurrent": 32}
     algorithm = getattr(dt.algorithms, name)(**options)
     policy = dt.policies.Fused()
-    assert final_return(tmp_path, algorithm, "dovetail:MemoryCue-v0", policy, 600_000) >= 0.95
+    assert final_return(tmp_path, algorithm, "dovetail:MemoryCue-v0", policy, 1_500_000) >= 0.95
