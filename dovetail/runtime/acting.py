@@ -2,10 +2,12 @@
 
 Every array that crosses into or out of a compiled call costs microseconds, and the loop makes one
 call per step. What the policy does not look at (the last reward, the moments of observations that
-are not normalised, …) is found once, from the program, and left out; what it makes comes back as
-one array of words, of which the action and the extras are views.
+are not normalised, …) is found once, from the program, and left out; small weights go in as one
+array, packed once per unroll; the keys of all its steps are made in one call; what the policy makes
+comes back as one array of words, of which the action and the extras are views.
 """
 
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -22,14 +24,15 @@ from dovetail.keys import from_words
 WORDS = (jnp.float32, jnp.int32, jnp.uint32)
 """What can come back as words."""
 
+PACKED_BYTES = 64 * 1024
+"""Weights of up to this size go in as one array: taking it apart costs less than its pieces."""
+
 
 class Acting:
-    """Call it with `weights(inputs)`, the carry, a row of `sees`, the reward if `rewarded`."""
+    """Call it with `weights(inputs)`, the carry, a row of `sees`, the reward if `rewarded`, and
+    the words of the keys if `random`."""
 
-    def __init__(
-        self, unroll: Unroll, live_extras: list[bool], num_observations: int, mixed: bool = False
-    ) -> None:
-        """`mixed`: environments that are acted for together may be at different steps."""
+    def __init__(self, unroll: Unroll, live_extras: list[bool], num_observations: int) -> None:
         inner = unroll.act
         assert inner.program is not None and inner.out_tree is not None
         count = len(inner.program.jaxpr.outvars)
@@ -44,8 +47,16 @@ class Acting:
         self._weights, self._carries = used[: ends[0]], used[ends[0] : ends[1]]
         self.observed = used[ends[1] : ends[2]]
         """Which leaves of the observation it looks at."""
-        self.rewarded, self.begun, self._random = used[ends[2] :]
-        """Whether it looks at the last reward, and at whether an episode begins."""
+        self.rewarded, self.begun, self.random = used[ends[2] :]
+        """Whether it looks at the last reward, at whether an episode begins, and at its key."""
+        taken: list[Any] = [var.aval for var in jaxpr.invars[: sum(self._weights)]]
+        self._pieces = _parts(taken)
+        self._small = (
+            len(taken) > 1
+            and all(aval.dtype == jnp.float32 for aval in taken)
+            and sum(aval.size for aval in taken) * 4 <= PACKED_BYTES
+        )
+        self._pack = jax.jit(lambda leaves: jnp.concatenate([leaf.ravel() for leaf in leaves]))
         made: list[Any] = [
             var.aval for var in jaxpr.outvars[: len(jaxpr.outvars) - self._carry.num_leaves]
         ]
@@ -55,12 +66,17 @@ class Acting:
         self._shaped = [(i, p[2]) for i, p in enumerate(self._parts) if len(p[2]) != 1]
         self._bare = jax.tree_util.treedef_is_leaf(self._action)
         self.num_actions = self._action.num_leaves
-        self._mixed = mixed
+        self._key_words = jax.jit(partial(_key_words, unroll.length))
         self.call = jax.jit(self._act)
 
     def weights(self, inputs: list[Any]) -> list[Any]:
         """Of what the unroll takes, what acting takes."""
-        return list(compress(inputs, self._weights))
+        taken = list(compress(inputs, self._weights))
+        return [self._pack(taken)] if self._small else taken
+
+    def words(self, keys: Any, start: int) -> np.ndarray:
+        """The words of every environment's key at each step of an unroll, [T, B, …]."""
+        return np.asarray(self._key_words(keys, np.int32(start)))
 
     def unpack(self, made: Any) -> list[np.ndarray]:
         """The action's leaves, then the extras that somebody reads, as numpy arrays."""
@@ -77,29 +93,30 @@ class Acting:
         """The action, of the first leaves that `unpack` gave."""
         return leaves[0] if self._bare else self._action.unflatten(leaves[: self.num_actions])
 
-    def _keys_at(self, keys: Any, step: Any) -> jax.Array:
-        """The keys to act with; of a mixed batch `keys` are words and every environment has its
-        own step."""
-        if self._mixed:
-            return jax.vmap(act_key)(from_words(keys), step)
-        return jax.vmap(act_key, (0, None))(keys, step)
-
     def _act(
-        self, weights: Any, carry: Any, sees: list[Any], last: list[Any], keys: Any, step: Any
+        self, weights: Any, carry: Any, sees: list[Any], last: list[Any], words: list[Any]
     ) -> Any:
         """(what `unpack` takes, carry) of the batch.
 
-        `sees` are the observed leaves; `last` the reward and the beginnings, if looked at.
+        `sees` are the observed leaves; `last` the reward and the beginnings, if looked at; `words`
+        those of the keys, if looked at.
         """
-        acting_keys = [self._keys_at(keys, step)] if self._random else []
+        if self._small:
+            weights = [weights[0][part].reshape(shape) for part, _, shape in self._pieces]
         carries = list(compress(jax.tree.leaves(carry), self._carries))
-        outputs = self._function(*weights, *carries, *sees, *last, *acting_keys)
+        outputs = self._function(*weights, *carries, *sees, *last, *map(from_words, words))
         tail = len(outputs) - self._carry.num_leaves
         made, carry = outputs[:tail], self._carry.unflatten(outputs[tail:])
         if not self._packed:
             return made, carry
         words = [jax.lax.bitcast_convert_type(leaf, jnp.int32).ravel() for leaf in made]
         return jnp.concatenate(words), carry
+
+
+def _key_words(length: int, keys: jax.Array, start: jax.Array) -> jax.Array:
+    steps = start + jnp.arange(length, dtype=jnp.int32)
+    over_time = jax.vmap(jax.vmap(act_key, (0, None)), (None, 0))
+    return jax.random.key_data(over_time(keys, steps))
 
 
 def _parts(avals: list[Any]) -> list[tuple[slice, Any, tuple[int, ...]]]:

@@ -83,10 +83,10 @@ def _kept(tree: Any, live: Any) -> list[tuple[int, np.ndarray]]:
 class Compiled:
     """The compiled calls of an unroll with host environments, for all copies of the actor."""
 
-    def __init__(self, unroll: Unroll, mixed: bool = False) -> None:
+    def __init__(self, unroll: Unroll) -> None:
         live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
         observations = len(jax.tree.leaves(live.observation))
-        self.acting = Acting(unroll, jax.tree.leaves(live.extras), observations, mixed)
+        self.acting = Acting(unroll, jax.tree.leaves(live.extras), observations)
         self.bootstrap: Callable[..., Any] | None = None
         if unroll.bootstrap is not None:
             assert unroll.bootstrap.program is not None
@@ -131,7 +131,8 @@ class HostUnroll:
         weights = acting.weights(self._unroll.act_inputs(inputs))
         reward = [_as_host(actor.timestep.reward)] if acting.rewarded else []
         last = [*reward, *rows.begins[0]]
-        acting.call(weights, actor.carry, rows.seen[0], last, actor.keys, np.int32(0))
+        words = self._words(actor)
+        acting.call(weights, actor.carry, rows.seen[0], last, words[0])
         self._warm_up_bootstrap(inputs, actor)
         self._free.append(rows)
 
@@ -175,14 +176,14 @@ class HostUnroll:
         watch = self._watch
         length, clock, some = unroll.length, time.perf_counter, np.count_nonzero
         weights, rewarded = self._acting.weights(unroll.act_inputs(inputs)), self._acting.rewarded
-        keys, observations, seen, begins = actor.keys, rows.observations, rows.seen, rows.begins
+        words = self._words(actor)
+        observations, seen, begins = rows.observations, rows.seen, rows.begins
         buffers: Any = rows.trajectory
         rewards, terminations, truncations = buffers.reward, buffers.terminated, buffers.truncated
         valid, firsts, made_rows = buffers.valid, buffers.first, rows.made
         unpack = self._acting.unpack
         carry, reward = actor.carry, _as_host(actor.timestep.reward)
         start = int(np.asarray(actor.step)[0])
-        steps = np.arange(start, start + length, dtype=np.int32)
         _copy(actor.timestep.observation, observations[0])
         for i, buffer in rows.carry:
             buffer[0] = jax.tree.leaves(carry)[i]
@@ -194,7 +195,7 @@ class HostUnroll:
         began = clock()
         for t in range(length):
             last = [reward, *begins[t]] if rewarded else begins[t]
-            made, carry = act(weights, carry, seen[t], last, keys, steps[t])
+            made, carry = act(weights, carry, seen[t], last, words[t])
             leaves = unpack(made)
             action = self._acting.action(leaves)
             between = clock()
@@ -230,6 +231,12 @@ class HostUnroll:
         self.seconds[f"{unroll.name}.step"] += stepping
         step = np.asarray(actor.step) + np.int32(length)
         return actor._replace(env=stepper.state, timestep=following, carry=carry, step=step)
+
+    def _words(self, actor: ActorState) -> list[list[np.ndarray]]:
+        """For each step what acting takes of the keys."""
+        if not self._acting.random:
+            return [[]] * self._unroll.length
+        return [[row] for row in self._acting.words(actor.keys, int(np.asarray(actor.step)[0]))]
 
     def _write_bootstrap(
         self, rows: Rows, t: int, inputs: list[Any], carry: Any, at: Timestep, mask: np.ndarray

@@ -16,6 +16,7 @@ import numpy as np
 from dovetail.algorithm import Timestep
 from dovetail.graph.ir import Graph, Unroll
 from dovetail.graph.unroll import ActorState
+from dovetail.runtime.acting import Acting
 from dovetail.runtime.host import Compiled, HostUnroll, Rows
 from dovetail.runtime.placing import Device
 from dovetail.runtime.stage import Group, Stage
@@ -51,10 +52,10 @@ class BatchedUnroll(HostUnroll):
         """Compiles by acting once for the first environments; nothing is kept of it."""
         actor, inputs = self._actor(values), self._taken(values)
         rows = self._rows()
-        turn = _Turn(self._unroll, actor, rows, self._batch)
+        turn = _Turn(self._unroll, actor, rows, self._batch, self._acting)
         turn.fill(self._stage.groups[:1], [0], self._size)
         weights = self._acting.weights(self._unroll.act_inputs(inputs))
-        self._acting.call(weights, *turn.arguments(self._acting))
+        self._acting.call(weights, *turn.arguments())
         self._warm_up_bootstrap(inputs, actor)
         self._free.append(rows)
 
@@ -65,7 +66,7 @@ class BatchedUnroll(HostUnroll):
         weights = self._acting.weights(unroll.act_inputs(inputs))
         for _, buffer in rows.bootstrap:
             buffer[...] = 0
-        turn = _Turn(unroll, actor, rows, self._batch)
+        turn = _Turn(unroll, actor, rows, self._batch, self._acting)
         steps = [0] * len(stage.groups)
         ready, flying = deque(range(len(stage.groups))), set[int]()
         acting = waiting = 0.0
@@ -130,7 +131,7 @@ class BatchedUnroll(HostUnroll):
     def _act(self, chosen: list[int], steps: list[int], turn: "_Turn", weights: list[Any]) -> None:
         groups = [self._stage.groups[g] for g in chosen]
         turn.fill(groups, [steps[g] for g in chosen], self._size)
-        made, carry = self._acting.call(weights, *turn.arguments(self._acting))
+        made, carry = self._acting.call(weights, *turn.arguments())
         leaves = self._acting.unpack(made)
         turn.keep(groups, [steps[g] for g in chosen], self._size, leaves, carry)
         self.calls += 1
@@ -143,7 +144,9 @@ class BatchedUnroll(HostUnroll):
 class _Turn:
     """The arrays of one unroll while groups of environments are at different steps of it."""
 
-    def __init__(self, unroll: Unroll, actor: ActorState, rows: Rows, batch: int) -> None:
+    def __init__(
+        self, unroll: Unroll, actor: ActorState, rows: Rows, batch: int, acting: Acting
+    ) -> None:
         self.rows = rows
         self.start = int(np.asarray(actor.step)[0])
         self._length = unroll.length
@@ -151,7 +154,8 @@ class _Turn:
         self._carry = [np.array(leaf) for leaf in jax.tree.leaves(actor.carry)]
         self._reward = np.array(actor.timestep.reward)
         self._last_first = np.zeros(len(self._reward), np.bool_)
-        self._keys = np.asarray(jax.random.key_data(actor.keys))
+        self._words = [acting.words(actor.keys, self.start)] if acting.random else []
+        self._acting = acting
         self._observation = jax.tree.map(np.array, actor.timestep.observation)
         firsts: Any = rows.trajectory.first
         for row, leaf in zip(
@@ -165,17 +169,16 @@ class _Turn:
             np.zeros((batch, *leaf.shape[2:]), leaf.dtype)
             for leaf in jax.tree.leaves(rows.trajectory.observation)
         ]
-        self._of_batch = {
+        self._of_batch: dict[str, Any] = {
             "carry": [np.zeros((batch, *leaf.shape[1:]), leaf.dtype) for leaf in self._carry],
             "reward": np.zeros(batch, np.float32),
             "first": np.zeros(batch, np.bool_),
-            "keys": np.zeros((batch, *self._keys.shape[1:]), self._keys.dtype),
-            "step": np.zeros(batch, np.int32),
+            "words": [np.zeros((batch, *w.shape[2:]), w.dtype) for w in self._words],
         }
 
     def fill(self, groups: list[Group], steps: list[int], size: int) -> None:
         """Copies what acting takes of these groups into the batch; the rest of it is padding."""
-        batch: Any = self._of_batch
+        batch = self._of_batch
         trajectory: Any = self.rows.trajectory
         observations = jax.tree.leaves(trajectory.observation)
         for i, (group, t) in enumerate(zip(groups, steps, strict=True)):
@@ -186,17 +189,17 @@ class _Turn:
                 buffer[into] = leaf[part]
             batch["reward"][into] = self._reward[part]
             batch["first"][into] = trajectory.first[t, part]
-            batch["keys"][into] = self._keys[part]
-            batch["step"][into] = self.start + t
+            for buffer, words in zip(batch["words"], self._words, strict=True):
+                buffer[into] = words[t, part]
 
-    def arguments(self, acting: Any) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         """What `Acting.call` takes after the weights."""
-        batch: Any = self._of_batch
+        batch, acting = self._of_batch, self._acting
         seen = [leaf for leaf, used in zip(self._seen, acting.observed, strict=True) if used]
         last = [batch["reward"]] if acting.rewarded else []
         last += [batch["first"]] if acting.begun else []
         carry = self._carry_tree.unflatten(batch["carry"])
-        return carry, seen, last, batch["keys"], batch["step"]
+        return carry, seen, last, batch["words"]
 
     def keep(
         self,

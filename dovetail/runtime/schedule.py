@@ -286,10 +286,9 @@ class Crew:
             jax_env = env.jax
             return self._once(node, number, lambda u, d: UnrollProgram(u, jax_env, self._graph, d))
         stage = self._stage(node, worker.name, acting)
-        mixed = bool(stage.groups)
-        compiled = self._compiled.setdefault(node.name, Compiled(node, mixed))
+        compiled = self._compiled.setdefault(node.name, Compiled(node))
         device = self._device(number)
-        if mixed:
+        if stage.groups:
             batch = plan.batch or self._graph.actor_envs
             program: Any = BatchedUnroll(
                 node,
