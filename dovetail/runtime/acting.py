@@ -93,6 +93,12 @@ class Acting:
         """The action, of the first leaves that `unpack` gave."""
         return leaves[0] if self._bare else self._action.unflatten(leaves[: self.num_actions])
 
+    def keeper(self, rows: list[np.ndarray]) -> "Keeper | WordKeeper":
+        """What writes the calls of an unroll into `rows`, one array [T, B, …] for each leaf."""
+        if not (self._packed and self._bare):
+            return Keeper(self, rows)
+        return WordKeeper(rows, self._parts)
+
     def _act(
         self, weights: Any, carry: Any, sees: list[Any], last: list[Any], words: list[Any]
     ) -> Any:
@@ -111,6 +117,45 @@ class Acting:
             return made, carry
         words = [jax.lax.bitcast_convert_type(leaf, jnp.int32).ravel() for leaf in made]
         return jnp.concatenate(words), carry
+
+
+class Keeper:
+    """Writes what each call made into the rows of its step."""
+
+    def __init__(self, acting: Acting, rows: list[np.ndarray]) -> None:
+        self._acting, self._rows = acting, rows
+
+    def put(self, t: int, made: Any) -> Any:
+        """Keeps what step `t` made; returns the action."""
+        leaves = self._acting.unpack(made)
+        for row, leaf in zip(self._rows, leaves, strict=True):
+            row[t] = leaf
+        return self._acting.action(leaves)
+
+    def finish(self) -> None:
+        """After the last step: everything is in its row already."""
+
+
+class WordKeeper:
+    """Keeps the words of every call, and writes all rows of a leaf at once in the end."""
+
+    def __init__(
+        self, rows: list[np.ndarray], parts: list[tuple[slice, Any, tuple[int, ...]]]
+    ) -> None:
+        self._rows, self._parts = rows, parts
+        self._words = np.zeros((len(rows[0]), parts[-1][0].stop), np.int32)
+        self._chosen, self._dtype, self._shape = parts[0]
+
+    def put(self, t: int, made: Any) -> np.ndarray:
+        """Keeps what step `t` made; returns the action."""
+        words = np.asarray(made)
+        self._words[t] = words
+        return words[self._chosen].view(self._dtype).reshape(self._shape)
+
+    def finish(self) -> None:
+        """After the last step: writes the rows."""
+        for row, (part, dtype, _) in zip(self._rows, self._parts, strict=True):
+            row[...] = self._words[:, part].view(dtype).reshape(row.shape)
 
 
 def _key_words(length: int, keys: jax.Array, start: jax.Array) -> jax.Array:

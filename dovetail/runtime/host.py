@@ -62,6 +62,7 @@ class Rows:
         ]
         firsts: Any = self.trajectory.first
         self.begins = [[first] if acting.begun else [] for first in firsts]
+        self.keeper = acting.keeper(self.made)
 
 
 ALWAYS = frozenset({"observation", "action", "reward", "terminated", "truncated", "first", "valid"})
@@ -180,8 +181,7 @@ class HostUnroll:
         observations, seen, begins = rows.observations, rows.seen, rows.begins
         buffers: Any = rows.trajectory
         rewards, terminations, truncations = buffers.reward, buffers.terminated, buffers.truncated
-        valid, firsts, made_rows = buffers.valid, buffers.first, rows.made
-        unpack = self._acting.unpack
+        valid, firsts, keep = buffers.valid, buffers.first, rows.keeper.put
         carry, reward = actor.carry, _as_host(actor.timestep.reward)
         start = int(np.asarray(actor.step)[0])
         _copy(actor.timestep.observation, observations[0])
@@ -196,8 +196,7 @@ class HostUnroll:
         for t in range(length):
             last = [reward, *begins[t]] if rewarded else begins[t]
             made, carry = act(weights, carry, seen[t], last, words[t])
-            leaves = unpack(made)
-            action = self._acting.action(leaves)
+            action = keep(t, made)
             between = clock()
             acting += between - began
             after = stepper.step(action, start + t)
@@ -208,8 +207,6 @@ class HostUnroll:
             terminations[t] = after.terminated
             truncations[t] = after.truncated
             valid[t] = after.valid
-            for row, leaf in zip(made_rows, leaves, strict=True):
-                row[t] = leaf
             for i, buffer in rows.next_observation:
                 buffer[t] = jax.tree.leaves(after.next_observation)[i]
             if rows.bootstrap and some(after.truncated):
@@ -220,6 +217,7 @@ class HostUnroll:
             if t + 1 < length:
                 _copy(after.observation, observations[t + 1])
                 firsts[t + 1] = after.first
+        rows.keeper.finish()
         observation = jax.tree.map(np.copy, after.observation)
         following = _timestep(observation, reward, np.copy(after.first))
         for i, buffer in rows.last:
