@@ -12,6 +12,9 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.spaces import MultiDiscrete
 from gymnasium.utils import seeding
 
+AHEAD = 16
+"""Episodes for whose beginnings each environment's numbers are drawn at once."""
+
 
 class _Streams:
     """Stands where a numpy Generator would: draws each column from its environment's stream."""
@@ -19,18 +22,22 @@ class _Streams:
     def __init__(self, venv: CartPoleVectorEnv, seeds: list[int]) -> None:
         self._venv = venv
         self._generators = [seeding.np_random(seed)[0] for seed in seeds]
+        self._drawn = np.stack([g.random((AHEAD, 4)) for g in self._generators])
+        self._used = np.zeros(len(seeds), np.int64)
 
     def uniform(self, low: float, high: float, size: tuple[int, int]) -> np.ndarray:
         """Shape [4, number of environments that begin an episode]."""
-        rows, columns = size
-        draws = np.empty(size)
+        columns = size[1]
         if columns == 0:
-            return draws
+            return np.empty(size)
         whole = columns == len(self._generators)
-        who = range(columns) if whole else np.flatnonzero(self._venv.prev_done)
-        for column, index in enumerate(who):
-            draws[:, column] = self._generators[index].uniform(low, high, size=(rows,))
-        return draws
+        who = np.arange(columns) if whole else np.flatnonzero(self._venv.prev_done)
+        draws = self._drawn[who, self._used[who]].T
+        self._used[who] += 1
+        for index in who[self._used[who] == AHEAD]:
+            self._drawn[index] = self._generators[index].random((AHEAD, 4))
+            self._used[index] = 0
+        return low + (high - low) * draws
 
 
 class _Choices(MultiDiscrete):

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import jax
@@ -110,7 +109,10 @@ class CrewRun:
         self._abroad = abroad
         self._crew = Crew(graph, plan, env, patience, abroad, here)
         self._restarts = {worker.name: Restarts() for worker in self._crew.workers}
-        self._records: SimpleQueue[Record] = SimpleQueue()
+        self._records: deque[Record] = deque()
+        self._wanted = 1
+        self._enough = threading.Event()
+        """Set when there are as many records as are wanted: who collects is woken once for all."""
         self._limit = self._done = 0
         self._lost = 0
         """Unrolls that were begun in another process and never came."""
@@ -353,18 +355,19 @@ class CrewRun:
         )
         for release in [*turn.releases, *(r for parcel in parcels for r in parcel.releases)]:
             release()
-        self._records.put(record)
+        self._records.append(record)
+        if len(self._records) >= self._wanted:
+            self._enough.set()
 
     def collect(self, iterations: int) -> list[Record]:
         """The records of that many updates; waits, and looks after the workers meanwhile."""
-        found: list[Record] = []
         self._look()
-        while len(found) < iterations:
-            try:
-                found.append(self._records.get(timeout=LOOK_SECONDS))
-            except Empty:
+        self._wanted = iterations
+        self._enough.clear()
+        while len(self._records) < iterations:
+            if not self._enough.wait(LOOK_SECONDS):
                 self._look()
-        return found
+        return [self._records.popleft() for _ in range(iterations)]
 
     def _look(self) -> None:
         """Raises what a worker failed with, or that one hangs."""
