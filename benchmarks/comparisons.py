@@ -141,10 +141,11 @@ COMPARISONS = (
     ),
     Comparison(
         "async-sebulba",
-        "Asynchronous IMPALA against the same as hand-written threads, EnvPool CartPole",
+        "Asynchronous IMPALA against the same as hand-written threads over EnvPool, CartPole",
         (
-            impala("ActorLearner, 1 actor", 1, 128, ENVPOOL, 2_000_000),
-            impala("ActorLearner, 2 actors", 2, 128, ENVPOOL, 2_000_000),
+            impala("ActorLearner, EnvPool, 1 actor", 1, 128, ENVPOOL, 2_000_000),
+            impala("ActorLearner, EnvPool, 2 actors", 2, 128, ENVPOOL, 2_000_000),
+            impala("ActorLearner, Gymnasium", 1, 128, GYMNASIUM, 2_000_000, "processes=False"),
         ),
         (
             threads("Sebulba-style, 1 actor", 1, 128, ENVPOOL, 2_000_000),

@@ -16,6 +16,9 @@ from typing import Any
 from dovetail.runtime.programs import Values
 from dovetail.runtime.watch import Watch
 
+LEAVE, ROOM, RESULTS = range(3)
+"""What somebody sleeps for: to begin an unroll, to put one down, to get some."""
+
 
 class Closed(Exception):
     """The run ends: nothing will come over this link any more."""
@@ -41,8 +44,8 @@ class Parcel:
 class Exchange:
     """One learner, `actors` actors; each update takes `joined` parcels.
 
-    Who waits sleeps on a lock of its own and is woken by whoever changes something: a round trip
-    between two threads is a matter of microseconds.
+    Who waits sleeps on a lock of its own and is woken by whoever brings what it waits for: a round
+    trip between two threads is a matter of microseconds.
     """
 
     def __init__(self, actors: int, joined: int, staleness: int, ordered: bool) -> None:
@@ -56,7 +59,7 @@ class Exchange:
         self._outstanding = self._learning = 0
         self._most = joined * (staleness + 1)
         self._mutex = threading.Lock()
-        self._asleep: list[Watch] = []
+        self._asleep: list[list[Watch]] = [[], [], []]
         self._closed = False
 
     def begin_at(self, version: int) -> None:
@@ -71,7 +74,7 @@ class Exchange:
             self._weights.pop(version - self._staleness - 1, None)
             self._outstanding -= self._learning
             self._learning = 0
-            asleep = self._woken()
+            asleep = self._woken(LEAVE)
         _wake(asleep)
 
     def take_weights(self, turn: int, watch: Watch) -> tuple[int, Values]:
@@ -80,10 +83,10 @@ class Exchange:
             if self._ordered:
                 wanted = max(self._first, turn - self._staleness)
                 while wanted not in self._weights:
-                    self._sleep(watch, "weights")
+                    self._sleep(watch, LEAVE, "weights")
                 return wanted, self._weights[wanted]
             while not self._weights or self._outstanding >= self._most:
-                self._sleep(watch, "the learner, who has enough unrolls")
+                self._sleep(watch, LEAVE, "the learner, who has enough unrolls")
             self._outstanding += 1
             return self._latest, self._weights[self._latest]
 
@@ -91,7 +94,7 @@ class Exchange:
         """An unroll that was begun will not come."""
         with self._mutex:
             self._outstanding -= 1
-            asleep = self._woken()
+            asleep = self._woken(LEAVE)
         _wake(asleep)
 
     def put(self, parcel: Parcel, watch: Watch) -> None:
@@ -100,11 +103,11 @@ class Exchange:
             if self._ordered:
                 queue = self._queues[parcel.copy]
                 while len(queue) > self._staleness:
-                    self._sleep(watch, "the learner, who has enough unrolls")
+                    self._sleep(watch, ROOM, "the learner, who has enough unrolls")
                 queue.append(parcel)
             else:
                 self._arrived.append(parcel)
-            asleep = self._woken()
+            asleep = self._woken(RESULTS)
         _wake(asleep)
 
     def take(self, turn: int, watch: Watch) -> list[Parcel]:
@@ -112,15 +115,15 @@ class Exchange:
         with self._mutex:
             if self._ordered:
                 while not all(self._queues):
-                    self._sleep(watch, "unrolls of every actor")
+                    self._sleep(watch, RESULTS, "unrolls of every actor")
                 taken = [queue.popleft() for queue in self._queues]
             else:
                 while len(self._fresh(turn)) < self._joined:
-                    self._sleep(watch, "unrolls")
+                    self._sleep(watch, RESULTS, "unrolls")
                 self._learning = self._joined
                 oldest = sorted(self._arrived, key=lambda parcel: parcel.version)
                 taken, self._arrived = oldest[: self._joined], oldest[self._joined :]
-            asleep = self._woken()
+            asleep = self._woken(ROOM)
         _wake(asleep)
         return taken
 
@@ -128,7 +131,7 @@ class Exchange:
         """Wakes everyone who waits; they get `Closed`."""
         with self._mutex:
             self._closed = True
-            asleep = self._woken()
+            asleep = [watch for want in (LEAVE, ROOM, RESULTS) for watch in self._woken(want)]
         _wake(asleep)
 
     def _fresh(self, turn: int) -> list[Parcel]:
@@ -140,14 +143,14 @@ class Exchange:
             self._outstanding -= len(late)
             for release in (release for parcel in late for release in parcel.releases):
                 release()
-            _wake(self._woken())
+            _wake(self._woken(LEAVE))
         return self._arrived
 
-    def _sleep(self, watch: Watch, what: str) -> None:
-        """Lets go of the mutex until something has changed."""
+    def _sleep(self, watch: Watch, want: int, what: str) -> None:
+        """Lets go of the mutex until there is more of what is wanted."""
         if self._closed:
             raise Closed(what)
-        self._asleep.append(watch)
+        self._asleep[want].append(watch)
         self._mutex.release()
         try:
             watch.sleep(what)
@@ -156,8 +159,8 @@ class Exchange:
         if self._closed:
             raise Closed(what)
 
-    def _woken(self) -> list[Watch]:
-        asleep, self._asleep = self._asleep, []
+    def _woken(self, want: int) -> list[Watch]:
+        asleep, self._asleep[want] = self._asleep[want], []
         return asleep
 
 
