@@ -204,9 +204,7 @@ def _insert(
     return _settle(table, layout, state, valid.shape[0])
 
 
-def _write_rows(
-    view: _View, state: State, plan: Plan, rows: Any, final: Any, ends: bool
-) -> State:
+def _write_rows(view: _View, state: State, plan: Plan, rows: Any, final: Any, ends: bool) -> State:
     """Steps, and the rows behind the ends of episodes."""
     finals = {path_name(path): x for path, x in jax.tree_util.tree_flatten_with_path(final)[0]}
     places = _both(plan.step_at, plan.final_at, ends)
@@ -265,9 +263,7 @@ def _note_given(state: State, begins: jax.Array, priorities: Any) -> State:
         good = (values >= 0) & (values < jnp.inf)
         highest = jnp.maximum(highest, jnp.max(jnp.where(good, values, 0)))
         given = jnp.where(good, values, highest)
-    return state._replace(
-        given=state.given.at[begins].set(given, mode="drop"), highest=highest
-    )
+    return state._replace(given=state.given.at[begins].set(given, mode="drop"), highest=highest)
 
 
 def _settle(table: Table, layout: Layout, state: State, steps: int) -> State:
@@ -307,9 +303,9 @@ def _own(table: Table, layout: Layout, state: State, slots: jax.Array) -> State:
         spare = owned.free[jnp.maximum(owned.num_free - 1, 0)]
         target = jnp.where(full, device_index.victim(table, index), spare)
         index = device_index.drop(table, index, jnp.where(full, target, DROP)[None])
-        index = index._replace(removals=index.removals + full)
+        index = index._replace(removals=index.removals + full.astype(jnp.int32))
         index = device_index.add(table, index, target[None], state.given[slots[at]][None])
-        owned = owned._replace(num_free=owned.num_free - ~full)
+        owned = owned._replace(num_free=owned.num_free - (~full).astype(jnp.int32))
         return _copy(table, layout, state, owned, state.starts[slots[at]], target), index
 
     assert state.owned is not None and state.index is not None
@@ -357,6 +353,12 @@ def size(table: Table, state: State) -> jax.Array:
 def sample(table: Table, state: State, draws: jax.Array) -> tuple[State, Sample]:
     """Items for draws [n] from [0, 1): the same draws choose the same items."""
     view = _view(table, state)
+    most = view.layout.owned or view.layout.share * view.layout.envs
+    if draws.shape[0] > most:
+        raise UserError(
+            f"A sample of {draws.shape[0]} items was asked of a replay table that holds {most}: "
+            "give it a larger capacity, or sample fewer."
+        )
     count = size(table, state)
     if state.index is None:
         slots, numbers = _choose(view.layout, state, draws, count)

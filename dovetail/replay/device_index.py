@@ -107,9 +107,7 @@ def update(
     )
 
 
-def choose(
-    table: Table, index: DeviceIndex, draws: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def choose(table: Table, index: DeviceIndex, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The slots of a batch of items, and the probability of each."""
     count, sampler = draws.shape[0], table.sampler
     if not isinstance(sampler, Uniform | Prioritised):

@@ -24,7 +24,9 @@ from dovetail.replay.leaves import (
 from dovetail.replay.packed import PackedRows, Rows
 from dovetail.replay.sample import Keys, Sample
 from dovetail.replay.table import (
+    Episodes,
     Prioritised,
+    Sequences,
     Table,
     Transitions,
     Uniform,
@@ -99,6 +101,27 @@ class HostTable:
         """Items that can be sampled."""
         self._settle()
         return self.index.count if self.index is not None else int(self._totals[-1])
+
+    @property
+    def completed(self) -> int:
+        """Items that have ever been complete."""
+        self._settle()
+        return int(self.high.sum())
+
+    def items_of(self, steps: int) -> int:
+        """About how many items so many steps make."""
+        items = self.table.items
+        per_item = items.period if isinstance(items, Sequences) else 1
+        return steps // (items.longest if isinstance(items, Episodes) else per_item)
+
+    def check_batch(self, count: int) -> None:
+        """Refuses samples of more items than the table can hold."""
+        most = self.layout.owned or self.layout.share * self.layout.envs
+        if not 1 <= count <= most:
+            raise UserError(
+                f"A sample of {count} items was asked of a replay table that holds {most}: "
+                "give it a larger capacity, or sample fewer."
+            )
 
     @property
     def nbytes(self) -> int:
@@ -386,7 +409,7 @@ class HostTable:
 
     def sample(self, draws: Array) -> Sample:
         """Items for draws [n] from [0, 1): the same draws choose the same items."""
-        self._settle()
+        self.check_batch(draws.size)
         count = self.size
         if count == 0:
             raise UserError(

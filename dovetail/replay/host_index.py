@@ -78,7 +78,10 @@ class HostIndex:
                 f"All {self.count} items of the replay table have priority 0, so none can be "
                 "sampled: give some a positive priority."
             )
-        targets = (np.arange(draws.size) + draws) * (total / draws.size)
+        if isinstance(sampler, Prioritised):
+            targets = (np.arange(draws.size) + draws) * (total / draws.size)
+        else:
+            targets = draws * total
         slots = tree.find(targets)
         return slots, (tree.leaves.take(slots) / total).astype(np.float32)
 

@@ -112,7 +112,8 @@ class Rows:
         self._source = rows
         self._block = np.zeros((*shape, rows.packing.words), WORD)
         self._alone = {
-            at: np.zeros((*shape, *store.shape[1:]), store.dtype) for at, store in rows.alone.items()
+            at: np.zeros((*shape, *store.shape[1:]), store.dtype)
+            for at, store in rows.alone.items()
         }
         views = {**rows.packing.views(self._block), **self._alone}
         self.leaves = [views[at] for at in range(len(rows.leaves))]

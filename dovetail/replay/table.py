@@ -166,9 +166,7 @@ class Table:
     @property
     def ranged(self) -> bool:
         """Whether a stream's items are a range of numbers, sampled without an index of items."""
-        return (
-            self.shared and isinstance(self.sampler, Uniform) and self.max_times_sampled is None
-        )
+        return self.shared and isinstance(self.sampler, Uniform) and self.max_times_sampled is None
 
     @property
     def frames(self) -> int:

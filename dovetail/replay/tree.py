@@ -32,7 +32,11 @@ def level_sizes(size: int, top: int) -> list[int]:
 
 
 class HostTree:
-    """A sum tree on numpy; sums are brought up to date when they are next needed."""
+    """A sum tree on numpy; sums are brought up to date when they are next needed.
+
+    A node's sum depends on its children alone, not on what else was summed with it: a table that
+    was saved and loaded chooses exactly what it would have chosen.
+    """
 
     def __init__(self, size: int) -> None:
         self.levels = [np.zeros(n) for n in level_sizes(size, TOP)]
@@ -41,7 +45,6 @@ class HostTree:
         self._stale_count = 0
         self._cumulative = np.zeros(self.levels[-1].size)
         self._running = np.triu(np.ones((FAN, FAN)))
-        self._ones = np.ones(FAN)
 
     def set(self, slots: Slots, weights: Weights | float) -> None:
         """Gives leaves their weights."""
@@ -65,10 +68,10 @@ class HostTree:
         for lower, upper in zip(self.levels, self.levels[1:], strict=False):
             families = lower.reshape(-1, FAN)
             if nodes is None:
-                np.matmul(families, self._ones, out=upper[: len(families)])
+                np.einsum("ij->i", families, out=upper[: len(families)])
             else:
                 nodes = nodes // FAN
-                upper[nodes] = families.take(nodes, axis=0) @ self._ones
+                upper[nodes] = np.einsum("ij->i", families.take(nodes, axis=0))
         np.cumsum(self.levels[-1], out=self._cumulative)
 
     def find(self, targets: Weights) -> Slots:

@@ -101,9 +101,7 @@ def make_plan(
     )
 
 
-def episode_starts(
-    xp: ModuleType, valid: Array, final: Array, fresh: Array
-) -> tuple[Array, Array]:
+def episode_starts(xp: ModuleType, valid: Array, final: Array, fresh: Array) -> tuple[Array, Array]:
     """Whether an episode begins at each step [T, B], and with the next step after all [B]."""
     rows = [fresh]
     for time in range(valid.shape[0] if valid.shape[0] <= UNROLLED else 0):
