@@ -61,6 +61,11 @@ class HostFrames:
         self.stacks = list(stacks)
         self.stores = [np.zeros((size, *stack.shape), stack.dtype) for stack in stacks]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all frames."""
+        return sum(store.nbytes for store in self.stores)
+
     def write(self, places: Slots, arrays: Sequence[Array | None], number: int) -> None:
         """Stores frame `number` of stacks [m, …] each; None is zeros."""
         for stack, store, array in zip(self.stacks, self.stores, arrays, strict=True):

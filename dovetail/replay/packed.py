@@ -15,6 +15,8 @@ from dovetail.replay.tree import Slots
 
 SMALL = 512
 """Bytes up to which a leaf is packed with others."""
+STAGES = 64
+"""Shapes of inserts for which room to pack them is kept."""
 WORD = np.dtype(np.uint64)
 
 Block = np.ndarray[Any, np.dtype[Any]]
@@ -78,26 +80,42 @@ class PackedRows:
         self.alone = {
             at: np.zeros((size, *leaves[at].shape), leaves[at].dtype) for at in self.packing.alone
         }
-        self._stages: dict[int, tuple[Block, dict[int, Block]]] = {}
+        self._stages: dict[tuple[int, ...], tuple[Block, list[tuple[int, Block]]]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.block.nbytes + sum(store.nbytes for store in self.alone.values())
+
+    def write_steps(self, places: Slots, arrays: Sequence[Block], shape: tuple[int, int]) -> None:
+        """Stores rows given as [T, B, …], in the order of time; the leaf behind theirs is zero."""
+        known = self._stages.get(shape)
+        stage, views = known if known is not None else self._stage(shape)
+        for at, view in views[:-1]:
+            view[...] = arrays[at]
+        self.block[places] = stage.reshape(-1, self.packing.words)
+        for at, store in self.alone.items():
+            store[places] = arrays[at].reshape(-1, *store.shape[1:])
 
     def write(self, places: Slots, arrays: Sequence[Block | None], count: int) -> None:
-        """Stores `count` rows, given leaf by leaf with the rows along one axis; None is zeros."""
-        stage, views = self._stage(count)
-        for at, view in views.items():
+        """Stores rows, given leaf by leaf along one axis; None is zeros."""
+        stage, views = self._stage((count,))
+        for at, view in views:
             array = arrays[at]
-            view[...] = 0 if array is None else array.reshape(view.shape)
+            view[...] = 0 if array is None else array
         self.block[places] = stage
         for at, store in self.alone.items():
             array = arrays[at]
-            store[places] = 0 if array is None else array.reshape(count, *store.shape[1:])
+            store[places] = 0 if array is None else array
 
-    def _stage(self, count: int) -> tuple[Block, dict[int, Block]]:
-        known = self._stages.get(count)
+    def _stage(self, shape: tuple[int, ...]) -> tuple[Block, list[tuple[int, Block]]]:
+        """Room to pack rows in before they are stored, kept for each shape."""
+        known = self._stages.get(shape)
         if known is None:
-            if len(self._stages) > 64:
+            if len(self._stages) > STAGES:
                 self._stages.clear()
-            stage = np.zeros((count, self.packing.words), WORD)
-            known = self._stages[count] = (stage, self.packing.views(stage))
+            stage = np.zeros((*shape, self.packing.words), WORD)
+            known = self._stages[shape] = (stage, list(self.packing.views(stage).items()))
         return known
 
     def buffer(self, shape: tuple[int, ...]) -> "Rows":
