@@ -1,0 +1,453 @@
+"""A replay table on the device: pure functions over a state of arrays, for use inside jit and scan.
+
+    state = init(table, example, num_envs)
+    state = insert(table, state, rows, ends, valid, final, priorities)
+    state, sample = sample(table, state, draws)
+    state = update_priorities(table, state, sample.keys, priorities)
+
+Compiled code cannot raise, so the structure of rows is checked while it is traced, and the rest is
+defined: sampling from an empty table gives rows without meaning (`size` is 0, the mask all False),
+and a priority that is none (NaN, infinite, negative) is passed over. Who drives the program waits
+until `state` holds enough: see `size`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.errors import UserError
+from dovetail.replay import device_index
+from dovetail.replay.device_index import DeviceIndex, init_index
+from dovetail.replay.frames import Stack
+from dovetail.replay.leaves import (
+    Leaf,
+    check_history,
+    check_leaves,
+    leaves_of,
+    path_name,
+)
+from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.table import Layout, Sequences, Table, make_layout, owned_frames
+from dovetail.replay.windows import DROP, Counters, Plan, complete, make_plan, oldest
+
+
+class Owned(NamedTuple):
+    """Items that own their rows."""
+
+    rows: Any
+    final: jax.Array
+    free: jax.Array
+    """Slots without an item, the next one last."""
+    num_free: jax.Array
+
+
+class State(NamedTuple):
+    """All that a table holds; arrays only."""
+
+    rows: Any
+    """A tree like a row: rings of rows, and of frames for the leaves with a history."""
+    final: jax.Array
+    """Whether a row shows only what an episode ended with."""
+    begun_at: jax.Array
+    frame_at: jax.Array
+    frame_begun: jax.Array
+    counters: Counters
+    starts: jax.Array
+    """Where the first row of each item is."""
+    times: jax.Array
+    given: jax.Array
+    """The priority each item began with."""
+    high: jax.Array
+    low: jax.Array
+    highest: jax.Array
+    index: DeviceIndex | None
+    owned: Owned | None
+
+
+def init(table: Table, example: Any, num_envs: int) -> State:
+    """An empty table for rows like `example` (one row, or its shapes) of so many environments."""
+    leaves = leaves_of(example)
+    check_history(leaves, table.history)
+    layout = make_layout(table, leaves, num_envs)
+    envs, slots = layout.envs, layout.slots * layout.envs
+    zeros = jnp.zeros(envs, jnp.int32)
+    streams = jnp.arange(envs, dtype=jnp.int32)
+    return State(
+        rows=_store(table, example, layout.lane, layout.frame_lane),
+        final=jnp.zeros(layout.lane, bool),
+        begun_at=jnp.zeros(layout.lane, jnp.int32),
+        frame_at=jnp.zeros(layout.lane if table.history else 0, jnp.int32),
+        frame_begun=jnp.zeros(layout.frame_lane, jnp.int32),
+        counters=Counters(streams, streams, zeros, zeros, zeros, jnp.ones(envs, bool)),
+        starts=jnp.zeros(slots, jnp.int32),
+        times=jnp.zeros(slots if table.ranged else 0, jnp.int32),
+        given=jnp.zeros(0 if table.ranged else slots, jnp.float32),
+        high=zeros,
+        low=zeros,
+        highest=jnp.ones((), jnp.float32),
+        index=None if table.ranged else init_index(table, layout.size),
+        owned=_init_owned(table, example, layout) if layout.owned else None,
+    )
+
+
+def _store(table: Table, example: Any, rows: int, frames: int) -> Any:
+    """Zeros for rows, and for the frames of leaves with a history."""
+    stacks = _stacks(table, leaves_of(example))
+
+    def make(path: Any, leaf: Any) -> jax.Array:
+        stack = stacks.get(path_name(path))
+        dtype = getattr(leaf, "dtype", None) or np.dtype(type(leaf))
+        if stack is None:
+            return jnp.zeros((rows, *np.shape(leaf)), dtype)
+        return jnp.zeros((frames, *stack.shape), dtype)
+
+    return jax.tree_util.tree_map_with_path(make, example)
+
+
+def _stacks(table: Table, leaves: list[Leaf]) -> dict[str, Stack]:
+    by_path = {leaf.path: leaf for leaf in leaves}
+    return {history.path: Stack(by_path[history.path], history) for history in table.history}
+
+
+def _init_owned(table: Table, example: Any, layout: Layout) -> Owned:
+    count = layout.owned
+    store = _store(table, example, count * layout.window, count * owned_frames(table, layout))
+    return Owned(
+        rows=store,
+        final=jnp.zeros(count * layout.window, bool),
+        free=jnp.arange(count, dtype=jnp.int32)[::-1],
+        num_free=jnp.int32(count),
+    )
+
+
+class _View(NamedTuple):
+    """What follows from the options and the shapes of a state."""
+
+    layout: Layout
+    leaves: list[Leaf]
+    stacks: dict[str, Stack]
+
+
+def _view(table: Table, state: State) -> _View:
+    histories = {history.path: history for history in table.history}
+    leaves: list[Leaf] = []
+    for leaf in leaves_of(state.rows, axes=1):
+        if leaf.path in histories:
+            history, shape = histories[leaf.path], list(leaf.shape)
+            shape.insert(history.axis % (len(shape) + 1), history.frames)
+            leaf = Leaf(leaf.path, tuple(shape), leaf.dtype)
+        leaves.append(leaf)
+    layout = make_layout(table, leaves, state.high.shape[0])
+    return _View(layout, leaves, _stacks(table, leaves))
+
+
+def insert(
+    table: Table,
+    state: State,
+    rows: Any,
+    ends: Any = None,
+    valid: Any = None,
+    final: Any = None,
+    priorities: Any = None,
+    envs: tuple[int, int] | None = None,
+) -> State:
+    """The table with rows [T, B, …] appended to the streams of environments `envs` (from, to).
+
+    The arguments are those of `HostTable.insert`.
+    """
+    view = _view(table, state)
+    first, last = (0, view.layout.envs) if envs is None else envs
+    length = jax.tree.leaves(rows)[0].shape[0]
+    shape = (length, last - first)
+    check_leaves(view.leaves, rows, shape, "rows")
+    if jax.tree.structure(rows) != jax.tree.structure(state.rows):
+        raise UserError(
+            "What was inserted has another structure than the table's rows: "
+            "insert the type of row that the table was made with."
+        )
+    check_leaves(view.leaves, final, shape, "final")
+    grids = [
+        None if x is None else jnp.asarray(x)
+        for x in (ends, jnp.ones(shape, bool) if valid is None else valid, priorities)
+    ]
+    for start in range(0, length, view.layout.chunk):
+        part = slice(start, start + view.layout.chunk)
+        cut = jax.tree.map(lambda x: x[part], (rows, grids, final))  # noqa: B023
+        state = _insert(table, view, state, *cut, slice(first, last))
+    return state
+
+
+def _insert(
+    table: Table, view: _View, state: State, rows: Any, grids: Any, final: Any, here: slice
+) -> State:
+    """The rows of a few steps."""
+    ends, valid, priorities = grids
+    layout = view.layout
+    streams = jnp.arange(layout.envs, dtype=jnp.int32)[here]
+    before = Counters(*(x[here] for x in state.counters))
+    ending = jnp.zeros_like(valid) if ends is None else ends
+    plan, after = make_plan(jnp, table, layout, before, streams, ending, valid)
+    state = _write_rows(view, state, plan, rows, final, ends is not None)
+    begins = plan.item_at.ravel()
+    state = state._replace(
+        starts=state.starts.at[begins].set(plan.step_at.ravel(), mode="drop"),
+        counters=Counters(
+            *(kept.at[here].set(new) for kept, new in zip(state.counters, after, strict=True))
+        ),
+    )
+    if table.ranged:
+        state = state._replace(times=state.times.at[begins].set(0, mode="drop"))
+    else:
+        state = _note_given(state, begins, priorities)
+    return _settle(table, layout, state, valid.shape[0])
+
+
+def _write_rows(view: _View, state: State, plan: Plan, rows: Any, final: Any, ends: bool) -> State:
+    """Steps, and the rows behind the ends of episodes."""
+    finals = {path_name(path): x for path, x in jax.tree_util.tree_flatten_with_path(final)[0]}
+    places = _both(plan.step_at, plan.final_at, ends)
+    numbers = _both(plan.number, plan.after, ends)
+    frames = _both(plan.step_frame, plan.final_frame, ends)
+
+    def write(path: Any, store: jax.Array, leaf: jax.Array) -> jax.Array:
+        stack = view.stacks.get(path_name(path))
+        last = finals.get(path_name(path))
+        values = _both(leaf, jnp.zeros_like(leaf) if last is None else last, ends, leaf.shape[2:])
+        if stack is None:
+            return store.at[places].set(values, mode="drop")
+        store = store.at[frames].set(stack.frame(values, -1), mode="drop")
+        for back, older in enumerate(_older(view.layout, plan), start=1):
+            stacks = leaf.reshape(-1, *leaf.shape[2:])
+            store = store.at[older].set(stack.frame(stacks, -1 - back), mode="drop")
+        return store
+
+    steps = plan.step_at.size
+    state = state._replace(
+        rows=jax.tree_util.tree_map_with_path(write, state.rows, rows),
+        final=state.final.at[places].set(jnp.arange(places.size) >= steps, mode="drop"),
+        begun_at=state.begun_at.at[places].set(numbers, mode="drop"),
+    )
+    if not view.stacks:
+        return state
+    begun = state.frame_begun.at[frames].set(numbers, mode="drop")
+    for older in _older(view.layout, plan):
+        begun = begun.at[older].set(plan.number.ravel(), mode="drop")
+    return state._replace(
+        frame_at=state.frame_at.at[places].set(frames, mode="drop"), frame_begun=begun
+    )
+
+
+def _both(steps: Any, finals: Any, ends: bool, shape: tuple[int, ...] = ()) -> jax.Array:
+    """Values of steps and of the rows behind them, along one axis; of steps if none can end."""
+    parts = [x.reshape(-1, *shape) for x in ([steps, finals] if ends else [steps])]
+    return jnp.concatenate(parts)
+
+
+def _older(layout: Layout, plan: Plan) -> list[jax.Array]:
+    """Where the older frames of an episode's first stack go, the latest first."""
+    return [
+        jnp.where(
+            plan.leads, (plan.step_frame - back * layout.envs) % layout.frame_lane, DROP
+        ).ravel()
+        for back in range(1, layout.stack)
+    ]
+
+
+def _note_given(state: State, begins: jax.Array, priorities: Any) -> State:
+    """Remembers the priorities of items that begin."""
+    highest, given = state.highest, jnp.broadcast_to(state.highest, begins.shape)
+    if priorities is not None:
+        values = priorities.ravel().astype(jnp.float32)
+        good = (values >= 0) & (values < jnp.inf)
+        highest = jnp.maximum(highest, jnp.max(jnp.where(good, values, 0)))
+        given = jnp.where(good, values, highest)
+    return state._replace(given=state.given.at[begins].set(given, mode="drop"), highest=highest)
+
+
+def _settle(table: Table, layout: Layout, state: State, steps: int) -> State:
+    """Which items are complete and which have left, after an insert of so many steps."""
+    high = complete(table, layout, state.counters, state.begun_at, jnp)
+    low = oldest(layout, state.counters, high, state.begun_at, state.frame_begun, jnp)
+    period = table.items.period if isinstance(table.items, Sequences) else 1
+    most = (steps - 1) // period + 1 + table.items.pending
+    if state.index is not None and layout.owned:
+        state = _own(table, layout, state, _span(layout, state.high, high, most))
+    elif state.index is not None:
+        gone = max(most, steps * (layout.stack + 1))
+        left = _span(layout, state.low, jnp.minimum(low, state.high), gone)
+        index = device_index.drop(table, state.index, left)
+        new = _span(layout, jnp.maximum(state.high, low), high, most)
+        given = state.given.at[new].get(mode="clip")
+        state = state._replace(index=device_index.add(table, index, new, given))
+    return state._replace(high=high, low=low)
+
+
+def _span(layout: Layout, start: jax.Array, end: jax.Array, most: int) -> jax.Array:
+    """The slots of items from number `start` to `end` of every stream, by age, else `DROP`."""
+    numbers = start + jnp.arange(most, dtype=jnp.int32)[:, None]
+    streams = jnp.arange(layout.envs, dtype=jnp.int32)
+    slots = numbers % layout.slots * layout.envs + streams
+    return jnp.where(numbers < end, slots, DROP).ravel()
+
+
+def _own(table: Table, layout: Layout, state: State, slots: jax.Array) -> State:
+    """Copies complete items to slots of their own, one after the other."""
+    order = jnp.argsort(slots == DROP, stable=True)
+    slots = slots[order]
+
+    def one(at: jax.Array, carry: tuple[Owned, DeviceIndex]) -> tuple[Owned, DeviceIndex]:
+        owned, index = carry
+        full = owned.num_free == 0
+        spare = owned.free[jnp.maximum(owned.num_free - 1, 0)]
+        target = jnp.where(full, device_index.victim(table, index), spare)
+        index = device_index.drop(table, index, jnp.where(full, target, DROP)[None])
+        index = index._replace(removals=index.removals + full.astype(jnp.int32))
+        index = device_index.add(table, index, target[None], state.given[slots[at]][None])
+        owned = owned._replace(num_free=owned.num_free - (~full).astype(jnp.int32))
+        return _copy(table, layout, state, owned, state.starts[slots[at]], target), index
+
+    assert state.owned is not None and state.index is not None
+    number = jnp.sum(slots != DROP)
+    owned, index = jax.lax.fori_loop(0, number, one, (state.owned, state.index))
+    return state._replace(owned=owned, index=index)
+
+
+def _copy(
+    table: Table, layout: Layout, state: State, owned: Owned, place: jax.Array, target: jax.Array
+) -> Owned:
+    """Copies one window to its own slot."""
+    places = (place + jnp.arange(layout.window) * layout.envs) % layout.lane
+    frames = _frame_places(table, layout, state, places[None])[0].ravel() if layout.frames else None
+    paths = {history.path for history in table.history}
+
+    def write(path: Any, to: jax.Array, store: jax.Array) -> jax.Array:
+        source = frames if path_name(path) in paths else places
+        part = store[source]
+        return jax.lax.dynamic_update_slice_in_dim(to, part, target * len(part), axis=0)
+
+    return owned._replace(
+        rows=jax.tree_util.tree_map_with_path(write, owned.rows, state.rows),
+        final=jax.lax.dynamic_update_slice_in_dim(
+            owned.final, state.final[places], target * layout.window, axis=0
+        ),
+    )
+
+
+def _frame_places(table: Table, layout: Layout, state: State, places: jax.Array) -> jax.Array:
+    """Where the frames of windows [n, W] are: [n, W + k - 1], or [n, W, k] across episodes."""
+    if table.items.cut:
+        first = state.frame_at[places[:, 0]]
+        ahead = jnp.arange(1 - layout.stack, layout.window) * layout.envs
+        return (first[:, None] + ahead) % layout.frame_lane
+    back = jnp.arange(1 - layout.stack, 1) * layout.envs
+    return (state.frame_at[places][..., None] + back) % layout.frame_lane
+
+
+def size(table: Table, state: State) -> jax.Array:
+    """Items that can be sampled."""
+    return jnp.sum(state.high - state.low) if state.index is None else state.index.count
+
+
+def sample(table: Table, state: State, draws: jax.Array) -> tuple[State, Sample]:
+    """Items for draws [n] from [0, 1): the same draws choose the same items."""
+    view = _view(table, state)
+    most = view.layout.owned or view.layout.share * view.layout.envs
+    if draws.shape[0] > most:
+        raise UserError(
+            f"A sample of {draws.shape[0]} items was asked of a replay table that holds {most}: "
+            "give it a larger capacity, or sample fewer."
+        )
+    count = size(table, state)
+    if state.index is None:
+        slots, numbers = _choose(view.layout, state, draws, count)
+        probabilities = jnp.full(draws.shape, 1 / jnp.maximum(count, 1), jnp.float32)
+        times = state.times[slots]
+        state = state._replace(times=state.times.at[slots].add(1))
+        return state, _read(table, view, state, slots, numbers, probabilities, count, times)
+    slots, probabilities = device_index.choose(table, state.index, draws)
+    numbers = state.index.serial[slots]
+    index, spent, times = device_index.sampled(table, state.index, slots)
+    read = _read(table, view, state, slots, numbers, probabilities, count, times)
+    state = state._replace(index=index)
+    if state.owned is not None and table.max_times_sampled is not None:
+        free = spent != DROP
+        place = jnp.where(free, state.owned.num_free + jnp.cumsum(free) - 1, DROP)
+        owned = state.owned._replace(
+            free=state.owned.free.at[place].set(spent, mode="drop"),
+            num_free=state.owned.num_free + jnp.sum(free, dtype=jnp.int32),
+        )
+        state = state._replace(owned=owned)
+    return state, read
+
+
+def _choose(
+    layout: Layout, state: State, draws: jax.Array, count: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The slots and numbers of items that are all alike, streams in order, the oldest first."""
+    counts = state.high - state.low
+    totals = jnp.cumsum(counts)
+    ranks = jnp.minimum((draws * count).astype(jnp.int32), count - 1)
+    method = "compare_all" if layout.envs <= 256 else "scan_unrolled"
+    streams = jnp.searchsorted(totals, ranks, side="right", method=method).astype(jnp.int32)
+    numbers = ranks + (state.low - (totals - counts))[streams]
+    return numbers % layout.slots * layout.envs + streams, numbers
+
+
+def _read(
+    table: Table,
+    view: _View,
+    state: State,
+    slots: jax.Array,
+    numbers: jax.Array,
+    probabilities: jax.Array,
+    count: jax.Array,
+    times: jax.Array,
+) -> Sample:
+    """The rows of items, and their mask."""
+    layout = view.layout
+    if state.owned is None:
+        rows, flags = state.rows, state.final
+        places = (
+            state.starts[slots][:, None] + jnp.arange(layout.window) * layout.envs
+        ) % layout.lane
+        frames = _frame_places(table, layout, state, places) if layout.frames else None
+    else:
+        rows, flags = state.owned.rows, state.owned.final
+        places = slots[:, None] * layout.window + jnp.arange(layout.window)
+        width = owned_frames(table, layout)
+        shape = (-1,) if table.items.cut else (layout.window, layout.stack)
+        frames = (slots[:, None] * width + jnp.arange(width)).reshape(len(slots), *shape)
+
+    def gather(path: Any, store: jax.Array) -> jax.Array:
+        stack = view.stacks.get(path_name(path))
+        if stack is None:
+            return store[places]
+        if not table.items.cut:
+            return stack.whole(store[frames])
+        steps = jnp.arange(layout.window)[:, None] + jnp.arange(layout.stack)
+        return stack.whole(store[frames][:, steps])
+
+    final = flags[places]
+    if table.items.cut:
+        final = (jnp.cumsum(final, axis=1) > 0) | (jnp.arange(layout.window) == layout.window - 1)
+    return Sample(
+        rows=jax.tree_util.tree_map_with_path(gather, rows),
+        mask=~final & (count > 0),
+        keys=Keys(slots, numbers),
+        probabilities=probabilities,
+        size=count,
+        times=times,
+    )
+
+
+def update_priorities(table: Table, state: State, keys: Keys, priorities: jax.Array) -> State:
+    """Gives items other priorities [n]; items that have left are passed over."""
+    if state.index is None:
+        return state
+    values = priorities.astype(jnp.float32)
+    good = (values >= 0) & (values < jnp.inf)
+    highest = jnp.maximum(state.highest, jnp.max(jnp.where(good, values, 0)))
+    index = device_index.update(table, state.index, keys.slot, keys.number, values)
+    return state._replace(index=index, highest=highest)

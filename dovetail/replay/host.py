@@ -1,0 +1,244 @@
+"""A replay table on the host: numpy arrays, changed in place.
+
+An insert writes rows and counts; what follows from the counts (which items are complete, which have
+left) is worked out when somebody samples. Samples are views of a few buffers that are used in turn:
+one is valid until `buffers` further samples of its size have been taken.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dovetail.errors import UserError
+from dovetail.replay.host_index import HostIndex
+from dovetail.replay.leaves import check_history, check_leaves, final_positions, leaves_of
+from dovetail.replay.output import Output
+from dovetail.replay.owned import OwnedItems
+from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.streams import Steps, Streams
+from dovetail.replay.table import Episodes, Prioritised, Sequences, Table, Uniform, make_layout
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class HostTable:
+    """A table for rows like `example` (one row, or its shapes) of `num_envs` environments."""
+
+    def __init__(self, table: Table, example: Any, num_envs: int, buffers: int = 2) -> None:
+        self.table = table
+        self.leaves = leaves_of(example)
+        check_history(self.leaves, table.history)
+        self.layout = make_layout(table, self.leaves, num_envs)
+        self.structure = jax.tree.structure(example)
+        self.streams = Streams(table, self.layout, self.leaves)
+        self.index = None if table.ranged else HostIndex(table, self.layout.size)
+        self.owned = OwnedItems(self.streams) if self.layout.owned else None
+        self.highest = 1.0
+        self.low = np.zeros(num_envs, np.int64)
+        self.high = np.zeros(num_envs, np.int64)
+        self._settled = False
+        self._offsets = self._totals = self.low
+        self._in_order = not isinstance(table.sampler, Uniform | Prioritised)
+        self._buffers = buffers
+        self._outputs: dict[int, list[Output]] = {}
+        self._finals: tuple[Any, list[int]] | None = None
+
+    @property
+    def size(self) -> int:
+        """Items that can be sampled."""
+        self._settle()
+        return self.index.count if self.index is not None else int(self._totals[-1])
+
+    @property
+    def completed(self) -> int:
+        """Items that have ever been complete."""
+        self._settle()
+        return int(self.high.sum())
+
+    def items_of(self, steps: int) -> int:
+        """About how many items so many steps make."""
+        items = self.table.items
+        per_item = items.period if isinstance(items, Sequences) else 1
+        return steps // (items.longest if isinstance(items, Episodes) else per_item)
+
+    def check_batch(self, count: int) -> None:
+        """Refuses samples of more items than the table can hold."""
+        most = self.layout.owned or self.layout.share * self.layout.envs
+        if not 1 <= count <= most:
+            raise UserError(
+                f"A sample of {count} items was asked of a replay table that holds {most}: "
+                "give it a larger capacity, or sample fewer."
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored rows and frames."""
+        kept = [self.streams, *([] if self.owned is None else [self.owned])]
+        return sum(part.rows.nbytes + part.frames.nbytes for part in kept)
+
+    def insert(
+        self,
+        rows: Any,
+        ends: Array | None = None,
+        valid: Array | None = None,
+        final: Any = None,
+        priorities: Array | None = None,
+        envs: tuple[int, int] | None = None,
+    ) -> None:
+        """Appends rows [T, B, …] to the streams of environments `envs` (from, to); all by default.
+
+        `ends` [T, B]: the episode ends with that step; `final`, a part of the row's structure with
+        leaves [T, B, …], then says what was seen after it. Steps that are not `valid` are skipped.
+        `priorities` [T, B] are those of the items that begin there; the highest so far by default.
+        """
+        first, last = (0, self.layout.envs) if envs is None else envs
+        leaves, structure = jax.tree.flatten(rows)
+        length = self._check(rows, leaves, structure, first, last)
+        shape = (length, last - first)
+        finals = None if final is None else self._final_leaves(final, shape)
+        for name, array in (("ends", ends), ("valid", valid), ("priorities", priorities)):
+            if array is not None and array.shape != shape:
+                raise UserError(
+                    f"What was inserted as {name} has shape {list(array.shape)}, but the rows are "
+                    f"{list(shape)} steps of environments: give one for each."
+                )
+        if priorities is not None:
+            self._note_priorities(priorities)
+        steps = Steps(leaves, ends, valid, finals, priorities)
+        chunk = self.layout.chunk
+        for start in range(0, length, chunk):
+            part = steps if length <= chunk else steps.part(start, start + chunk)
+            self.streams.insert(part, first, last, self.highest)
+            self._settled = False
+            if self._in_order or self.owned is not None:
+                self._settle()
+
+    def _check(
+        self, rows: Any, leaves: Sequence[Array], structure: Any, first: int, last: int
+    ) -> int:
+        """The number of steps, of rows that are as the table's."""
+        if not 0 <= first < last <= self.layout.envs:
+            raise UserError(
+                f"Rows were inserted for environments {first} to {last}, but the table has "
+                f"{self.layout.envs}: give a range of these."
+            )
+        length = leaves[0].shape[0] if leaves and getattr(leaves[0], "ndim", 0) > 1 else 0
+        fits = structure == self.structure and length > 0
+        if fits:
+            axes = (length, last - first)
+            for leaf, array in zip(self.leaves, leaves, strict=True):
+                if array.dtype != leaf.dtype or array.shape != axes + leaf.shape:
+                    fits = False
+        if not fits:
+            check_leaves(self.leaves, rows, (max(length, 1), last - first), "rows")
+            raise UserError(
+                "What was inserted has another structure than the table's rows: "
+                "insert the type of row that the table was made with."
+            )
+        return length
+
+    def _final_leaves(self, final: Any, shape: tuple[int, int]) -> list[Array | None]:
+        """What was seen after each step, leaf by leaf of a row; None for what was not given."""
+        leaves, structure = jax.tree.flatten(final)
+        if self._finals is None or self._finals[0] != structure:
+            check_leaves(self.leaves, final, shape, "final")
+            self._finals = (structure, final_positions(self.leaves, final))
+        found: list[Array | None] = [None] * len(self.leaves)
+        for at, array in zip(self._finals[1], leaves, strict=True):
+            leaf = self.leaves[at]
+            if array.dtype != leaf.dtype or array.shape != shape + leaf.shape:
+                check_leaves(self.leaves, final, shape, "final")
+            found[at] = array
+        return found
+
+    def _note_priorities(self, priorities: Array) -> None:
+        """Checks priorities and remembers the highest."""
+        if not priorities.size:
+            return
+        most = float(priorities.max())
+        if not (float(priorities.min()) >= 0 and most < float("inf")):
+            wrong = priorities[~((priorities >= 0) & (priorities < float("inf")))].ravel()[0]
+            raise UserError(
+                f"A priority is {wrong}: give finite numbers from 0 upwards (has training diverged?)."
+            )
+        self.highest = max(self.highest, most)
+
+    def _settle(self) -> None:
+        """Which items are complete and which have left, after the inserts so far."""
+        if self._settled:
+            return
+        self._settled = True
+        low, high = self.streams.bounds()
+        if self.index is None:
+            counts = high - low
+            self._totals = np.cumsum(counts)
+            self._offsets = low - (self._totals - counts)
+        elif self.owned is not None:
+            self.owned.take(self.streams.span(self.high, high), self.index)
+        else:
+            self.index.drop(self.streams.span(self.low, np.minimum(low, self.high)))
+            new = self.streams.span(np.maximum(self.high, low), high)
+            self.index.add(new, self.streams.given[new])
+        self.low, self.high = low, high
+
+    def sample(self, draws: Array) -> Sample:
+        """Items for draws [n] from [0, 1): the same draws choose the same items."""
+        self.check_batch(draws.size)
+        count = self.size
+        if count == 0:
+            raise UserError(
+                "The replay table is empty, so nothing can be sampled: insert until an item is "
+                "complete."
+            )
+        if self.index is None:
+            slots, numbers = self._choose(draws, count)
+            probabilities = np.full(draws.size, 1 / count, np.float32)
+            times = self.streams.times.take(slots)
+            np.add.at(self.streams.times, slots, 1)
+        else:
+            slots, probabilities = self.index.choose(draws)
+            numbers = self.index.serial[slots]
+        output = self._output(draws.size)
+        output.read(slots)
+        if self.index is not None:
+            times = self.index.sampled(slots)
+            if self.owned is not None:
+                self.owned.release(np.unique(slots[~self.index.live[slots]]))
+        return Sample(
+            output.tree, output.mask, Keys(slots, numbers), probabilities, np.int32(count), times
+        )
+
+    def _choose(self, draws: Array, count: int) -> tuple[Array, Array]:
+        """The slots and numbers of items that are all alike, streams in order, the oldest first."""
+        ranks = (draws * count).astype(np.int64)
+        np.minimum(ranks, count - 1, out=ranks)
+        streams = self._totals.searchsorted(ranks, side="right")
+        numbers = ranks + self._offsets.take(streams)
+        slots = numbers % self.layout.slots
+        slots *= self.layout.envs
+        slots += streams
+        return slots, numbers
+
+    def _output(self, count: int) -> Output:
+        """The next buffer for samples of that size."""
+        outputs = self._outputs.setdefault(count, [])
+        if len(outputs) < self._buffers:
+            outputs.append(Output(self.streams, self.owned, self.structure, count))
+        else:
+            outputs.append(outputs.pop(0))
+        return outputs[-1]
+
+    def update_priorities(self, keys: Keys, priorities: Array) -> None:
+        """Gives items other priorities [n]; items that have left are passed over."""
+        priorities = np.asarray(priorities)
+        self._note_priorities(priorities)
+        if self.index is None:
+            return
+        self._settle()
+        slots = np.asarray(keys.slot)
+        there = self.index.live[slots] & (self.index.serial[slots] == keys.number)
+        if not there.all():
+            slots, priorities = slots[there], priorities[there]
+        self.index.update(slots, priorities)

@@ -1,0 +1,67 @@
+"""Items that own their rows, for removers that let them go out of order."""
+
+from typing import Any
+
+import numpy as np
+
+from dovetail.replay.frames import HostFrames
+from dovetail.replay.host_index import HostIndex
+from dovetail.replay.packed import PackedRows
+from dovetail.replay.streams import Streams
+from dovetail.replay.table import owned_frames
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class OwnedItems:
+    """Slots that hold the rows and frames of one item each."""
+
+    def __init__(self, streams: Streams) -> None:
+        layout = streams.layout
+        self.streams = streams
+        self.rows = PackedRows(streams.kept, layout.owned * layout.window)
+        self._width = owned_frames(streams.table, layout)
+        self.frames = HostFrames(streams.stacks, layout.owned * self._width)
+        self.free = np.arange(layout.owned)[::-1].copy()
+        """Slots without an item, the next one last."""
+        self.num_free = layout.owned
+
+    def take(self, items: Array, index: HostIndex) -> None:
+        """Copies complete items of the streams, one after the other; the remover makes room."""
+        for item in items:
+            if not self.num_free:
+                victim = np.array([index.victim()])
+                index.drop(victim)
+                self.release(victim)
+            self.num_free -= 1
+            slot = self.free[self.num_free : self.num_free + 1].copy()
+            self._copy(self.streams.windows(np.array([item])), slot)
+            index.add(slot, self.streams.given[item : item + 1])
+
+    def release(self, slots: Array) -> None:
+        """Slots whose items have left."""
+        self.free[self.num_free : self.num_free + slots.size] = slots
+        self.num_free += slots.size
+
+    def _copy(self, places: Array, slot: Array) -> None:
+        layout, source = self.streams.layout, self.streams.rows
+        target, places = self.windows(slot)[0], places[0] % layout.lane
+        self.rows.block[target] = source.block[places]
+        for at, store in self.rows.alone.items():
+            store[target] = source.alone[at][places]
+        if layout.frames:
+            frames = self.streams.frame_places(places[None])[0] % layout.frame_lane
+            target = self.frame_places(slot)[0]
+            for to, store in zip(self.frames.stores, self.streams.frames.stores, strict=True):
+                to[target] = store[frames]
+
+    def windows(self, slots: Array) -> Array:
+        """Where the rows of items are [n, W]."""
+        window = self.streams.layout.window
+        return slots[:, None] * window + np.arange(window)
+
+    def frame_places(self, slots: Array) -> Array:
+        """Where the frames of items are: [n, W + k - 1], or [n, W, k] across episodes."""
+        layout, cut = self.streams.layout, self.streams.table.items.cut
+        shape = (self._width,) if cut else (layout.window, layout.stack)
+        return (slots[:, None] * self._width + np.arange(self._width)).reshape(-1, *shape)

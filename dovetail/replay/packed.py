@@ -1,0 +1,144 @@
+"""Rows in memory, on the host: the small leaves side by side, so that a row is one copy.
+
+A row's small leaves share one block of words; a batch of rows is then one gather, and each leaf a
+view of it. Large leaves have arrays of their own, where the copy itself is what takes time.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dovetail.replay.leaves import Leaf
+from dovetail.replay.tree import Slots
+
+SMALL = 512
+"""Bytes up to which a leaf is packed with others."""
+STAGES = 64
+"""Shapes of inserts for which room to pack them is kept."""
+WORD = np.dtype(np.uint64)
+
+Block = np.ndarray[Any, np.dtype[Any]]
+
+
+class Packing:
+    """How leaves lie in a block of words."""
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        sizes = [prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves]
+        self.packed = [at for at, size in enumerate(sizes) if size <= SMALL]
+        self.alone = [at for at, size in enumerate(sizes) if size > SMALL]
+        order = sorted(self.packed, key=lambda at: -leaves[at].dtype.itemsize)  # keeps alignment
+        offsets: dict[int, int] = {}
+        end = 0
+        for at in order:
+            offsets[at] = end
+            end += sizes[at]
+        self.words = -(-end // WORD.itemsize)
+        self._leaves = list(leaves)
+        self._offsets = offsets
+
+    def views(self, block: Block) -> dict[int, Block]:
+        """Each packed leaf as a view of a block [..., words]: a row's leaf behind its axes."""
+        raw = block.view(np.uint8)
+        found: dict[int, Block] = {}
+        for at in self.packed:
+            leaf, start = self._leaves[at], self._offsets[at]
+            size = prod(leaf.shape) * leaf.dtype.itemsize
+            part = raw[..., start : start + size]
+            if size == 0:
+                part = np.zeros((*block.shape[:-1], *leaf.shape), leaf.dtype)
+            else:
+                part = part.view(leaf.dtype)
+                part = np.lib.stride_tricks.as_strided(
+                    part,
+                    (*block.shape[:-1], *leaf.shape),
+                    (*block.strides[:-1], *contiguous_strides(leaf)),
+                )
+            found[at] = part
+        return found
+
+
+def contiguous_strides(leaf: Leaf) -> tuple[int, ...]:
+    """The strides of a leaf that lies in one piece."""
+    strides: list[int] = []
+    step = leaf.dtype.itemsize
+    for length in reversed(leaf.shape):
+        strides.insert(0, step)
+        step *= length
+    return tuple(strides)
+
+
+class PackedRows:
+    """Rows of given leaves, written and read by place."""
+
+    def __init__(self, leaves: Sequence[Leaf], size: int) -> None:
+        self.leaves = list(leaves)
+        self.packing = Packing(leaves)
+        self.block = np.zeros((size, self.packing.words), WORD)
+        self.alone = {
+            at: np.zeros((size, *leaves[at].shape), leaves[at].dtype) for at in self.packing.alone
+        }
+        self._stages: dict[tuple[int, ...], tuple[Block, list[tuple[int, Block]]]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self.block.nbytes + sum(store.nbytes for store in self.alone.values())
+
+    def write_steps(self, places: Slots, arrays: Sequence[Block], shape: tuple[int, int]) -> None:
+        """Stores rows given as [T, B, …], in the order of time; the leaf behind theirs is zero."""
+        known = self._stages.get(shape)
+        stage, views = known if known is not None else self._stage(shape)
+        for at, view in views[:-1]:
+            view[...] = arrays[at]
+        self.block[places] = stage.reshape(-1, self.packing.words)
+        for at, store in self.alone.items():
+            store[places] = arrays[at].reshape(-1, *store.shape[1:])
+
+    def write(self, places: Slots, arrays: Sequence[Block | None], count: int) -> None:
+        """Stores rows, given leaf by leaf along one axis; None is zeros."""
+        stage, views = self._stage((count,))
+        for at, view in views:
+            array = arrays[at]
+            view[...] = 0 if array is None else array
+        self.block[places] = stage
+        for at, store in self.alone.items():
+            array = arrays[at]
+            store[places] = 0 if array is None else array
+
+    def _stage(self, shape: tuple[int, ...]) -> tuple[Block, list[tuple[int, Block]]]:
+        """Room to pack rows in before they are stored, kept for each shape."""
+        known = self._stages.get(shape)
+        if known is None:
+            if len(self._stages) > STAGES:
+                self._stages.clear()
+            stage = np.zeros((*shape, self.packing.words), WORD)
+            known = self._stages[shape] = (stage, list(self.packing.views(stage).items()))
+        return known
+
+    def buffer(self, shape: tuple[int, ...]) -> "Rows":
+        """Room to read rows into, again and again."""
+        return Rows(self, shape)
+
+
+class Rows:
+    """Rows as they were read: every leaf is a view of one block, or an array."""
+
+    def __init__(self, rows: PackedRows, shape: tuple[int, ...]) -> None:
+        self._source = rows
+        self._block = np.zeros((*shape, rows.packing.words), WORD)
+        self._alone = {
+            at: np.zeros((*shape, *store.shape[1:]), store.dtype)
+            for at, store in rows.alone.items()
+        }
+        views = {**rows.packing.views(self._block), **self._alone}
+        self.leaves = [views[at] for at in range(len(rows.leaves))]
+
+    def read(self, places: Slots) -> None:
+        """Copies the rows at places; those beyond the end go on at the beginning."""
+        source = self._source
+        source.block.take(places, axis=0, out=self._block, mode="wrap")
+        for at, store in source.alone.items():
+            store.take(places, axis=0, out=self._alone[at], mode="wrap")

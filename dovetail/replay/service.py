@@ -1,0 +1,157 @@
+"""A replay table for several threads: a lock, a rate limiter, and no wait without an end.
+
+Every wait has a time limit and says what it waited for. When nothing can move any more (both sides
+wait for each other, or nobody is left to insert), whoever waits is told so in one sentence.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+
+from dovetail.errors import UserError
+from dovetail.replay.host import HostTable
+from dovetail.replay.limiter import RateLimiter
+from dovetail.replay.sample import Keys, Sample
+
+PATIENCE = 1.0
+"""Seconds without any progress after which two sides that wait for each other are told so."""
+
+
+class ReplayService:
+    """Inserts to and samples from one table, from any thread.
+
+    A sample is valid until the table's number of `buffers` further ones have been taken: make the
+    table with more buffers than there are samples in use at a time.
+    """
+
+    def __init__(
+        self, table: HostTable, limiter: RateLimiter | None = None, timeout: float = 60.0
+    ) -> None:
+        self.table = table
+        self.limiter = limiter or RateLimiter()
+        self._timeout = timeout
+        self._changed = threading.Condition()
+        self._waiting = {"insert": 0, "sample": 0}
+        self._moves = 0
+        self._inserters: int | None = None
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        """Items that can be sampled."""
+        with self._changed:
+            return self.table.size
+
+    @contextmanager
+    def inserting(self) -> Iterator[None]:
+        """Announces somebody who inserts; when the last of them has left, samplers are told."""
+        with self._changed:
+            self._inserters = (self._inserters or 0) + 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inserters -= 1
+                self._changed.notify_all()
+
+    def insert(
+        self,
+        rows: Any,
+        ends: Any = None,
+        valid: Any = None,
+        final: Any = None,
+        priorities: Any = None,
+        envs: tuple[int, int] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """`HostTable.insert`, when the rate limiter lets it."""
+        first, last = envs or (0, self.table.layout.envs)
+        steps = (
+            int(np.sum(valid))
+            if valid is not None
+            else jax.tree.leaves(rows)[0].shape[0] * (last - first)
+        )
+        with self._changed:
+            expected = self.table.items_of(steps)
+            self._wait("insert", expected, lambda: self.limiter.may_insert(expected), timeout)
+            before = self.table.completed
+            self.table.insert(rows, ends, valid, final, priorities, envs)
+            self.limiter.insert(self.table.completed - before)
+            self._moved()
+
+    def sample(self, draws: Any, timeout: float | None = None) -> Sample:
+        """`HostTable.sample`, when there is something and the rate limiter lets it."""
+        count = len(draws)
+        with self._changed:
+            self.table.check_batch(count)
+            self._wait("sample", count, lambda: self._may_sample(count), timeout)
+            sample = self.table.sample(draws)
+            self.limiter.sample(count)
+            self._moved()
+            return sample
+
+    def _may_sample(self, count: int) -> bool:
+        return self.limiter.may_sample(count) and self.table.size > 0
+
+    def update_priorities(self, keys: Keys, priorities: Any) -> None:
+        """`HostTable.update_priorities`."""
+        with self._changed:
+            self.table.update_priorities(keys, priorities)
+
+    def close(self) -> None:
+        """Ends every wait; whoever comes later is refused."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _moved(self) -> None:
+        self._moves += 1
+        self._changed.notify_all()
+
+    def _wait(
+        self, side: str, count: int, ready: Callable[[], bool], timeout: float | None
+    ) -> None:
+        """Until `ready`; the lock is held on the way in and out."""
+        limit = self._timeout if timeout is None else timeout
+        began = still_since = time.monotonic()
+        moves = self._moves
+        self._waiting[side] += 1
+        try:
+            while True:
+                self._refuse_if_closed()
+                if ready():
+                    return
+                now = time.monotonic()
+                if moves != self._moves or not all(self._waiting.values()):
+                    moves, still_since = self._moves, now
+                self._refuse_if_alone(side, count)
+                if now - still_since >= PATIENCE:
+                    self._refuse(
+                        "Replay stands still, as each side waits for the other", side, count
+                    )
+                if now - began >= limit:
+                    waited = f"Replay waited {limit:g} s to {side} {count} items"
+                    self._refuse(waited, side, count)
+                self._changed.wait(min(PATIENCE / 4, max(limit - (now - began), 0.001)))
+        finally:
+            self._waiting[side] -= 1
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise UserError("The replay service has been closed: make a new one to go on.")
+
+    def _refuse_if_alone(self, side: str, count: int) -> None:
+        if side == "sample" and self._inserters == 0:
+            self._refuse("Replay has nobody left to insert", side, count)
+
+    def _refuse(self, why: str, side: str, count: int) -> None:
+        inserting, sampling = (count, 1) if side == "insert" else (1, count)
+        reason = self.limiter.explain(inserting, sampling)
+        if side == "sample" and self.limiter.may_sample(count):
+            reason = "sampling waits for a first complete item."
+        raise UserError(f"{why}: {reason}")

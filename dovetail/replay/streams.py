@@ -1,0 +1,194 @@
+"""The streams of a host table: rows and frames in rings, and the items that begin in them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dovetail.replay.frames import HostFrames, Stack
+from dovetail.replay.leaves import Leaf
+from dovetail.replay.packed import PackedRows
+from dovetail.replay.table import Layout, Table, Transitions
+from dovetail.replay.windows import DROP, Counters, Plan, complete, make_plan, oldest
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FLAG = Leaf("", (), np.dtype(np.uint8))
+"""Kept with every row: whether it shows only what an episode ended with."""
+
+
+class Steps(NamedTuple):
+    """Some steps [T, B] of some environments, leaf by leaf."""
+
+    leaves: list[Array]
+    ends: Array | None
+    valid: Array | None
+    final: list[Array | None] | None
+    priorities: Array | None
+
+    def part(self, start: int, end: int) -> "Steps":
+        """Those from one time to another."""
+        return Steps(
+            [x[start:end] for x in self.leaves],
+            None if self.ends is None else self.ends[start:end],
+            None if self.valid is None else self.valid[start:end],
+            None
+            if self.final is None
+            else [None if x is None else x[start:end] for x in self.final],
+            None if self.priorities is None else self.priorities[start:end],
+        )
+
+
+class Streams:
+    """The rings of all environments, and where each item begins."""
+
+    def __init__(self, table: Table, layout: Layout, leaves: Sequence[Leaf]) -> None:
+        self.table, self.layout, self.leaves = table, layout, list(leaves)
+        histories = {history.path: history for history in table.history}
+        self.plain = [at for at, leaf in enumerate(leaves) if leaf.path not in histories]
+        self.stacked = [at for at, leaf in enumerate(leaves) if leaf.path in histories]
+        self.stacks = [Stack(leaves[at], histories[leaves[at].path]) for at in self.stacked]
+        self.kept = [*(leaves[at] for at in self.plain), FLAG]
+        envs = layout.envs
+        self.rows = PackedRows(self.kept, layout.lane)
+        self.frames = HostFrames(self.stacks, layout.frame_lane)
+        self.begun_at = np.zeros(layout.lane, np.int64)
+        """Of each row, how many items of its stream had begun before it."""
+        self.frame_at = np.zeros(layout.lane if self.stacks else 0, np.int64)
+        """Of each row, where its newest frame is."""
+        self.frame_begun = np.zeros(layout.frame_lane, np.int64)
+        self.starts = np.zeros(layout.slots * envs, np.int64)
+        """Of each item, where its first row is."""
+        self.given = np.zeros(layout.slots * envs, np.float32)
+        """Of each item, the priority it began with."""
+        self.times = np.zeros(layout.slots * envs, np.int64)
+        """Of each item, how often it has been sampled."""
+        self._numbers = np.arange(envs)
+        self.heads = np.stack([self._numbers] * 2)
+        """Where the next row and the next item of each stream go."""
+        self._laps = np.array([[layout.lane], [layout.slots * envs]])
+        self._ahead = np.arange(layout.chunk)[:, None]
+        zeros = [np.zeros(envs, np.int64) for _ in range(3)]
+        self.counters = Counters(self.heads[0], self._numbers.copy(), *zeros, np.ones(envs, bool))
+        self._plainly = isinstance(table.items, Transitions) and not self.stacks
+
+    def insert(self, steps: Steps, first: int, last: int, default: float) -> None:
+        """Appends steps to the streams from `first` to `last`."""
+        if (
+            self._plainly
+            and (steps.valid is None or steps.valid.all())
+            and (steps.ends is None or not steps.ends.any())
+        ):
+            self._insert_plain(steps, first, last, default)
+        else:
+            self._insert_any(steps, slice(first, last), default)
+
+    def _insert_plain(self, steps: Steps, first: int, last: int, default: float) -> None:
+        """The common case: every step is a row and begins an item, and no episode ends."""
+        length, priorities = steps.leaves[0].shape[0], steps.priorities
+        heads, begun = self.heads[:, first:last], self.counters.begun[first:last]
+        if length == 1:
+            places, slots, numbers = heads[0], heads[1], begun
+        else:
+            ahead = self._ahead[:length]
+            places, slots = (
+                (heads[:, None] + ahead * self.layout.envs) % self._laps[:, None]
+            ).reshape(2, -1)
+            numbers = (begun + ahead).ravel()
+        self.rows.write_steps(places, steps.leaves, (length, last - first))
+        self.begun_at[places] = numbers
+        self.starts[slots] = places
+        self.times[slots] = 0
+        self.given[slots] = default if priorities is None else priorities.ravel()
+        begun += length
+        heads += length * self.layout.envs
+        np.remainder(heads, self._laps, out=heads)
+        self.counters.fresh[first:last] = False
+
+    def _insert_any(self, steps: Steps, here: slice, default: float) -> None:
+        shape = steps.leaves[0].shape[:2]
+        valid = np.ones(shape, bool) if steps.valid is None else steps.valid
+        ends = np.zeros(shape, bool) if steps.ends is None else steps.ends
+        before = Counters(*(x[here] for x in self.counters))
+        streams = self._numbers[here]
+        plan, after = make_plan(np, self.table, self.layout, before, streams, ends, valid)
+        self._write_steps(plan, steps.leaves, np.flatnonzero(valid))
+        ended = np.flatnonzero(plan.final_at != DROP)
+        if ended.size:
+            self._write_finals(plan, steps.final, ended)
+        begins = np.flatnonzero(plan.item_at != DROP)
+        slots = plan.item_at.ravel()[begins]
+        self.starts[slots] = plan.step_at.ravel()[begins]
+        self.times[slots] = 0
+        given = steps.priorities
+        self.given[slots] = default if given is None else given.ravel()[begins]
+        for kept, new in zip(self.counters, after, strict=True):
+            kept[here] = new
+        self.heads[1, here] = after.begun % self.layout.slots * self.layout.envs + streams
+
+    def _write_steps(self, plan: Plan, leaves: Sequence[Array], steps: Array) -> None:
+        flat = [x.reshape(-1, *leaf.shape) for x, leaf in zip(leaves, self.leaves, strict=True)]
+        if steps.size < plan.step_at.size:
+            flat = [x[steps] for x in flat]
+        places, numbers = plan.step_at.ravel()[steps], plan.number.ravel()[steps]
+        self.rows.write(places, [*(flat[at] for at in self.plain), None], steps.size)
+        self.begun_at[places] = numbers
+        if self.stacks:
+            self._write_frames(plan, [flat[at] for at in self.stacked], places, numbers, steps)
+
+    def _write_frames(
+        self, plan: Plan, stacks: Sequence[Array], places: Array, numbers: Array, steps: Array
+    ) -> None:
+        """Each step's newest frame, and before an episode's first step the older ones."""
+        newest = plan.step_frame.ravel()[steps]
+        self.frames.write(newest, stacks, -1)
+        self.frame_at[places] = newest
+        self.frame_begun[newest] = numbers
+        leads = np.flatnonzero(plan.leads.ravel()[steps])
+        if leads.size:
+            first = [x[leads] for x in stacks]
+            for back in range(1, self.layout.stack):
+                older = (newest[leads] - back * self.layout.envs) % self.layout.frame_lane
+                self.frames.write(older, first, -1 - back)
+                self.frame_begun[older] = numbers[leads]
+
+    def _write_finals(self, plan: Plan, final: list[Array | None] | None, ended: Array) -> None:
+        """The rows behind the ends of episodes."""
+        values = [
+            None if x is None else x.reshape(-1, *leaf.shape)[ended]
+            for x, leaf in zip(final or [None] * len(self.leaves), self.leaves, strict=True)
+        ]
+        places, numbers = plan.final_at.ravel()[ended], plan.after.ravel()[ended]
+        flags = np.ones(ended.size, np.uint8)
+        self.rows.write(places, [*(values[at] for at in self.plain), flags], ended.size)
+        self.begun_at[places] = numbers
+        if self.stacks:
+            frames = plan.final_frame.ravel()[ended]
+            self.frames.write(frames, [values[at] for at in self.stacked], -1)
+            self.frame_at[places] = frames
+            self.frame_begun[frames] = numbers
+
+    def bounds(self) -> tuple[Array, Array]:
+        """The numbers of each stream's first item that is there, and behind its last."""
+        high = complete(self.table, self.layout, self.counters, self.begun_at, np)
+        return oldest(self.layout, self.counters, high, self.begun_at, self.frame_begun, np), high
+
+    def span(self, start: Array, end: Array) -> Array:
+        """The slots of items from number `start` to `end` of every stream, by age."""
+        counts = np.maximum(end - start, 0)
+        age, stream = np.nonzero(np.arange(int(counts.max()))[:, None] < counts)
+        return (start[stream] + age) % self.layout.slots * self.layout.envs + stream
+
+    def windows(self, slots: Array) -> Array:
+        """Where the rows of items are [n, W]; beyond the end, they go on at the beginning."""
+        ahead = np.arange(0, self.layout.window * self.layout.envs, self.layout.envs)
+        return self.starts.take(slots)[:, None] + ahead
+
+    def frame_places(self, places: Array) -> Array:
+        """Where the frames of windows [n, W] are: [n, W + k - 1], or [n, W, k] across episodes."""
+        layout = self.layout
+        if self.table.items.cut:
+            first = self.frame_at[places[:, 0] % layout.lane]
+            return first[:, None] + np.arange(1 - layout.stack, layout.window) * layout.envs
+        newest = self.frame_at[places % layout.lane]
+        return newest[..., None] + np.arange(1 - layout.stack, 1) * layout.envs

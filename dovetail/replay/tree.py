@@ -1,0 +1,138 @@
+"""Sum trees: numbers in proportion to their weights, at the cost of the capacity's logarithm.
+
+A node has `FAN` children, so five levels hold a million weights and each level of a whole batch is
+one gather, one small product and one comparison. The tree on the host adds in 64 bits; the tree on
+the device in 32, which tells a million weights apart well.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+FAN = 16
+"""Children of a node."""
+TOP = 512
+"""So many nodes are searched at once, at the top."""
+FEW = 64
+"""The same on the device, where they are compared one by one."""
+
+Weights = np.ndarray[Any, np.dtype[np.float64]]
+Slots = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def level_sizes(size: int, top: int) -> list[int]:
+    """Nodes of each level from the leaves up, padded to whole families but at the top."""
+    sizes = [max(size, 1)]
+    while sizes[-1] > top:
+        sizes[-1] = -(-sizes[-1] // FAN) * FAN
+        sizes.append(sizes[-1] // FAN)
+    return sizes
+
+
+class HostTree:
+    """A sum tree on numpy; sums are brought up to date when they are next needed.
+
+    A node's sum depends on its children alone, not on what else was summed with it: a table that
+    was saved and loaded chooses exactly what it would have chosen.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.levels = [np.zeros(n) for n in level_sizes(size, TOP)]
+        self.leaves = self.levels[0]
+        self._stale: list[Slots] = []
+        self._stale_count = 0
+        self._cumulative = np.zeros(self.levels[-1].size)
+        self._running = np.triu(np.ones((FAN, FAN)))
+
+    def set(self, slots: Slots, weights: Weights | float) -> None:
+        """Gives leaves their weights."""
+        self.leaves[slots] = weights
+        self._stale.append(slots)
+        self._stale_count += slots.size
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        self._refresh()
+        return float(self._cumulative[-1])
+
+    def _refresh(self) -> None:
+        if not self._stale:
+            return
+        whole = self._stale_count >= self.leaves.size // FAN
+        nodes = None if whole else np.concatenate(self._stale)
+        self._stale.clear()
+        self._stale_count = 0
+        for lower, upper in zip(self.levels, self.levels[1:], strict=False):
+            families = lower.reshape(-1, FAN)
+            if nodes is None:
+                np.einsum("ij->i", families, out=upper[: len(families)])
+            else:
+                nodes = nodes // FAN
+                upper[nodes] = np.einsum("ij->i", families.take(nodes, axis=0))
+        np.cumsum(self.levels[-1], out=self._cumulative)
+
+    def find(self, targets: Weights) -> Slots:
+        """The leaf in whose part of the running sum each target lies; some weight must be > 0."""
+        self._refresh()
+        targets = np.minimum(targets, self._cumulative[-1] * BELOW)
+        found = np.searchsorted(self._cumulative, targets, side="right")
+        targets = targets - (self._cumulative - self.levels[-1]).take(found)
+        for level in reversed(self.levels[:-1]):
+            family = level.reshape(-1, FAN).take(found, axis=0)
+            running = family @ self._running
+            targets = np.minimum(np.maximum(targets, 0), running[:, -1] * BELOW)
+            child = (running > targets[:, None]).argmax(axis=1)
+            chosen = found * FAN + child
+            at = np.arange(0, family.size, FAN) + child
+            targets = targets - running.reshape(-1).take(at) + family.reshape(-1).take(at)
+            found = chosen
+        return found
+
+
+BELOW = 1 - 2.0**-52
+"""Just below 1: a target never reaches the sum itself."""
+DEVICE_BELOW = float(1 - 2.0**-23)
+
+DeviceTree = tuple[jax.Array, ...]
+"""The levels of a sum tree on the device, leaves first."""
+
+
+def device_tree(size: int) -> DeviceTree:
+    """A tree without weights."""
+    return tuple(jnp.zeros(n, jnp.float32) for n in level_sizes(size, FEW))
+
+
+def set_weights(tree: DeviceTree, slots: jax.Array, weights: jax.Array) -> DeviceTree:
+    """The tree with the weights of some leaves; slots beyond the leaves are dropped."""
+    levels = [tree[0].at[slots].set(weights, mode="drop")]
+    nodes = slots
+    for upper in tree[1:]:
+        nodes = nodes // FAN
+        families = levels[-1].reshape(-1, FAN)
+        sums = families.at[nodes].get(mode="clip").sum(axis=1)
+        levels.append(upper.at[nodes].set(sums, mode="drop"))
+    return tuple(levels)
+
+
+def tree_total(tree: DeviceTree) -> jax.Array:
+    """The sum of all weights."""
+    return jnp.sum(tree[-1])
+
+
+def find_leaves(tree: DeviceTree, targets: jax.Array) -> jax.Array:
+    """The leaf in whose part of the running sum each target lies."""
+    found = jnp.zeros(targets.shape, jnp.int32)
+    for level in reversed(tree):
+        families = level.reshape(-1, level.size if level is tree[-1] else FAN)
+        family = families[found]
+        width = families.shape[1]
+        sums = jnp.triu(jnp.ones((width, width), family.dtype))
+        running = jnp.matmul(family, sums, precision="highest")
+        targets = jnp.clip(targets, 0, running[:, -1] * DEVICE_BELOW)
+        child = jnp.argmax(running > targets[:, None], axis=1).astype(jnp.int32)
+        before = jnp.take_along_axis(running - family, child[:, None], axis=1)[:, 0]
+        targets, found = targets - before, found * width + child
+    return found

@@ -1,0 +1,104 @@
+"""The tables under one face, so that one test holds all of them to the model."""
+
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from dovetail.replay import device
+from dovetail.replay.host import HostTable
+from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.service import ReplayService
+from dovetail.replay.table import Layout, Table
+
+Array = np.ndarray[Any, Any]
+
+
+class AnyTable(Protocol):
+    """What every table does."""
+
+    def insert(
+        self,
+        rows: Any,
+        ends: Any = None,
+        valid: Any = None,
+        final: Any = None,
+        priorities: Any = None,
+        envs: tuple[int, int] | None = None,
+    ) -> None: ...
+    def sample(self, draws: Array) -> Sample: ...
+    def update_priorities(self, keys: Keys, priorities: Array) -> None: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def layout(self) -> Layout: ...
+
+
+class OnDevice:
+    """The pure functions, compiled, with their state."""
+
+    def __init__(self, table: Table, example: Any, num_envs: int) -> None:
+        self.table = table
+        self.state = device.init(table, example, num_envs)
+        self.layout = device._view(table, self.state).layout
+        self._insert, self._sample, self._update = compiled(table)
+
+    def insert(
+        self,
+        rows: Any,
+        ends: Any = None,
+        valid: Any = None,
+        final: Any = None,
+        priorities: Any = None,
+        envs: tuple[int, int] | None = None,
+    ) -> None:
+        self.state = self._insert(self.state, rows, ends, valid, final, priorities, envs)
+
+    def sample(self, draws: Array) -> Sample:
+        self.state, sample = self._sample(self.state, draws.astype(np.float32))
+        return jax.tree.map(np.asarray, sample)
+
+    def update_priorities(self, keys: Keys, priorities: Array) -> None:
+        self.state = self._update(self.state, keys, priorities)
+
+    @property
+    def size(self) -> int:
+        return int(device.size(self.table, self.state))
+
+
+_compiled: dict[Table, Any] = {}
+
+
+def compiled(table: Table) -> Any:
+    """The compiled functions of a table, kept for all tests of it."""
+    if table not in _compiled:
+        _compiled[table] = (
+            jax.jit(lambda state, *given: device.insert(table, state, *given), static_argnums=6),
+            jax.jit(lambda state, draws: device.sample(table, state, draws)),
+            jax.jit(lambda state, keys, p: device.update_priorities(table, state, keys, p)),
+        )
+    return _compiled[table]
+
+
+class InService:
+    """A service with one client."""
+
+    def __init__(self, table: Table, example: Any, num_envs: int) -> None:
+        self._service = ReplayService(HostTable(table, example, num_envs))
+        self.insert = self._service.insert
+        self.update_priorities = self._service.update_priorities
+        self.layout = self._service.table.layout
+
+    def sample(self, draws: Array) -> Sample:
+        return self._service.sample(draws)
+
+    @property
+    def size(self) -> int:
+        return self._service.size
+
+
+KINDS: dict[str, Any] = {"host": HostTable, "device": OnDevice, "service": InService}
+
+
+def make(kind: str, table: Table, example: Any, num_envs: int) -> AnyTable:
+    return KINDS[kind](table, example, num_envs)
