@@ -14,6 +14,8 @@ import jax
 
 from dovetail.envs.interface import Continuous, Discrete, EnvSpec, MultiDiscrete
 from dovetail.errors import UserError
+from dovetail.replay.replay import Replay
+from dovetail.replay.sample import Keys, Sample
 
 Params = Any
 Carry = Any
@@ -79,7 +81,14 @@ class Task:
 
     env: EnvSpec
     num_envs: int
+    """Environments whose steps make one update."""
     steps: int
+    all_envs: int = 0
+    """Environments in all; as many unless given."""
+
+    def __post_init__(self) -> None:
+        if self.all_envs == 0:
+            object.__setattr__(self, "all_envs", self.num_envs)
 
 
 class RL(Protocol):
@@ -103,6 +112,28 @@ class RL(Protocol):
 
     def reduce(self, tree: Any) -> Any:
         """Actors → learner, averaged over actors: gradients, statistics."""
+        ...
+
+    def insert(
+        self,
+        replay: Replay,
+        rows: Any,
+        ends: jax.Array,
+        valid: jax.Array,
+        final: Any = None,
+        priorities: Any = None,
+    ) -> Replay:
+        """Actors → replay: rows [T, B, …] of every environment. `ends` says where an episode ended
+        with the row, `final` what was seen after it then, `valid` which rows are steps at all,
+        `priorities` those of the items that begin with each row."""
+        ...
+
+    def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
+        """Replay → learner: an item for each of `draws` [n], uniform numbers from [0, 1)."""
+        ...
+
+    def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
+        """Learner → replay: gives sampled items other priorities [n]."""
         ...
 
     def mean(self, tree: Any) -> Any:

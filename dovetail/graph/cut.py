@@ -15,13 +15,15 @@ from dovetail.envs.interface import EnvSpec
 from dovetail.errors import UserError
 from dovetail.graph.cost import flops
 from dovetail.graph.ir import Edge, Fragment, Graph, Node, Side, Slots, Unroll, Value, value_of
-from dovetail.graph.primitives import BOUNDARIES, CROSSINGS, mean_p, unroll_p, where
+from dovetail.graph.primitives import BOUNDARIES, CROSSINGS, JOINED, mean_p, unroll_p, where
 from dovetail.graph.sides import Sides, check_outputs, infer_sides
 from dovetail.graph.traced import Traced, UnrollSpec
 
 Atom = Var | Literal
 Place = tuple[int, Side]
 """Where an equation goes: its stage and its side."""
+ORDER = (Side.LEARNER, Side.ACTOR, Side.REPLAY)
+"""In which order the fragments of one stage run."""
 
 
 def cut(traced: Traced, algorithm: Algorithm, env: EnvSpec, num_envs: int) -> Graph:
@@ -44,7 +46,7 @@ class _Cut:
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
         self.jaxpr: Jaxpr = traced.closed.jaxpr
-        self.sides: Sides = infer_sides(self.jaxpr, traced.state_tree.num_leaves)
+        self.sides: Sides = infer_sides(self.jaxpr, traced.state_sides)
         check_outputs(self.jaxpr, self.sides, traced)
         self.consts = dict(zip(self.jaxpr.constvars, traced.closed.consts, strict=True))
         self.makers = {var: eqn for eqn in self.jaxpr.eqns for var in eqn.outvars}
@@ -52,7 +54,7 @@ class _Cut:
         self.arrived_by = {
             var: eqn.primitive.name
             for eqn in self.jaxpr.eqns
-            if eqn.primitive.name in CROSSINGS and eqn.primitive in BOUNDARIES
+            if eqn.primitive in BOUNDARIES and Side.ACTOR in CROSSINGS.get(eqn.primitive.name, ())
             for var in eqn.outvars
         }
         self.fires, self.places = self._stages()
@@ -107,10 +109,10 @@ class _Cut:
     def _refuse_constant(self, eqn: JaxprEqn, sent: Atom) -> None:
         """Several actors' pieces of a constant would not be joined: nobody sends them."""
         sideless = isinstance(sent, Literal) or self.sides[sent] is None
-        if eqn.primitive.name == "gather" and sideless and self.traced.pieces > 1:
+        if eqn.primitive.name in JOINED and sideless and self.traced.pieces > 1:
             raise UserError(
-                f"{where(eqn.source_info)}: rl.gather was given a constant, which none of the "
-                f"{self.traced.pieces} actors makes; use it on the learner's side as it is."
+                f"{where(eqn.source_info)}: rl.{eqn.primitive.name} was given a constant, which "
+                f"none of the {self.traced.pieces} actors makes; use it on the other side as it is."
             )
 
     def _stages(self) -> tuple[dict[int, int], dict[int, Place]]:
@@ -185,9 +187,9 @@ class _Cut:
         needed = self._needed()
         unrolls = [eqn for eqn in self.jaxpr.eqns if eqn.primitive is unroll_p]
         steps: list[tuple[int, int, Place | JaxprEqn]] = [
-            (stage, 0 if side is Side.LEARNER else 1, (stage, side)) for stage, side in self.pieces
+            (stage, ORDER.index(side), (stage, side)) for stage, side in self.pieces
         ]
-        steps += [(self.fires[id(eqn)], 2, eqn) for eqn in unrolls]
+        steps += [(self.fires[id(eqn)], len(ORDER), eqn) for eqn in unrolls]
         nodes: list[Node] = []
         taken: dict[str, int] = {}
         for _, _, what in sorted(steps, key=lambda step: step[:2]):

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import Algorithm, Params, Trajectory
+from dovetail.replay.replay import Insertion, Replay
+from dovetail.replay.sample import Keys, Sample
 from dovetail.graph.unroll import (
     ActorState,
     Episodes,
@@ -49,6 +51,28 @@ class Interpreting:
     def gather(self, tree: Any) -> Any:
         """Actors → learner."""
         return tree
+
+    def insert(
+        self,
+        replay: Replay,
+        rows: Any,
+        ends: jax.Array,
+        valid: jax.Array,
+        final: Any = None,
+        priorities: Any = None,
+    ) -> Replay:
+        """Actors → replay."""
+        return replay.insert(
+            Insertion(rows, ends, valid, final, priorities, self.actor.index[None])
+        )
+
+    def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
+        """Replay → learner."""
+        return replay.sample(draws)
+
+    def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
+        """Learner → replay."""
+        return replay.update_priorities(keys, priorities)
 
     def reduce(self, tree: Any) -> Any:
         """Actors → learner, averaged over the one actor."""

@@ -42,6 +42,7 @@ class Side(StrEnum):
     LEARNER = "learner"
     ACTOR = "actor"
     ENVIRONMENT = "environment"
+    REPLAY = "replay"
 
 
 @dataclass(frozen=True)

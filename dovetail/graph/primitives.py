@@ -1,7 +1,7 @@
 """The boundaries as JAX primitives: markers that tracing leaves in the jaxpr.
 
-`broadcast`, `gather`, `reduce` and `unroll` exist only until the graph is cut, and become edges and
-nodes. `mean` stays inside fragments: it lowers to an all-reduce where the replica axis is bound and
+`broadcast`, `gather`, `reduce`, `unroll` and what goes to and from a replay exist only until the
+graph is cut, and become edges and nodes. `mean` stays inside fragments: it lowers to an all-reduce where the replica axis is bound and
 to the identity elsewhere, so one traced program serves any number of learner replicas.
 """
 
@@ -27,8 +27,15 @@ CROSSINGS: dict[str, tuple[Side, Side]] = {
     "broadcast": (Side.LEARNER, Side.ACTOR),
     "gather": (Side.ACTOR, Side.LEARNER),
     "reduce": (Side.ACTOR, Side.LEARNER),
+    "insert": (Side.ACTOR, Side.REPLAY),
+    "draw": (Side.LEARNER, Side.REPLAY),
+    "sample": (Side.REPLAY, Side.LEARNER),
+    "update_priorities": (Side.LEARNER, Side.REPLAY),
 }
 """The boundaries that carry values from one side to another."""
+
+JOINED = frozenset({"gather", "insert"})
+"""Those at which what several actors send is joined along the environments."""
 
 
 ENVIRONMENT_AXIS = 1
@@ -49,7 +56,7 @@ def _joined(*leaves: ShapedArray, pieces: int) -> list[ShapedArray]:
 def _crossing(name: str) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = True
-    primitive.def_abstract_eval(_joined if name == "gather" else lambda *leaves: leaves)
+    primitive.def_abstract_eval(_joined if name in JOINED else lambda *leaves: leaves)
 
     def keep_used(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
         if not any(used):

@@ -5,6 +5,8 @@ equation are an error that names the user's line and the boundary that would men
 depend on neither side (constants) have none, and may be used anywhere.
 """
 
+from collections.abc import Sequence
+
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
@@ -18,15 +20,18 @@ Sides = dict[Var, Side | None]
 REMEDY = {
     (Side.LEARNER, Side.ACTOR): "rl.broadcast (learner → actor)",
     (Side.ACTOR, Side.LEARNER): "rl.gather or rl.reduce (actor → learner)",
+    (Side.ACTOR, Side.REPLAY): "rl.insert (actor → replay)",
+    (Side.REPLAY, Side.LEARNER): "rl.sample (replay → learner)",
+    (Side.LEARNER, Side.REPLAY): "rl.update_priorities (learner → replay)",
+    (Side.REPLAY, Side.ACTOR): "rl.sample and rl.broadcast (replay → learner → actor)",
 }
 
 
-def infer_sides(jaxpr: Jaxpr, state_size: int) -> Sides:
-    """The side of every variable; the first `state_size` inputs are the learner's, the rest the
-    actors'."""
+def infer_sides(jaxpr: Jaxpr, state_sides: Sequence[Side]) -> Sides:
+    """The side of every variable; the first inputs are those of the state, the rest the actors'."""
     sides: Sides = dict.fromkeys(jaxpr.constvars)
     for position, var in enumerate(jaxpr.invars):
-        sides[var] = Side.LEARNER if position < state_size else Side.ACTOR
+        sides[var] = state_sides[position] if position < len(state_sides) else Side.ACTOR
     for eqn in jaxpr.eqns:
         out = _side_of(eqn, sides)
         for var in eqn.outvars:
@@ -35,23 +40,26 @@ def infer_sides(jaxpr: Jaxpr, state_size: int) -> Sides:
 
 
 def check_outputs(jaxpr: Jaxpr, sides: Sides, traced: Traced) -> None:
-    """The learner's new state and the metrics must live on the learner's side."""
+    """The learner's new state and the metrics must live on the learner's side, what a replay holds
+    on its own."""
     makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-    for what, var in zip(_output_names(traced), jaxpr.outvars, strict=False):
-        if what and not isinstance(var, Literal) and sides[var] is Side.ACTOR:
+    for (what, wanted), var in zip(_output_names(traced), jaxpr.outvars, strict=False):
+        side = None if isinstance(var, Literal) else sides[var]
+        if what and side is not None and side is not wanted:
             raise UserError(
-                f"{_made_at(var, makers)}iteration returns {what}, which lives on the actor side; "
-                f"bring it over with {REMEDY[Side.ACTOR, Side.LEARNER]} first."
+                f"{_made_at(var, makers)}iteration returns {what}, which lives on the {side} side; "
+                f"bring it over with {REMEDY[side, wanted]} first."
             )
 
 
-def _output_names(traced: Traced) -> list[str]:
-    """What the learner gets back, in words; empty for what the actors keep."""
+def _output_names(traced: Traced) -> list[tuple[str, Side]]:
+    """What the learner gets back, in words, and on which side; empty for what the actors keep."""
     state = traced.state_tree.unflatten(range(traced.state_tree.num_leaves))
     leaves = jax.tree_util.tree_leaves_with_path(state)
     names = [f"state{jax.tree_util.keystr(path)}" for path, _ in leaves]
-    names += [""] * traced.actor_tree.num_leaves
-    return names + [f"the metric {name!r}" for name in traced.metric_names]
+    outputs = list(zip(names, traced.state_sides, strict=True))
+    outputs += [("", Side.ACTOR)] * traced.actor_tree.num_leaves
+    return outputs + [(f"the metric {name!r}", Side.LEARNER) for name in traced.metric_names]
 
 
 def _made_at(var: Var, makers: dict[Var, JaxprEqn]) -> str:

@@ -39,6 +39,8 @@ from dovetail.graph.unroll import (
     unroll_scan,
 )
 from dovetail.keys import seed_key
+from dovetail.replay.replay import Insertion, Replay
+from dovetail.replay.sample import Keys, Sample
 
 PACKAGE = os.path.dirname(os.path.abspath(dovetail.__file__))
 INTERNAL = ("graph", "functions", "networks", "envs", "algorithm.py", "planning.py")
@@ -114,8 +116,18 @@ def trace_iteration(
             f"or a conversion; use jnp.where, jax.lax.cond or jax.lax.scan instead."
         ) from error
     closed = _without_dead_code(closed)
-    trees = jax.tree.structure(state), jax.tree.structure(actor)
+    trees = jax.tree.structure(state), _sides(state), jax.tree.structure(actor)
     return Traced(closed, *trees, tuple(names), pieces)
+
+
+def _sides(state: Any) -> tuple[Side, ...]:
+    """The side of every leaf of a state: what a replay holds is on its own."""
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, Replay))
+    sides = [
+        (Side.REPLAY if isinstance(part, Replay) else Side.LEARNER,) * len(jax.tree.leaves(part))
+        for part in parts
+    ]
+    return tuple(side for several in sides for side in several)
 
 
 def _user_line(error: Exception) -> str:
@@ -179,8 +191,33 @@ class Tracing:
         """Actors → learner."""
         self._refuse_nested("gather")
         for leaf in jax.tree.leaves(tree):
-            self._refuse_unsplit(leaf)
+            self._refuse_unsplit(leaf, "gather")
         return self._cross("gather", tree, pieces=self._pieces)
+
+    def insert(
+        self,
+        replay: Replay,
+        rows: Any,
+        ends: jax.Array,
+        valid: jax.Array,
+        final: Any = None,
+        priorities: Any = None,
+    ) -> Replay:
+        """Actors → replay."""
+        self._refuse_nested("insert")
+        sent = Insertion(rows, ends, valid, final, priorities, self.actor.index[None])
+        for leaf in jax.tree.leaves(sent):
+            self._refuse_unsplit(leaf, "insert")
+        return replay.insert(self._cross("insert", sent, pieces=self._pieces), self._pieces)
+
+    def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
+        """Replay → learner."""
+        replay, found = replay.sample(self._cross("draw", draws))
+        return replay, self._cross("sample", found)
+
+    def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
+        """Learner → replay."""
+        return replay.update_priorities(*self._cross("update_priorities", (keys, priorities)))
 
     def reduce(self, tree: Any) -> Any:
         """Actors → learner, averaged: over the actors of every replica too."""
@@ -227,12 +264,12 @@ class Tracing:
         self._received |= {id(tracer): tracer for tracer in arrived}  # kept, so no id comes again
         return structure.unflatten(arrived)
 
-    def _refuse_unsplit(self, leaf: Any) -> None:
-        """What is gathered is joined along the environments, so it must have such an axis."""
+    def _refuse_unsplit(self, leaf: Any, name: str) -> None:
+        """What is gathered or inserted is joined along the environments, so it must have such an axis."""
         axis, envs = primitives.ENVIRONMENT_AXIS, self.actor.step.shape[0]
         if jnp.ndim(leaf) <= axis or jnp.shape(leaf)[axis] != envs:
             raise UserError(
-                f"{primitives.where(jex.source_info_util.current())}: rl.gather joins actors along "
+                f"{primitives.where(jex.source_info_util.current())}: rl.{name} joins actors along "
                 f"axis {axis}, the environments', but was given an array of shape "
                 f"{list(jnp.shape(leaf))} from actors with {envs} environments; bring it over with "
                 f"rl.reduce, or put the environments on axis {axis}."

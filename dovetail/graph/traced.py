@@ -6,7 +6,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
 
-from dovetail.graph.ir import Inner, Tree
+from dovetail.graph.ir import Inner, Side, Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +31,8 @@ class Traced:
 
     closed: ClosedJaxpr
     state_tree: Tree
+    state_sides: tuple[Side, ...]
+    """Where each leaf of the state lives: with the learner, or in its replay."""
     actor_tree: Tree
     metric_names: tuple[str, ...]
     pieces: int

@@ -29,6 +29,8 @@ class ActorState(NamedTuple):
     timestep: Timestep
     carry: Carry
     keys: jax.Array
+    index: jax.Array
+    """The number of each environment among all."""
     step: jax.Array
     episode_return: jax.Array
     episode_length: jax.Array
@@ -73,6 +75,7 @@ def initial_actor(env_state: Any, observation: Any, carry: Carry, keys: jax.Arra
         timestep=Timestep(observation, jnp.zeros(batch), jnp.ones(batch, bool)),
         carry=jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *jnp.shape(x))), carry),
         keys=keys,
+        index=jnp.arange(batch, dtype=jnp.int32),
         step=jnp.zeros(batch, jnp.int32),
         episode_return=jnp.zeros(batch),
         episode_length=jnp.zeros(batch, jnp.int32),
@@ -127,6 +130,7 @@ def step_once(
         timestep=Timestep(after.observation, jnp.where(after.first, 0, after.reward), after.first),
         carry=carry,
         keys=actor.keys,
+        index=actor.index,
         step=actor.step + 1,
         episode_return=jnp.where(done, 0, episode_return),
         episode_length=jnp.where(done, 0, episode_length),

@@ -219,7 +219,7 @@ def _exchange_allows_staleness(plan: Plan, graph: Graph) -> None:
     order = [node.name for node in graph.nodes]
     sources = [edge.source for edge in graph.edges if edge.to_side is Side.ACTOR]
     out = [order.index(source) for source in sources if source in order]
-    back = [order.index(t) for e in graph.edges if e.to_side is Side.LEARNER for t in e.targets]
+    back = [order.index(t) for e in graph.edges if e.from_side is Side.ACTOR for t in e.targets]
     if plan.staleness and out and back and max(out) >= min(back):
         raise _refusal(
             plan,

@@ -17,11 +17,12 @@ from dovetail.plan.show import alike, named
 COLUMN, BOX_WIDTH, BOX_HEIGHT, BADGE = 236, 180, 74, 22
 LANE_HEIGHT, LANE_GAP, LEFT, TOP = 132, 92, 128, 112
 LABEL_WIDTH, LINE_HEIGHT = 132, 16
-LANES = (Side.LEARNER, Side.ACTOR, Side.ENVIRONMENT)
+LANES = (Side.LEARNER, Side.ACTOR, Side.ENVIRONMENT, Side.REPLAY)
 COLOURS = {
     Side.LEARNER: ("#4f46e5", "#eef2ff"),
     Side.ACTOR: ("#047857", "#ecfdf5"),
     Side.ENVIRONMENT: ("#c2410c", "#fff7ed"),
+    Side.REPLAY: ("#a21caf", "#fdf4ff"),
 }
 """Line and tint of each lane."""
 PROGRAMS = ("#dbeafe", "#fde68a", "#fbcfe8", "#d9f99d", "#ddd6fe", "#fed7aa")
@@ -86,12 +87,13 @@ def svg(graph: Graph, plan: Plan | None = None) -> str:
         _add_badges(boxes, plan)
     title = f"{graph.algorithm} on {graph.env}"
     width = LEFT + (1 + max(box.column for box in boxes.values())) * COLUMN + 24
-    bottom = _lane_top(LANES[-1]) + LANE_HEIGHT
+    lanes = [side for side in LANES if side is not Side.REPLAY or _has_replay(graph)]
+    bottom = _lane_top(lanes[-1]) + LANE_HEIGHT
     notes = _plan_notes(plan) if plan is not None else []
     parts = [
         words(24, 40, title, "title"),
         words(24, 62, _subtitle(graph, plan), "detail"),
-        *_lanes(width),
+        *_lanes(lanes, width),
         *_within_lanes(graph, boxes),
         *_loop(graph, boxes),
         *_curves(_crossings(graph, plan, boxes)),
@@ -309,8 +311,12 @@ def _loop(graph: Graph, boxes: dict[str, Box]) -> Iterator[str]:
     yield from label((left + right) / 2, top, ("next iteration",))
 
 
-def _lanes(width: float) -> Iterator[str]:
-    for side in LANES:
+def _has_replay(graph: Graph) -> bool:
+    return any(node.side is Side.REPLAY for node in graph.nodes)
+
+
+def _lanes(lanes: list[Side], width: float) -> Iterator[str]:
+    for side in lanes:
         colour, tint = COLOURS[side]
         top = _lane_top(side)
         yield rounded(24, top, width - 48, LANE_HEIGHT, 12, fill=tint)

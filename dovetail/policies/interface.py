@@ -115,11 +115,11 @@ def shares(first: int, envs: int, parts: int, whom: str) -> list[tuple[int, int]
 
 
 def on_learner(graph: Graph, worker: str) -> list[Instance]:
-    """Every fragment of the learner's side on one worker."""
+    """Every fragment of the learner's side, and of its replay's, on one worker."""
     return [
         Instance(node.name, worker)
         for node in graph.nodes
-        if isinstance(node, Fragment) and node.side is Side.LEARNER
+        if isinstance(node, Fragment) and node.side is not Side.ACTOR
     ]
 
 

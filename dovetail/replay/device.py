@@ -151,16 +151,17 @@ def insert(
     valid: Any = None,
     final: Any = None,
     priorities: Any = None,
-    envs: tuple[int, int] | None = None,
+    streams: Any = None,
 ) -> State:
-    """The table with rows [T, B, …] appended to the streams of environments `envs` (from, to).
+    """The table with rows [T, B, …] appended to `streams` [B], the environments' numbers; to all
+    unless given.
 
-    The arguments are those of `HostTable.insert`.
+    The other arguments are those of `HostTable.insert`.
     """
     view = _view(table, state)
-    first, last = (0, view.layout.envs) if envs is None else envs
+    streams = jnp.arange(view.layout.envs, dtype=jnp.int32) if streams is None else streams
     length = jax.tree.leaves(rows)[0].shape[0]
-    shape = (length, last - first)
+    shape = (length, streams.shape[0])
     check_leaves(view.leaves, rows, shape, "rows")
     if jax.tree.structure(rows) != jax.tree.structure(state.rows):
         raise UserError(
@@ -175,18 +176,17 @@ def insert(
     for start in range(0, length, view.layout.chunk):
         part = slice(start, start + view.layout.chunk)
         cut = jax.tree.map(lambda x: x[part], (rows, grids, final))  # noqa: B023
-        state = _insert(table, view, state, *cut, slice(first, last))
+        state = _insert(table, view, state, *cut, streams)
     return state
 
 
 def _insert(
-    table: Table, view: _View, state: State, rows: Any, grids: Any, final: Any, here: slice
+    table: Table, view: _View, state: State, rows: Any, grids: Any, final: Any, streams: Any
 ) -> State:
     """The rows of a few steps."""
     ends, valid, priorities = grids
     layout = view.layout
-    streams = jnp.arange(layout.envs, dtype=jnp.int32)[here]
-    before = Counters(*(x[here] for x in state.counters))
+    before = Counters(*(x[streams] for x in state.counters))
     ending = jnp.zeros_like(valid) if ends is None else ends
     plan, after = make_plan(jnp, table, layout, before, streams, ending, valid)
     state = _write_rows(view, state, plan, rows, final, ends is not None)
@@ -194,7 +194,7 @@ def _insert(
     state = state._replace(
         starts=state.starts.at[begins].set(plan.step_at.ravel(), mode="drop"),
         counters=Counters(
-            *(kept.at[here].set(new) for kept, new in zip(state.counters, after, strict=True))
+            *(kept.at[streams].set(new) for kept, new in zip(state.counters, after, strict=True))
         ),
     )
     if table.ranged:

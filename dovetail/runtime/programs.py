@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from dovetail.envs import batched
 from dovetail.envs.interface import JaxEnv
 from dovetail.graph.ir import Fragment, Graph, Unroll
-from dovetail.graph.primitives import ENVIRONMENT_AXIS, REPLICA_AXIS
+from dovetail.graph.primitives import ENVIRONMENT_AXIS, JOINED, REPLICA_AXIS
 from dovetail.graph.unroll import ActorState, unroll_scan
 from dovetail.runtime.placing import (
     BY_ENVIRONMENT,
@@ -210,7 +210,7 @@ def _sent(aval: Any, how: str | None, pieces: int) -> Any:
     if how is None or pieces == 1:
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     shape = list(aval.shape)
-    if how == "gather":
+    if how in JOINED:
         shape[ENVIRONMENT_AXIS] //= pieces
     return [jax.ShapeDtypeStruct(tuple(shape), aval.dtype)] * pieces
 
@@ -219,7 +219,7 @@ def _join(how: str | None, value: Any) -> Any:
     """What the actors sent as one array: joined by environment, or averaged."""
     if not isinstance(value, list):
         return value
-    if how == "gather":
+    if how in JOINED:
         return jnp.concatenate(value, axis=ENVIRONMENT_AXIS)
     return (sum(value[1:], start=value[0]) / len(value)).astype(value[0].dtype)
 

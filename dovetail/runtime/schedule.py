@@ -202,7 +202,7 @@ class Crew:
                         whole = self._outward() if once else numbers
                         share = self._share(links[i])
                         operations.append(PutWeights(links[i], whole, share))
-                elif acts and not learns and edge.to_side is Side.LEARNER and not once:
+                elif acts and not learns and edge.from_side is Side.ACTOR and not once:
                     operations.append(PutResults(links[i], numbers, graph, False))
             return operations
 
@@ -220,7 +220,7 @@ class Crew:
 
     def _last_put(self) -> list[Operation]:
         """An actor's parcel at the end of its iteration; in lockstep, the last edge carries it."""
-        inward = [i for i, e in enumerate(self._graph.edges) if e.to_side is Side.LEARNER]
+        inward = [i for i, e in enumerate(self._graph.edges) if e.from_side is Side.ACTOR]
         if len(self.exchanges) == 1:
             numbers = dict.fromkeys(v.id for i in inward for v in self._graph.edges[i].values)
             exchange = self.exchanges[0]
@@ -268,7 +268,7 @@ class Crew:
         return None if self._devices is None else self._devices[number]
 
     def _fragment_program(self, node: Fragment, device: Device | None) -> FragmentProgram:
-        pieces = self._graph.pieces if node.side is Side.LEARNER else 1
+        pieces = self._graph.pieces if node.side is not Side.ACTOR else 1
         hosted = any(unroll.step.program is None for unroll in self._graph.unrolls)
         return FragmentProgram(node, pieces, device, hosted)
 
@@ -346,5 +346,5 @@ def _meets_once(graph: Graph) -> bool:
     """Whether all that goes to the actors is sent before anything comes back from them."""
     order = {"state": -1} | {node.name: i for i, node in enumerate(graph.nodes)}
     out = [order[edge.source] for edge in graph.edges if edge.to_side is Side.ACTOR]
-    back = [order[t] for e in graph.edges if e.to_side is Side.LEARNER for t in e.targets]
+    back = [order[t] for e in graph.edges if e.from_side is Side.ACTOR for t in e.targets]
     return bool(out) and bool(back) and max(out) < min(back)

@@ -200,7 +200,7 @@ class _Start:
     def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
         env, plan = self.planned.env, self.planned.plan
-        task = Task(env.spec, plan.update_envs, self.config["steps"])
+        task = Task(env.spec, plan.update_envs, self.config["steps"], plan.num_envs)
         with ExitStack() as stack:
             progress = make_progress(self.settings.display, self.config["steps"])
             stack.callback(progress.close)

@@ -1,0 +1,18 @@
+"""How actors explore: random actions, and schedules of how many."""
+
+import jax
+import jax.numpy as jnp
+
+
+def linear(start: float, end: float, steps: float, at: jax.Array) -> jax.Array:
+    """From `start` to `end` over `steps`, then `end`."""
+    done = jnp.clip(at / max(steps, 1), 0.0, 1.0)
+    return start + (end - start) * done
+
+
+def epsilon_greedy(key: jax.Array, values: jax.Array, epsilon: jax.Array) -> jax.Array:
+    """The action of the highest value [actions], or with probability `epsilon` any action."""
+    whether, which = jax.random.split(key)
+    random = jax.random.randint(which, (), 0, values.shape[-1], jnp.int32)
+    explores = jax.random.uniform(whether) < epsilon
+    return jnp.where(explores, random, jnp.argmax(values, axis=-1).astype(jnp.int32))
