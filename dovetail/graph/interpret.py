@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import Algorithm, Params, Trajectory
-from dovetail.replay.replay import Insertion, Replay
-from dovetail.replay.sample import Keys, Sample
 from dovetail.graph.unroll import (
     ActorState,
     Episodes,
@@ -30,6 +28,8 @@ from dovetail.graph.unroll import (
     step_once,
     with_last,
 )
+from dovetail.replay.replay import Insertion, Replay
+from dovetail.replay.sample import Keys, Sample
 
 
 class Interpreting:

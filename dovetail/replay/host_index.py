@@ -73,7 +73,7 @@ class HostIndex:
             return order[np.arange(draws.size) % order.size], np.ones(draws.size, np.float32)
         tree = self.trees[sampler]
         total = tree.total
-        if not 0 < total:
+        if not total > 0:
             raise UserError(
                 f"All {self.count} items of the replay table have priority 0, so none can be "
                 "sampled: give some a positive priority."

@@ -19,7 +19,7 @@ import numpy as np
 from dovetail.envs.member import ProcessFailed
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
-from dovetail.graph.ir import Graph
+from dovetail.graph.ir import Graph, Side
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
 from dovetail.runtime.away import Abroad, OutpostLost
@@ -159,8 +159,10 @@ class CrewRun:
         for worker in self._crew.workers:
             worker.held = {}
             if worker is self._crew.learner:
-                leaves = jax.tree.leaves(state)
-                worker.held |= dict(zip((v.id for v in graph.state.inputs), leaves, strict=True))
+                leaves = zip(graph.state.inputs, jax.tree.leaves(state), strict=True)
+                worker.held |= {
+                    v.id: jnp.copy(x) if v.side is Side.REPLAY else x for v, x in leaves
+                }
             if worker is not self._crew.learner or self._crew.is_one:
                 self._set_actor(worker, self._actor_states[worker.copy])
                 if worker.away is None:
@@ -349,7 +351,7 @@ class CrewRun:
         record = Record(
             metrics=[values[v.id] for _, v in graph.metrics],
             episodes=episodes,
-            state=[values[v.id] for v in graph.state.outputs],
+            state=[None if v.side is Side.REPLAY else values[v.id] for v in graph.state.outputs],
             actor=list(self._actor_states),
             staleness=staleness_counts(parcels, turn.number),
         )
@@ -397,11 +399,20 @@ class CrewRun:
             iterations=len(records),
             metrics=dict(zip(names, metrics, strict=True)),
             episodes=sums([record.episodes for record in records]),
-            state=lambda: self._graph.state.tree.unflatten(last.state),
+            state=lambda: self._graph.state.tree.unflatten(self._present(last.state)),
             actor=lambda: self._whole(last.actor),
             measures=self._measures(),
             finite=all_finite(last.state, self._watched),
         )
+
+    def _present(self, leaves: list[Any]) -> list[Any]:
+        """The learner's state as it was, with what its replay holds by now: that changes in place,
+        and is that of the state only while nothing goes on."""
+        held = self._crew.learner.held
+        return [
+            held[value.id] if value.side is Side.REPLAY else leaf
+            for value, leaf in zip(self._graph.state.inputs, leaves, strict=True)
+        ]
 
     def actor_state(self) -> Any:
         """The actors' state, of all copies."""

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from dovetail.envs import batched
 from dovetail.envs.interface import JaxEnv
-from dovetail.graph.ir import Fragment, Graph, Unroll
+from dovetail.graph.ir import Fragment, Graph, Side, Unroll
 from dovetail.graph.primitives import ENVIRONMENT_AXIS, JOINED, REPLICA_AXIS
 from dovetail.graph.unroll import ActorState, unroll_scan
 from dovetail.runtime.placing import (
@@ -37,7 +37,8 @@ Leaves = list[jax.Array]
 
 
 class FragmentProgram:
-    """One fragment, compiled alone; what several actors sent is joined inside the program."""
+    """One fragment, compiled alone; what several actors sent is joined inside the program, and what
+    a replay holds is changed in place."""
 
     def __init__(
         self,
@@ -58,7 +59,9 @@ class FragmentProgram:
         def joined(*inputs: Any) -> Any:
             return function(*map(_join, arrivals, inputs))
 
-        self._call: Callable[..., Any] = jax.jit(joined)
+        own = [i for i, value in enumerate(fragment.inputs) if value.side is Side.REPLAY]
+        given = own if fragment.side is Side.REPLAY else ()
+        self._call: Callable[..., Any] = jax.jit(joined, donate_argnums=given)
         self._shapes = [
             _sent(var.aval, how, pieces)
             for var, how in zip(fragment.program.jaxpr.invars, arrivals, strict=True)

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dovetail.checkpoint import Checkpoints
 from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation
+from dovetail.graph.ir import Side
 from dovetail.runtime.local import Runtime
 from dovetail.runtime.report import Pending, Report
 from dovetail.settings import Settings
@@ -112,7 +114,9 @@ class Loop:
             report = ahead.wait() if ahead is not None else None
             arrived = time.perf_counter()  # the next dispatch may be done in this very thread
             ahead = None
-            if dispatched < total and not stop:
+            due = report is not None and arrived - last_checkpoint >= self.settings.checkpoint_every
+            # what a replay holds changes in place: a checkpoint is taken while nothing goes on
+            if dispatched < total and not stop and not due:
                 count = min(self._chunk, total - dispatched)
                 ahead = self.runtime.advance(count)
                 dispatched += count
@@ -131,7 +135,7 @@ class Loop:
                 if not evaluations.busy and self._wants_evaluation(now - last_evaluation):
                     evaluations.ask(self._acting(self.good.state()), self.good)
                     last_evaluation = now
-                if now - last_checkpoint >= self.settings.checkpoint_every:
+                if due:
                     self.save(checkpoints)
                     last_checkpoint = now
                 if self._solved:  # what is ahead of the state that reached the goal is dropped
@@ -139,7 +143,13 @@ class Loop:
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
-        tree = {"state": self.good.state(), "actor": self.good.actor()}
+        leaves, structure = jax.tree.flatten(self.good.state())
+        slots = self.runtime.graph.state.inputs
+        kept = [
+            jnp.copy(leaf) if value.side is Side.REPLAY else leaf
+            for value, leaf in zip(slots, leaves, strict=True)
+        ]
+        tree = {"state": structure.unflatten(kept), "actor": self.good.actor()}
         meta = {
             **self._meta,
             "updates": self.reached.updates,
