@@ -10,7 +10,7 @@ from small import interpreted as interpreted_from
 
 import dovetail
 from dovetail.algorithm import Algorithm, Task
-from dovetail.algorithms import A3C, IMPALA
+from dovetail.algorithms import A3C, DQN, IMPALA
 from dovetail.envs.resolve import resolve
 from dovetail.interpretation import stepper
 from dovetail.training.start import first_state
@@ -33,6 +33,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     "a2c-recurrent": a2c(**EVERYTHING, normalise_advantages=True),
     "reinforce-recurrent": reinforce(**EVERYTHING),
     "impala-recurrent": IMPALA(LENGTH, hidden=(8,), **EVERYTHING),
+    "dqn": DQN(LENGTH, batch_size=4, capacity=64, begin_at=1, hidden=(8,)),
+    "dqn-prioritised": DQN(
+        *(LENGTH, 2, 4), capacity=64, begin_at=1, hidden=(8,), n_step=3, prioritised=True
+    ),
 }
 
 
@@ -43,6 +47,8 @@ def assert_close(found: Any, expected: Any) -> None:
 
 def without_weights(state: Any) -> Any:
     """With several learners the moments weigh one learner's samples; only ratios matter."""
+    if not hasattr(state, "moments"):
+        return state
     return state._replace(
         moments=state.moments._replace(weight=np.zeros(())),
         return_moments=state.return_moments._replace(weight=np.zeros(())),

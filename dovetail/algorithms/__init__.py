@@ -9,6 +9,7 @@ ALGORITHMS: dict[str, str] = {
     "impala": "dovetail.algorithms.impala:IMPALA",
     "appo": "dovetail.algorithms.appo:APPO",
     "a3c": "dovetail.algorithms.a3c:A3C",
+    "dqn": "dovetail.algorithms.dqn:DQN",
 }
 """The algorithms by their names on the command line."""
 

@@ -2,8 +2,9 @@
 
 Every equation belongs to a *stage*: the number of boundaries behind it. A fragment is all the
 equations of one stage on one side; an equation that no boundary needs yet is moved to the latest
-stage that still suits its readers, so that the learner does not split needlessly. Equations without
-a side (constants) are copied into each fragment that reads them.
+stage that still suits its readers, so that the learner does not split needlessly. A replay does all
+that it can when it is sampled, and the rest at the end. Equations without a side (constants) are
+copied into each fragment that reads them.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from dovetail.envs.interface import EnvSpec
 from dovetail.errors import UserError
 from dovetail.graph.cost import flops
 from dovetail.graph.ir import Edge, Fragment, Graph, Node, Side, Slots, Unroll, Value, value_of
-from dovetail.graph.primitives import BOUNDARIES, CROSSINGS, JOINED, mean_p, unroll_p, where
+from dovetail.graph.primitives import BOUNDARIES, CROSSINGS, JOINED, crossing_p, mean_p, unroll_p, where
 from dovetail.graph.sides import Sides, check_outputs, infer_sides
 from dovetail.graph.traced import Traced, UnrollSpec
 
@@ -131,6 +132,9 @@ class _Cut:
             side = self._side(eqn)
             if id(eqn) in earliest and side is not None:
                 last[side] = max(last.get(side, 0), earliest[id(eqn)])
+        answers = sorted(
+            fires[id(eqn)] for eqn in self.jaxpr.eqns if eqn.primitive is crossing_p["sample"]
+        )
         latest: dict[Var, int] = {}
         places: dict[int, Place] = {}
         for eqn in reversed(self.jaxpr.eqns):
@@ -139,6 +143,9 @@ class _Cut:
                 at = fires[id(eqn)]
             elif side is None:
                 continue
+            elif side is Side.REPLAY:
+                at = next((s for s in answers if s >= earliest[id(eqn)]), last[side])
+                places[id(eqn)] = (at, side)
             else:
                 later = (latest.get(v, last[side]) for v in eqn.outvars)
                 at = min(later, default=earliest[id(eqn)])

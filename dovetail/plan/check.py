@@ -306,6 +306,15 @@ def _devices_exist(plan: Plan, devices: int) -> None:
         )
 
 
+def _a_replay_is_one(plan: Plan, graph: Graph) -> None:
+    if plan.replicas > 1 and any(node.side is Side.REPLAY for node in graph.nodes):
+        raise _refusal(
+            plan,
+            f"has {plan.replicas} learner replicas, but the replay of {graph.algorithm} is in one "
+            "place; use 1 replica",
+        )
+
+
 def _means_are_joined(plan: Plan, graph: Graph) -> None:
     """`mean` on the actors' side joins replicas only where all is one program."""
     if plan.replicas == 1 or all(worker.fused for worker in plan.workers):
@@ -334,6 +343,7 @@ PLACEMENT_CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
     _staleness_is_borne,
     _exchange_allows_staleness,
     _replicas_are_joined,
+    _a_replay_is_one,
     _means_are_joined,
 )
 """In this order: a check may rely on those before it."""

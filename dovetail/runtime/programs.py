@@ -4,6 +4,7 @@
 `FragmentProgram` is one fragment compiled alone; the host's side of an unroll is in `host.py`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -59,9 +60,7 @@ class FragmentProgram:
         def joined(*inputs: Any) -> Any:
             return function(*map(_join, arrivals, inputs))
 
-        own = [i for i, value in enumerate(fragment.inputs) if value.side is Side.REPLAY]
-        given = own if fragment.side is Side.REPLAY else ()
-        self._call: Callable[..., Any] = jax.jit(joined, donate_argnums=given)
+        self._call: Callable[..., Any] = jax.jit(joined, donate_argnums=_in_place(fragment))
         self._shapes = [
             _sent(var.aval, how, pieces)
             for var, how in zip(fragment.program.jaxpr.invars, arrivals, strict=True)
@@ -206,6 +205,20 @@ class UnrollProgram:
         outputs = self._call(*inputs)
         jax.block_until_ready(outputs)
         values.update(zip(self._outputs, outputs, strict=True))
+
+
+def _in_place(fragment: Fragment) -> list[int]:
+    """The inputs of a replay's fragment whose memory its outputs may take."""
+    if fragment.side is not Side.REPLAY:
+        return []
+    room = Counter((value.shape, value.dtype) for value in fragment.outputs)
+    found: list[int] = []
+    for i, value in enumerate(fragment.inputs):
+        alike = (value.shape, value.dtype)
+        if value.side is Side.REPLAY and room[alike]:
+            room[alike] -= 1
+            found.append(i)
+    return found
 
 
 def _sent(aval: Any, how: str | None, pieces: int) -> Any:

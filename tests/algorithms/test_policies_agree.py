@@ -63,6 +63,8 @@ COMPILED = {
     "a2c-recurrent": (*SOME, "fused on 2 devices", "2 actors"),
     "reinforce-recurrent": (*SOME, "fused on 2 devices"),
     "impala-recurrent": ("fused", "split devices, 2 and 2"),
+    "dqn": (*SOME, "2 actors", "4 actors", "inference", "environments", "1 replica"),
+    "dqn-prioritised": (*SOME, "2 actors", "split devices"),
 }
 """On a JAX environment: every policy with some algorithm, and every algorithm with some."""
 ON_THE_HOST = {
@@ -75,6 +77,8 @@ ON_THE_HOST = {
     "impala": ("4 actors", "inference, processes", "split devices, 2 and 2"),
     "a3c": ("local", "parameter server"),
     "ppo-recurrent": ("local", "inference, processes", "2 replicas"),
+    "dqn": ("local", "2 actors", "4 actors", "inference, processes", "environments"),
+    "dqn-prioritised": ("local", "2 actors' processes"),
 }
 
 
