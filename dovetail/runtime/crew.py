@@ -387,6 +387,8 @@ class CrewRun:
             state=lambda: self._graph.state.tree.unflatten(last.state),
             actor=lambda: self._whole(last.actor),
             measures=self._measures(),
+            spans={worker.name: worker.track.drain() for worker in self._crew.workers},
+            dropped_spans=sum(worker.track.dropped for worker in self._crew.workers),
             finite=all_finite(last.state, self._watched),
         )
 

@@ -1,6 +1,7 @@
 """A plan that is one compiled program: many iterations go in one dispatch, which returns before it
 is done."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from dovetail.runtime.processes import Layout
 from dovetail.runtime.programs import many_iterations, over_devices, over_seeds
 from dovetail.runtime.report import Report, all_finite
 from dovetail.runtime.watch import Watch, Watchdog
+from dovetail.telemetry.spans import COMPUTE, Span
 
 
 class FusedRun:
@@ -108,6 +110,7 @@ class Dispatched:
         self._report = report
         self._watch = watch
         self._finite = finite
+        self._began = time.perf_counter()
 
     def wait(self) -> Report:
         """Waits until they are done."""
@@ -115,4 +118,7 @@ class Dispatched:
         self._watch.begin()
         jax.block_until_ready(self._report.metrics)
         self._watch.idle()
-        return replace(self._report, finite=self._finite())
+        seconds = time.perf_counter() - self._began
+        span = Span(COMPUTE, "iteration", self._began, seconds, self._report.iterations)
+        spans = {self._watch.worker: [span]}
+        return replace(self._report, finite=self._finite(), spans=spans)

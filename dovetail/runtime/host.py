@@ -25,6 +25,7 @@ from dovetail.runtime.placing import Device, to_device
 from dovetail.runtime.programs import Values
 from dovetail.runtime.stage import Stage
 from dovetail.runtime.watch import Watch
+from dovetail.telemetry.spans import COMPUTE, Track
 
 
 class Rows:
@@ -106,9 +107,11 @@ class HostUnroll:
         compiled: Compiled,
         stage: Stage,
         watch: Watch,
+        track: Track,
         device: Device | None = None,
     ) -> None:
         self.name = unroll.name
+        self._track = track
         self.seconds = {f"{unroll.name}.act": 0.0, f"{unroll.name}.step": 0.0}
         self._unroll = unroll
         self._graph = graph
@@ -191,7 +194,7 @@ class HostUnroll:
         firsts[0] = actor.timestep.first
         acting = stepping = 0.0
         after: Any = None
-        began = clock()
+        at = began = clock()
         for t in range(length):
             last = [reward, *begins[t]] if rewarded else begins[t]
             made, carry = act(weights, carry, seen[t], last, keys, steps[t])
@@ -226,10 +229,18 @@ class HostUnroll:
         if rows.bootstrap:
             ongoing = np.logical_not(truncations[-1])
             self._write_bootstrap(rows, length - 1, inputs, carry, following, ongoing)
-        self.seconds[f"{unroll.name}.act"] += acting
-        self.seconds[f"{unroll.name}.step"] += stepping
+        self._note(at, acting, stepping)
         step = np.asarray(actor.step) + np.int32(length)
         return actor._replace(env=stepper.state, timestep=following, carry=carry, step=step)
+
+    def _note(self, began: float, acting: float, stepping: float) -> None:
+        """The two halves of an unroll, each as if it had been done in one go."""
+        name, length = self.name, self._unroll.length
+        self.seconds[f"{name}.act"] += acting
+        self.seconds[f"{name}.step"] += stepping
+        items = length * self._graph.actor_envs
+        self._track.add(COMPUTE, f"{name}.act", began, acting, length, items=items)
+        self._track.add(COMPUTE, f"{name}.step", began + acting, stepping, length, items=items)
 
     def _write_bootstrap(
         self, rows: Rows, t: int, inputs: list[Any], carry: Any, at: Timestep, mask: np.ndarray

@@ -151,7 +151,8 @@ class Crew:
         schedule += put("state")
         for node in hosted:
             schedule += self._takes(node, learns, acts, taken)
-            schedule.append(Run(self._program(node, worker) if away is None else node))
+            program = self._program(node, worker) if away is None else node
+            schedule.append(Run(program, noted=isinstance(program, HostUnroll)))
             schedule += put(node.name)
         if acts and not learns:
             schedule += self._last_put()
@@ -172,9 +173,9 @@ class Crew:
                 taken += [self._place(o.exchange) for o in operations if isinstance(o, TakeWeights)]
                 continue
             program = RemoteProgram(worker.name, outpost, stretch, taken)
-            program.heard_by(worker.watch.beat)
+            program.heard_by(worker.watch.beat, worker.track)
             self.remote.append((program, worker))
-            made.append(Run(program))
+            made.append(Run(program, noted=True))
             stretch, taken = stretch + 1, []
         schedule[:] = made
 
@@ -204,9 +205,11 @@ class Crew:
                     if not once or i == self._last_outward():
                         whole = self._outward() if once else numbers
                         share = self._share(links[i])
-                        operations.append(PutWeights(links[i], whole, share))
+                        names = self._boundaries(Side.ACTOR) if once else edge.boundary
+                        operations.append(PutWeights(links[i], whole, share, names))
                 elif acts and not learns and edge.to_side is Side.LEARNER and not once:
-                    operations.append(PutResults(links[i], numbers, graph, False))
+                    sent = PutResults(links[i], numbers, graph, False, edge.boundary)
+                    operations.append(sent)
             return operations
 
         return put
@@ -227,9 +230,14 @@ class Crew:
         if len(self.exchanges) == 1:
             numbers = dict.fromkeys(v.id for i in inward for v in self._graph.edges[i].values)
             exchange = self.exchanges[0]
-            return [PutResults(exchange, tuple(numbers), self._graph, True)]
+            names = self._boundaries(Side.LEARNER)
+            return [PutResults(exchange, tuple(numbers), self._graph, True, names)]
         assert self._report is not None
-        return [PutResults(self._report, (), self._graph, True)]
+        return [PutResults(self._report, (), self._graph, True, "report")]
+
+    def _boundaries(self, to: Side) -> str:
+        """The boundaries whose values go to a side in one message."""
+        return "+".join(dict.fromkeys(e.boundary for e in self._graph.edges if e.to_side is to))
 
     def _takes(self, node: Node, learns: bool, acts: bool, taken: set[int]) -> list[Operation]:
         """What a node needs of other workers, and nobody has taken yet."""
@@ -300,12 +308,15 @@ class Crew:
                 compiled,
                 stage,
                 worker.watch,
+                worker.track,
                 batch,
                 plan.batch_seconds,
                 device,
             )
         else:
-            program = HostUnroll(node, self._graph, compiled, stage, worker.watch, device)
+            program = HostUnroll(
+                node, self._graph, compiled, stage, worker.watch, worker.track, device
+            )
         self.acting.append((program, worker))
         return program
 

@@ -17,16 +17,22 @@ import numpy as np
 from dovetail.checkpoint import Checkpoints
 from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation
+from dovetail.run import Run
 from dovetail.runtime.local import Runtime
 from dovetail.runtime.report import Pending, Report
 from dovetail.settings import Settings
 from dovetail.telemetry.progress import Progress
 from dovetail.telemetry.sinks import Recorder
+from dovetail.telemetry.spans import COMPUTE
+from dovetail.telemetry.timeline import Timeline
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.stopping import Stop
 
 REPORT_SECONDS = 0.25
 """About how long a dispatch takes: short enough to stop promptly, long enough to cost nothing."""
+
+DRIVER = "driver"
+"""The thread that asks for iterations, as a worker among the others."""
 
 NEAR = 0.05
 """Training returns this close to the goal, as a share of it, are worth an evaluation."""
@@ -72,12 +78,15 @@ class Loop:
         threshold: float | None,
         acting: Any,
         began: float,
+        run: Run,
     ) -> None:
         self.runtime = runtime
+        self._run = run
         self.reached = reached
         self.settings = settings
         self.threshold = threshold
         self.training_seconds = 0.0
+        self.timeline = Timeline()
         self.evaluation: Evaluation | None = None
         self.good = start
         self._acting = acting
@@ -134,6 +143,8 @@ class Loop:
                 if now - last_checkpoint >= self.settings.checkpoint_every:
                     self.save(checkpoints)
                     last_checkpoint = now
+                self.timeline.note(DRIVER, COMPUTE, "reports", arrived)
+                self.timeline.write(self._run)
                 if self._solved:  # what is ahead of the state that reached the goal is dropped
                     break
 
@@ -147,7 +158,9 @@ class Loop:
             "seconds": self.elapsed,
             "time_to_threshold": self.reached.time_to_threshold,
         }
+        began = time.perf_counter()
         checkpoints.save(self.reached.updates, tree, meta)
+        self.timeline.note(DRIVER, COMPUTE, "checkpoint", began)
 
     @property
     def elapsed(self) -> float:
@@ -174,6 +187,9 @@ class Loop:
             name: np.asarray(total) / report.iterations for name, total in report.metrics.items()
         }
         self._refuse_nonfinite(means, snapshot, report.finite)
+        self.timeline.add(report.spans)
+        self.timeline.dropped = report.dropped_spans
+        self.timeline.measures = dict(report.measures)
         self.good = snapshot
         self.reached.updates = snapshot.updates
         self.reached.env_steps = self._steps_taken = snapshot.env_steps

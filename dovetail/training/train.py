@@ -238,6 +238,7 @@ class _Start:
                     self._keep(loop, checkpoints, error)
                     raise
             loop.save(checkpoints)
+            loop.timeline.write(self.run, last=True)
             recorder.close()
             finish(self.run, self.config, loop, bound, env, evaluations, stop, progress)
             checkpoints.close()
@@ -311,6 +312,7 @@ class _Start:
             threshold=self.config["threshold"],
             acting=algorithm.acting,
             began=self.began,
+            run=self.run,
         )
 
     def _refuse_finished(self, reached: Reached) -> None:
