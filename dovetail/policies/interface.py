@@ -155,6 +155,11 @@ def environment_worker(graph: Graph, name: str, processes: bool | None) -> Worke
 
 def refuse_too_many_devices(wanted: int, resources: Resources, policy: str) -> None:
     """Refuses a plan that names more devices than there are."""
+    if wanted > resources.devices and resources.cluster is not None:
+        raise UserError(
+            f"{policy} was asked for {wanted} devices, but the cluster has room for "
+            f"{resources.devices}: ask for fewer."
+        )
     if wanted > resources.devices:
         raise UserError(
             f"{policy} was asked for {wanted} devices, but this machine has {resources.devices}: "

@@ -70,13 +70,20 @@ class Restarts:
     def __init__(self) -> None:
         self.total = 0
         self._recent = 0
-        self._last = -CALM_SECONDS
+        self._since = time.monotonic()
+
+    def failed(self) -> None:
+        """What had worked failed; earlier failures are forgotten if that was long ago."""
+        if time.monotonic() - self._since > CALM_SECONDS:
+            self._recent = 0
+
+    def works(self) -> None:
+        """It was set up again."""
+        self._since = time.monotonic()
 
     def allowed(self) -> bool:
-        """Counts a failure; False if there were too many."""
-        now = time.monotonic()
-        self._recent = 1 if now - self._last > CALM_SECONDS else self._recent + 1
-        self._last = now
+        """Counts a restart; False if there were too many."""
+        self._recent += 1
         self.total += 1
         return self._recent <= RESTARTS
 
@@ -305,6 +312,7 @@ class CrewRun:
         apart = worker is not self._crew.learner or self._crew.steps_apart(worker.name)
         restarts = self._restarts[worker.name]
         failed: Exception | None = error
+        restarts.failed()
         worker.watch.doing("setting up its environments")
         while failed is not None:
             if not apart or self._stopping.is_set() or not restarts.allowed():
@@ -320,6 +328,7 @@ class CrewRun:
             try:
                 self._set_stage(worker, restarts.total)
                 failed = None
+                restarts.works()
             except Exception as again:
                 failed = again
 

@@ -38,7 +38,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
 
 def test_the_commands_are_found() -> None:
     assert TARGETS == ["train", "test", "bench"]
-    assert len(OTHERS) == 5
+    assert len(OTHERS) == 6
     assert len(PROGRAMS) == 1
     assert len(blocks(README, "python")) == 2
 
