@@ -190,6 +190,10 @@ class TakeResults:
         began, waited = time.perf_counter(), worker.watch.waited
         parcels = self.exchange.take(turn.number, worker.watch)
         _note_wait(worker, "results", began, waited, turn.number)
+        now = time.perf_counter()
+        for p in parcels:
+            behind = turn.number - p.version
+            worker.track.add(LINK, "taken", now, 0.0, items=1, version=p.version, staleness=behind)
         turn.parcels += parcels
         numbers: Mapping[int, Any] = parcels[0].values
         if self.alone:
