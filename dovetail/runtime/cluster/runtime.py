@@ -182,6 +182,19 @@ class ClusterRuntime:
                 error
             )
 
+    def status(self) -> list[dict[str, Any]]:
+        """What every worker is at; a learner that does not answer is told of."""
+        found: list[dict[str, Any]] = []
+        for rank, station in enumerate(list(self._ranks)):
+            try:
+                found += ray.get(station.status.remote(), timeout=LOOK_SECONDS)
+            except (GetTimeoutError, RayError):
+                awaited = f"an answer of learner process {rank}"
+                found.append(
+                    {"name": "driver", "doing": "", "waits_for": awaited, "quiet_s": LOOK_SECONDS}
+                )
+        return found
+
     def tell_news(self) -> None:
         """Passes on what the stations have to say."""
         for rank in self._ranks:
