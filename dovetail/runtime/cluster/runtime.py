@@ -177,6 +177,7 @@ class ClusterRuntime:
             told = str(cause).strip() or type(cause).__name__
             raise UserError(f"A learner failed: {type(cause).__name__}: {told}") from error
         except RayActorError as error:
+            self._connection.refuse_dead_head()
             where = ", ".join(dict.fromkeys(self.where)) or "the cluster"
             raise UserError(f"The learner on {where} is gone: its process or its node died.") from (
                 error
@@ -196,15 +197,18 @@ class ClusterRuntime:
         return found
 
     def tell_news(self) -> None:
-        """Passes on what the stations have to say."""
+        """Passes on what the stations have to say; ends the run if the cluster's head is gone."""
+        self._connection.refuse_dead_head()
         for rank in self._ranks:
             with contextlib.suppress(GetTimeoutError, RayError):
                 for line in ray.get(rank.news.remote(), timeout=LOOK_SECONDS):
                     self._tell(line)
 
     def close(self) -> None:
-        """Ends every station; safe to call twice."""
+        """Ends every station; safe to call twice. Without a head they end by themselves."""
         ranks, self._ranks = self._ranks, []
+        if self._connection.lost:
+            return
         closing = [rank.close.remote() for rank in ranks]
         with contextlib.suppress(RayError):
             if closing:
