@@ -170,9 +170,11 @@ def _tell(show: Callable[[str], None], keep: Callable[[str], None], text: str) -
     keep(text)
 
 
-def _ending(error: BaseException | None) -> str:
+def _ending(error: BaseException | None, stop: Stop) -> str:
     """How a run ended, in words."""
-    return "done" if error is None else str(error) or type(error).__name__
+    if error is not None:
+        return str(error) or type(error).__name__
+    return "done" if stop.signal is None else f"stopped by {stop.signal.name}"
 
 
 def _refuse_seeds(plan: Plan, settings: Settings) -> None:
@@ -225,7 +227,7 @@ class _Start:
             progress = make_progress(self.settings.display, self.config["steps"])
             stack.callback(progress.close)
             status = Status(self.run, self._workers, self._progress)
-            stack.push(lambda kind, error, _: status.close(_ending(error)))
+            stack.push(lambda kind, error, _: status.close(_ending(error, stop)))
             progress.message(f"{self._title()} → {self.run.path}")
             checkpoints = Checkpoints(self.run.path / "checkpoints", self.settings.keep)
             stack.callback(checkpoints.close)
