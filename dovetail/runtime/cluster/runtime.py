@@ -64,7 +64,7 @@ class ClusterRuntime:
         stations = [station for station in self.plan.stations if station.learns]
         ids = {name: node for node, name in node_names(ray.nodes()).items()}
         pinned = [{"ray.io/node-id": ids[s.node]} for s in stations if s.node in ids]
-        where = {"bundle_label_selector": pinned} if pinned else {}
+        where: dict[str, Any] = {"bundle_label_selector": pinned} if pinned else {}
         self._group = placement_group([_bundle(s) for s in stations], "SPREAD", **where)
         if not self._group.wait(PLACE_SECONDS):
             free = ray.available_resources()
