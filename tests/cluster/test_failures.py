@@ -158,3 +158,16 @@ def test_a_dead_head_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> No
     assert ended == 2, told
     assert "The head of the cluster" in told.splitlines()[-1]
     assert "is saved: go on with" in told.splitlines()[-1]
+
+
+def test_a_learner_that_is_stopped_is_told_of(nodes: Nodes) -> None:
+    where = Deployment(nodes.address)
+    with OnCluster(IMPALA_SMALL, "CartPole-v1", two_actors(), where, patience=2.0) as running:
+        running.advance(2)
+        [learner] = processes_of(LEARNER)
+        coming = running.runtime.advance(200)
+        os.kill(learner, signal.SIGSTOP)
+        going_on = threading.Timer(8.0, os.kill, (learner, signal.SIGCONT))
+        going_on.start()
+        assert coming.wait().iterations == 200
+    assert sum("does not answer" in line for line in running.told) == 1

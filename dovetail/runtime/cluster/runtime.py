@@ -49,6 +49,7 @@ class ClusterRuntime:
         self._order = Order(versions(), _packed(job))
         self._connection, self._tell = connection, tell
         self._done = 0
+        self._patience, self._answered, self._told = job.patience, time.monotonic(), False
         self._group: PlacementGroup | None = None
         self._ranks: list[Any] = []
         self.where: list[str] = []
@@ -199,10 +200,25 @@ class ClusterRuntime:
     def tell_news(self) -> None:
         """Passes on what the stations have to say; ends the run if the cluster's head is gone."""
         self._connection.refuse_dead_head()
+        answered = time.monotonic()
         for rank in self._ranks:
-            with contextlib.suppress(GetTimeoutError, RayError):
+            try:
                 for line in ray.get(rank.news.remote(), timeout=LOOK_SECONDS):
                     self._tell(line)
+            except GetTimeoutError:
+                answered = self._answered
+            except RayError:
+                continue  # the call that is waited for tells
+        self._answered = answered
+        silent = time.monotonic() - answered
+        if silent > BUILD_SECONDS:
+            raise UserError(
+                f"A learner on {', '.join(self.where)} has not answered for {silent:.0f} s: look "
+                f"at its node, and resume the run."
+            )
+        if silent > self._patience and not self._told:
+            self._tell(f"A learner on {', '.join(self.where)} does not answer.")
+        self._told = silent > self._patience
 
     def close(self) -> None:
         """Ends every station; safe to call twice. Without a head they end by themselves."""
