@@ -102,17 +102,20 @@ def experiment(words: Words, command: str) -> Experiment:
     return Experiment(algorithm, env, _default_policy(env, options) if options else None)
 
 
-def deployment(words: Words) -> tuple[Any, str | None]:
-    """(the cluster that was asked for, as Python would spell it); None for this machine."""
+def deployment(words: Words) -> tuple[dict[str, Any], str | None]:
+    """(the argument `cluster` if one was asked for, as Python would spell it)."""
     cluster, file = words.values.get("cluster"), words.values.get("deploy")
+    if file is None and cluster is None:
+        return {}, None
     if file is None:
-        return cluster, None if cluster is None else repr(cluster)
+        return {"cluster": cluster}, repr(cluster)
     from dovetail.deployment import Deployment
 
     found, spelled = Deployment.load(file), f"dt.Deployment.load({file!r})"
-    if cluster is None:
-        return found, spelled
-    return replace(found, cluster=cluster), f"dataclasses.replace({spelled}, cluster={cluster!r})"
+    if cluster is not None:
+        found = replace(found, cluster=cluster)
+        spelled = f"dataclasses.replace({spelled}, cluster={cluster!r})"
+    return {"cluster": found}, spelled
 
 
 def _choice(reference: Reference, texts: Mapping[str, Any]) -> Choice:

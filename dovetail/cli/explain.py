@@ -34,8 +34,8 @@ def run(argv: list[str]) -> None:
 
     wanted = experiment(words, "explain")
     policy = wanted.policy.build() if wanted.policy else None
-    cluster, _ = deployment(words)
-    explanation = dovetail.explain(wanted.algorithm.build(), wanted.env, policy, cluster)
+    where, _ = deployment(words)
+    explanation = dovetail.explain(wanted.algorithm.build(), wanted.env, policy, **where)
     if "svg" in words.values:
         Path(words.values["svg"]).write_text(explanation.svg(), encoding="utf-8")
     print(explanation.json() if "json" in words.values else explanation)

@@ -62,7 +62,7 @@ def _train(words: Words, quiet: bool) -> Any:
     wanted = experiment(words, "train")
     given = numbers(words.values, "steps", "seed")
     settings = _settings(words)
-    cluster, spelled = deployment(words)
+    where, spelled = deployment(words)
     _show(train_text(wanted, given, spelled, settings), quiet)
     policy = wanted.policy.build() if wanted.policy else None
     if quiet:
@@ -71,9 +71,9 @@ def _train(words: Words, quiet: bool) -> Any:
         wanted.algorithm.build(),
         wanted.env,
         policy,
-        cluster=cluster,
         settings=dovetail.Settings(**settings),
         **given,
+        **where,
     )
 
 
@@ -89,9 +89,9 @@ def _resume(words: Words, quiet: bool) -> Any:
             "no place beside it: leave it out, or train a new run."
         )
     given = numbers(words.values, "steps")
-    cluster, spelled = deployment(words)
+    where, spelled = deployment(words)
     _show(resume_text(words.values["resume"], given, spelled), quiet)
-    return dovetail.resume(words.values["resume"], cluster=cluster, **given)
+    return dovetail.resume(words.values["resume"], **given, **where)
 
 
 def _settings(words: Words) -> dict[str, Any]:

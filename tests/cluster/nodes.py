@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from small import STEPS, Started
@@ -18,6 +19,8 @@ from dovetail.planning import plan_for
 from dovetail.policies.interface import Policy
 from dovetail.training.start import enable_compile_cache, first_state
 
+MARK = f"{os.getpid()}-{secrets.token_hex(8)}"
+os.environ["DOVETAIL_TESTS"] = MARK  # every process that these tests start inherits it
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
 
@@ -106,16 +109,16 @@ class OnCluster(Started):
 
 
 def processes_of(title: str) -> list[int]:
-    """The processes whose title begins so: Ray calls a station by its class."""
+    """The processes of these tests whose title begins so: Ray calls a station by its class."""
     found: list[int] = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            with open(f"/proc/{name}/cmdline", "rb") as file:
-                line = file.read().replace(b"\0", b" ").decode()
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            own = f"DOVETAIL_TESTS={MARK}".encode() in (folder / "environ").read_bytes()
         except OSError:
             continue
-        if line.startswith(title):
-            found.append(int(name))
+        if own and line.startswith(title):
+            found.append(int(folder.name))
     return found
 
 

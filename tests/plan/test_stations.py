@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 from placed import HOST, planned
+from toys import Toy
 
+from dovetail.algorithm import Correction
 from dovetail.errors import UserError
 from dovetail.plan import serial
 from dovetail.plan.ir import Cluster, LinkKind, Needs, Node, Plan, Resources
@@ -25,9 +27,15 @@ NODES = (Node("a", "a" * 8, 4), Node("b", "b" * 8, 3), Node("c", "c" * 8, 2))
 CLUSTER = Cluster(NODES)
 
 
+class Patient(Toy):
+    """Bears any staleness."""
+
+    correction = Correction("patience", None)
+
+
 def on(cluster: Cluster, policy: Policy, env: object = HOST) -> Plan:
     cores = int(sum(node.cpus for node in cluster.nodes))
-    return planned(policy, env=env, machine=Resources(cores, cores, cluster))[0]
+    return planned(policy, Patient(), env, Resources(cores, cores, cluster))[0]
 
 
 def processes(plan: Plan) -> dict[str, tuple[str, ...]]:
@@ -40,7 +48,7 @@ def nodes(plan: Plan) -> dict[str, str]:
 
 def test_one_process_where_steps_are_exchanged() -> None:
     assert processes(on(CLUSTER, Local(4))) == {"learner": ("main",)}
-    assert processes(on(CLUSTER, Fused(4), None)) == {"learner": ("fused",)}
+    assert processes(on(CLUSTER, Fused(4), None)) == {"learner": ("main",)}
     plan = on(CLUSTER, Environments(4, workers=2))
     assert processes(plan) == {"learner": ("main", "environments-0", "environments-1")}
     assert plan.stations[0].cpus == 2
@@ -141,7 +149,7 @@ def test_actors_beyond_the_fewest_may_have_no_place_yet() -> None:
     with pytest.raises(UserError, match="every update waits for all of them"):
         on(CLUSTER, ActorLearner(4, actors=2, fewest=1, staleness=0))
     with pytest.raises(UserError, match=r"\(1\.\.2\) need a cluster: add --cluster"):
-        planned(ActorLearner(4, actors=2, fewest=1), env=HOST)
+        planned(ActorLearner(4, actors=2, fewest=1), Patient(), HOST)
     with pytest.raises(UserError, match=r"--actors 3\.\.2 is no range"):
         ActorLearner(4, actors=2, fewest=3)
 

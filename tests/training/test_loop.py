@@ -96,7 +96,7 @@ def ran(steps: int, runtime: Any = None, reached: Reached | None = None) -> tupl
     runtime, kept, nothing = runtime or Pretended(), Kept(), Nothing()
     recorder = Recorder([kept])
     reached = reached or Reached()
-    start = Snapshot(runtime.state, lambda: (), reached.updates, reached.env_steps)
+    start = Snapshot(lambda: runtime.state, lambda: (), reached.updates, reached.env_steps)
     loop = Loop(
         runtime,
         start,

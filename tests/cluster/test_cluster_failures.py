@@ -167,7 +167,7 @@ def test_a_learner_that_is_stopped_is_told_of(nodes: Nodes) -> None:
         [learner] = processes_of(LEARNER)
         coming = running.runtime.advance(200)
         os.kill(learner, signal.SIGSTOP)
-        going_on = threading.Timer(8.0, os.kill, (learner, signal.SIGCONT))
+        going_on = threading.Timer(4.0, os.kill, (learner, signal.SIGCONT))
         going_on.start()
         assert coming.wait().iterations == 200
     assert sum("does not answer" in line for line in running.told) == 1
