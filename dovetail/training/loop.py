@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -27,6 +27,9 @@ from dovetail.telemetry.spans import COMPUTE
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.stopping import Stop
+
+if TYPE_CHECKING:
+    from dovetail.telemetry.prometheus import Exporter
 
 REPORT_SECONDS = 0.25
 """About how long a dispatch takes: short enough to stop promptly, long enough to cost nothing."""
@@ -88,6 +91,8 @@ class Loop:
         self.training_seconds = 0.0
         self.timeline = Timeline()
         self.evaluation: Evaluation | None = None
+        self.exporter: Exporter | None = None
+        """Where Prometheus reads, if it does."""
         self.good = start
         self._acting = acting
         self._began = began
@@ -145,6 +150,8 @@ class Loop:
                     last_checkpoint = now
                 self.timeline.note(DRIVER, COMPUTE, "reports", arrived)
                 self.timeline.write(self._run)
+                if self.exporter is not None:
+                    self.exporter.publish(row, self.timeline)
                 if self._solved:  # what is ahead of the state that reached the goal is dropped
                     break
 
