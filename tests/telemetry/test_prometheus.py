@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from small import LENGTH, QUIET, a2c, stop_after
 
 import dovetail
-from dovetail.algorithms import IMPALA
+from dovetail.algorithm import RL
+from dovetail.algorithms import A2C, IMPALA
 from dovetail.errors import UserError
 from dovetail.policies import ActorLearner, Fused, Local
 from dovetail.run import Run
@@ -340,6 +342,31 @@ def test_names_are_the_same_under_every_policy(
     assert {kind for kind, _ in spent} >= {"compute"}
     assert ("link" in {kind for kind, _ in spent}) == (policy == "actor-learner")
     assert "Metrics for Prometheus: http://127.0.0.1:" in capsys.readouterr().err
+
+
+@dataclass(frozen=True)
+class Diverges(A2C):
+    """A2C whose loss is not a number."""
+
+    def learn(self, rl: RL, state: Any, batch: Any) -> Any:
+        after, metrics = super().learn(rl, state, batch)
+        return after, metrics | {"loss": metrics["loss"] * float("nan")}
+
+
+def test_a_training_that_diverges_shows_it_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, Metric]] = []
+    diverged = Exporter.diverged
+
+    def diverge_and_scrape(self: Exporter) -> None:
+        diverged(self)
+        found.append(scrape(self))
+
+    monkeypatch.setattr(Exporter, "diverged", diverge_and_scrape)
+    settings = dataclasses.replace(QUIET, metrics_port=0)
+    with pytest.raises(UserError, match="Training diverged: loss became nan"):
+        algorithm = Diverges(unroll_length=LENGTH, hidden=(8,))
+        dovetail.train(algorithm, "dovetail:Chain-v0", Fused(4), steps=16, settings=settings)
+    assert samples(found[0])["dovetail_nonfinite_metrics",] == 1
 
 
 def test_nothing_is_served_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
