@@ -15,6 +15,8 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.algorithm:Trajectory",
         "dovetail.analysis:analyze",
         "dovetail.deployment:Deployment",
+        "dovetail.diagnosis:doctor",
+        "dovetail.diagnosis:stacks",
         "dovetail.errors:UserError",
         "dovetail.explanation:explain",
         "dovetail.export:load_policy",

@@ -70,15 +70,21 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise UserError(f"The deployment file {path} cannot be read: {error}.") from error
 
 
-def rebuilt(found: Mapping[str, Any] | None) -> Deployment | None:
+def rebuilt(found: dict[str, Any] | None) -> Deployment | None:
     """The deployment that a run's config kept, as `dataclasses.asdict` made it."""
     if found is None:
         return None
-    shares = {
-        name: Share(**{**found[name], "nodes": tuple(found[name]["nodes"])})
-        for name in ("learner", "actor")
-    }
-    return Deployment(**{**found, **shares})
+    return Deployment(
+        found["cluster"],
+        _share_again(found["learner"]),
+        _share_again(found["actor"]),
+        found["learner_devices"],
+    )
+
+
+def _share_again(found: dict[str, Any]) -> Share:
+    fields: dict[str, Any] = {**found, "nodes": tuple(found["nodes"])}
+    return Share(**fields)
 
 
 def _table(path: str | Path, found: Mapping[str, Any], name: str) -> Mapping[str, Any]:

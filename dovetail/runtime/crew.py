@@ -451,6 +451,10 @@ class CrewRun:
                 spent.setdefault(name, []).append(seconds)
         return {name: sum(copies) / len(copies) for name, copies in spent.items()}
 
+    def status(self) -> list[dict[str, Any]]:
+        """What every worker is at."""
+        return [worker.watch.status() for worker in self._crew.workers]
+
     def close(self) -> None:
         """Ends every thread, process and environment; safe to call twice."""
         self._stopping.set()

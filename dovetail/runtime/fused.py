@@ -98,6 +98,10 @@ class FusedRun:
         """One program is not told apart."""
         return {}
 
+    def status(self) -> list[dict[str, Any]]:
+        """What the one worker is at."""
+        return [self._watch.status()]
+
     def close(self) -> None:
         """Ends the watch; the rest is arrays."""
         self._watchdog.close()

@@ -217,7 +217,7 @@ class HostUnroll:
             if rows.bootstrap and some(after.truncated):
                 final = _timestep(after.next_observation, reward, self._never)
                 self._write_bootstrap(rows, t, inputs, carry, final, after.truncated)
-            if some(after.first):
+            if (rewarded or t + 1 == length) and some(after.first):
                 reward = np.where(after.first, np.float32(0), reward)
             if t + 1 < length:
                 _copy(after.observation, observations[t + 1])
@@ -279,10 +279,13 @@ def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[Episodes, Acto
     any_ended = count > 0
     # a row belongs to an episode that ended if its environment is done there or later
     ended = np.logical_or.accumulate(done[::-1])[::-1]
+    ongoing = ~ended
+    reward, valid = np.asarray(rows.reward), np.asarray(rows.valid)
     returns, lengths = np.asarray(actor.episode_return), np.asarray(actor.episode_length)
-    ended_returns = np.where(any_ended, returns, 0) + rows.reward.sum(0, where=ended)
-    ended_lengths = np.where(any_ended, lengths, 0) + rows.valid.sum(0, np.int32, where=ended)
-    returns = np.where(any_ended, 0, returns) + rows.reward.sum(0, where=~ended)
-    lengths = np.where(any_ended, 0, lengths) + rows.valid.sum(0, np.int32, where=~ended)
+    # products and then sums: numpy's sums over a mask take several times as long
+    ended_returns = np.where(any_ended, returns, 0) + (reward * ended).sum(0)
+    ended_lengths = np.where(any_ended, lengths, 0) + (valid & ended).sum(0, np.int32)
+    returns = np.where(any_ended, 0, returns) + (reward * ongoing).sum(0)
+    lengths = np.where(any_ended, 0, lengths) + (valid & ongoing).sum(0, np.int32)
     episodes = Episodes(count, ended_returns, ended_lengths)  # type: ignore[arg-type]
     return episodes, actor._replace(episode_return=returns, episode_length=lengths)

@@ -90,6 +90,8 @@ class Loop:
         self.threshold = threshold
         self.training_seconds = 0.0
         self.timeline = Timeline()
+        self.last_report = time.time()
+        """When it came, as seconds since 1970."""
         self.evaluation: Evaluation | None = None
         self.exporter: Exporter | None = None
         """Where Prometheus reads, if it does."""
@@ -194,6 +196,7 @@ class Loop:
             name: np.asarray(total) / report.iterations for name, total in report.metrics.items()
         }
         self._refuse_nonfinite(means, snapshot, report.finite)
+        self.last_report = time.time()
         self.timeline.add(report.spans)
         self.timeline.dropped = report.dropped_spans
         self.timeline.measures = dict(report.measures)

@@ -5,6 +5,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from dovetail.runtime.local import Runtime
 from dovetail.settings import Settings
 from dovetail.telemetry.progress import make_progress
 from dovetail.telemetry.sinks import CsvSink, Recorder, TensorBoardSink
+from dovetail.telemetry.status import Status
 from dovetail.training.config import describe, rebuild_all
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.finish import finish
@@ -166,6 +168,18 @@ class Place:
             self._connection.close()
 
 
+def _tell(show: Callable[[str], None], keep: Callable[[str], None], text: str) -> None:
+    show(text)
+    keep(text)
+
+
+def _ending(error: BaseException | None, stop: Stop) -> str:
+    """How a run ended, in words."""
+    if error is not None:
+        return str(error) or type(error).__name__
+    return "done" if stop.signal is None else f"stopped by {stop.signal.name}"
+
+
 def _refuse_seeds(plan: Plan, settings: Settings) -> None:
     if settings.seeds > 1 and not (plan.fused and plan.replicas == 1):
         raise UserError(
@@ -206,6 +220,7 @@ class _Start:
     settings: Settings
     began: float
     place: Place
+    _running: Loop | None = None
 
     def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
@@ -214,6 +229,8 @@ class _Start:
         with ExitStack() as stack:
             progress = make_progress(self.settings.display, self.config["steps"])
             stack.callback(progress.close)
+            status = Status(self.run, self._workers, self._progress)
+            stack.push(lambda kind, error, _: status.close(_ending(error, stop)))
             progress.message(f"{self._title()} → {self.run.path}")
             exporter = self._exporter(restore, progress.message)
             if exporter is not None:
@@ -222,7 +239,9 @@ class _Start:
             stack.callback(checkpoints.close)
             bound = self.algorithm.bind(task)
             try:
-                loop = self._loop(bound, checkpoints, restore, stack, progress.message)
+                tell = partial(_tell, progress.message, status.message)
+                loop = self._loop(bound, checkpoints, restore, stack, tell)
+                self._running = loop
             except Exception as error:
                 if stop:  # environments in processes of their own may be stopped before us
                     raise stop.stopped("before training began.") from error
@@ -257,6 +276,15 @@ class _Start:
                 f"dovetail train --resume {self.run.path}"
             )
         return self.run
+
+    def _workers(self) -> list[dict[str, Any]]:
+        return [] if self._running is None else self._running.runtime.status()
+
+    def _progress(self) -> dict[str, Any]:
+        loop = self._running
+        if loop is None:
+            return {"env_steps": 0, "last_report": 0.0}
+        return {"env_steps": loop.reached.env_steps, "last_report": loop.last_report}
 
     def _keep(self, loop: Loop, checkpoints: Checkpoints, error: Exception) -> None:
         """Saves the last good state when an error ends the run; a user's error then says so."""

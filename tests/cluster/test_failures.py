@@ -22,11 +22,18 @@ from dovetail.policies import ActorLearner
 
 IMPALA_SMALL = IMPALA(LENGTH, hidden=(8,))
 ACTORS, LEARNER = "ray::ActorStation", "ray::LearnerStation"
+COMMAND = [sys.executable, "-c", "from dovetail.cli.main import main; raise SystemExit(main())"]
 FRAGILE = Path(__file__).parent.parent / "fragile.py"
 
 
 def two_actors(**more: Any) -> ActorLearner:
     return ActorLearner(ENVS, actors=2, staleness=2, **more)
+
+
+def saved_updates(folder: Path) -> list[int]:
+    """The updates of which a run has checkpoints."""
+    saved = folder / "checkpoints"
+    return [int(p.name) for p in saved.iterdir() if p.name.isdigit()] if saved.is_dir() else []
 
 
 def test_an_actor_that_is_killed_is_replaced(nodes: Nodes) -> None:
@@ -86,10 +93,9 @@ def test_a_node_that_dies_is_replaced_and_one_that_comes_is_used() -> None:
 
 def test_a_dead_learner_ends_the_run_and_names_the_checkpoint(nodes: Nodes, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    saved = folder / "checkpoints"
 
     def kill() -> None:
-        eventually(lambda: saved.is_dir() and any(p.name.isdigit() for p in saved.iterdir()), 60)
+        eventually(lambda: saved_updates(folder), 60)
         for process in processes_of(LEARNER):
             os.kill(process, signal.SIGKILL)
 
@@ -107,7 +113,7 @@ def test_a_dead_learner_ends_the_run_and_names_the_checkpoint(nodes: Nodes, tmp_
         )
     killer.join()
     assert eventually(lambda: not processes_of(ACTORS) and not processes_of(LEARNER))
-    reached = max(int(p.name) for p in saved.iterdir() if p.name.isdigit()) * ENVS * LENGTH
+    reached = max(saved_updates(folder)) * ENVS * LENGTH
     resumed = dovetail.resume(folder, steps=reached + 1000)
     assert resumed.summary["env_steps"] >= reached + 1000
 
@@ -118,8 +124,7 @@ def test_nothing_is_left_of_a_driver_that_ends(nodes: Nodes, tmp_path: Path, how
     words = ["train", "impala", "--env", "CartPole-v1", "--policy", "actor-learner"]
     words += ["--cluster", nodes.address, "--steps", "1_000_000_000", "--run", str(folder)]
     words += ["--hidden", "8", "--display", "plain", "--no-video", "--episodes", "2"]
-    command = [sys.executable, "-c", "from dovetail.cli.main import main; raise SystemExit(main())"]
-    with subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True) as driver:
+    with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as driver:
         assert driver.stderr is not None
         assert any("steps/s" in line for line in driver.stderr)
         assert processes_of(LEARNER) and len(processes_of(ACTORS)) == 2
@@ -131,3 +136,38 @@ def test_nothing_is_left_of_a_driver_that_ends(nodes: Nodes, tmp_path: Path, how
         assert ended == 128 + how
         assert "everything is saved" in told
         assert any((folder / "checkpoints").iterdir())
+
+
+def test_a_dead_head_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with fresh_nodes() as own:
+        words = ["train", "impala", "--env", "CartPole-v1", "--policy", "actor-learner"]
+        words += ["--cluster", own.address, "--steps", "1_000_000_000", "--run", str(folder)]
+        words += ["--hidden", "8", "--display", "plain", "--no-video", "--episodes", "2"]
+        words += ["--checkpoint-every", "0.5"]
+        with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as driver:
+            saved = folder / "checkpoints"
+            eventually(
+                lambda: saved.is_dir() and any(p.name.isdigit() for p in saved.iterdir()), 90
+            )
+            [server] = own.ray.head_node.all_processes["gcs_server"]
+            server.process.kill()
+            assert driver.stderr is not None
+            told = driver.stderr.read()
+            ended = driver.wait(60)
+    assert ended == 2, told
+    assert "The head of the cluster" in told.splitlines()[-1]
+    assert "is saved: go on with" in told.splitlines()[-1]
+
+
+def test_a_learner_that_is_stopped_is_told_of(nodes: Nodes) -> None:
+    where = Deployment(nodes.address)
+    with OnCluster(IMPALA_SMALL, "CartPole-v1", two_actors(), where, patience=2.0) as running:
+        running.advance(2)
+        [learner] = processes_of(LEARNER)
+        coming = running.runtime.advance(200)
+        os.kill(learner, signal.SIGSTOP)
+        going_on = threading.Timer(8.0, os.kill, (learner, signal.SIGCONT))
+        going_on.start()
+        assert coming.wait().iterations == 200
+    assert sum("does not answer" in line for line in running.told) == 1

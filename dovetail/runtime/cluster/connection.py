@@ -34,6 +34,8 @@ class Connection:
         "auto" for the one that runs here already; or its address, host:port. `files` is the
         runtime environment that brings a user's own files to the workers."""
         self.local = cluster == "local"
+        self.lost = False
+        """Whether the head is gone, so that nothing more can be asked of the cluster."""
         ray = import_ray()
         if os.environ["RAY_AUTH_MODE"] != "token":
             raise UserError(
@@ -68,9 +70,20 @@ class Connection:
         alive = [node["NodeID"] for node in known if node["Alive"]]
         return tuple(_node(node, names[node], free.get(node, {})) for node in alive)
 
+    def refuse_dead_head(self) -> None:
+        """Looks whether the head still answers: without it Ray would end this process."""
+        import ray
+
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), REACH_SECONDS).close()
+        except OSError as error:
+            self.lost = True
+            raise UserError(f"The head of the cluster, {host}:{port}, is gone.") from error
+
     def close(self) -> None:
         """Leaves; safe to call twice."""
-        if self._joined:
+        if self._joined and not self.lost:
             import ray
 
             self._joined = False

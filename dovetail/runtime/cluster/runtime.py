@@ -49,6 +49,7 @@ class ClusterRuntime:
         self._order = Order(versions(), _packed(job))
         self._connection, self._tell = connection, tell
         self._done = 0
+        self._patience, self._answered, self._told = job.patience, time.monotonic(), False
         self._group: PlacementGroup | None = None
         self._ranks: list[Any] = []
         self.where: list[str] = []
@@ -64,7 +65,7 @@ class ClusterRuntime:
         stations = [station for station in self.plan.stations if station.learns]
         ids = {name: node for node, name in node_names(ray.nodes()).items()}
         pinned = [{"ray.io/node-id": ids[s.node]} for s in stations if s.node in ids]
-        where = {"bundle_label_selector": pinned} if pinned else {}
+        where: dict[str, Any] = {"bundle_label_selector": pinned} if pinned else {}
         self._group = placement_group([_bundle(s) for s in stations], "SPREAD", **where)
         if not self._group.wait(PLACE_SECONDS):
             free = ray.available_resources()
@@ -177,21 +178,53 @@ class ClusterRuntime:
             told = str(cause).strip() or type(cause).__name__
             raise UserError(f"A learner failed: {type(cause).__name__}: {told}") from error
         except RayActorError as error:
+            self._connection.refuse_dead_head()
             where = ", ".join(dict.fromkeys(self.where)) or "the cluster"
             raise UserError(f"The learner on {where} is gone: its process or its node died.") from (
                 error
             )
 
+    def status(self) -> list[dict[str, Any]]:
+        """What every worker is at; a learner that does not answer is told of."""
+        found: list[dict[str, Any]] = []
+        for rank, station in enumerate(list(self._ranks)):
+            try:
+                found += ray.get(station.status.remote(), timeout=LOOK_SECONDS)
+            except (GetTimeoutError, RayError):
+                awaited = f"an answer of learner process {rank}"
+                found.append(
+                    {"name": "driver", "doing": "", "waits_for": awaited, "quiet_s": LOOK_SECONDS}
+                )
+        return found
+
     def tell_news(self) -> None:
-        """Passes on what the stations have to say."""
+        """Passes on what the stations have to say; ends the run if the cluster's head is gone."""
+        self._connection.refuse_dead_head()
+        answered = time.monotonic()
         for rank in self._ranks:
-            with contextlib.suppress(GetTimeoutError, RayError):
+            try:
                 for line in ray.get(rank.news.remote(), timeout=LOOK_SECONDS):
                     self._tell(line)
+            except GetTimeoutError:
+                answered = self._answered
+            except RayError:
+                continue  # the call that is waited for tells
+        self._answered = answered
+        silent = time.monotonic() - answered
+        if silent > BUILD_SECONDS:
+            raise UserError(
+                f"A learner on {', '.join(self.where)} has not answered for {silent:.0f} s: look "
+                f"at its node, and resume the run."
+            )
+        if silent > self._patience and not self._told:
+            self._tell(f"A learner on {', '.join(self.where)} does not answer.")
+        self._told = silent > self._patience
 
     def close(self) -> None:
-        """Ends every station; safe to call twice."""
+        """Ends every station; safe to call twice. Without a head they end by themselves."""
         ranks, self._ranks = self._ranks, []
+        if self._connection.lost:
+            return
         closing = [rank.close.remote() for rank in ranks]
         with contextlib.suppress(RayError):
             if closing:

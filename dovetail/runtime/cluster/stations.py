@@ -192,6 +192,10 @@ class LearnerStation:
         state = [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.state())]
         return state, [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.actor())]
 
+    def status(self) -> list[dict[str, Any]]:
+        """What every worker is at, those of its actors' processes included."""
+        return [] if self._runtime is None else self._runtime.status()
+
     def news(self) -> list[str]:
         """What people should know of that happened since; an answer is a sign of life."""
         found: list[str] = []
