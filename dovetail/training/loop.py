@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -27,6 +27,9 @@ from dovetail.telemetry.spans import COMPUTE
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.stopping import Stop
+
+if TYPE_CHECKING:
+    from dovetail.telemetry.prometheus import Exporter
 
 REPORT_SECONDS = 0.25
 """About how long a dispatch takes: short enough to stop promptly, long enough to cost nothing."""
@@ -90,6 +93,8 @@ class Loop:
         self.last_report = time.time()
         """When it came, as seconds since 1970."""
         self.evaluation: Evaluation | None = None
+        self.exporter: Exporter | None = None
+        """Where Prometheus reads, if it does."""
         self.good = start
         self._acting = acting
         self._began = began
@@ -147,6 +152,8 @@ class Loop:
                     last_checkpoint = now
                 self.timeline.note(DRIVER, COMPUTE, "reports", arrived)
                 self.timeline.write(self._run)
+                if self.exporter is not None:
+                    self.exporter.publish(row, self.timeline)
                 if self._solved:  # what is ahead of the state that reached the goal is dropped
                     break
 

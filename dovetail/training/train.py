@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -35,6 +35,9 @@ from dovetail.training.finish import finish
 from dovetail.training.loop import Diverged, Loop, Reached, Snapshot
 from dovetail.training.start import enable_compile_cache, first_state, resumed_keys, shapes
 from dovetail.training.stopping import Stop, stopping
+
+if TYPE_CHECKING:
+    from dovetail.telemetry.prometheus import Exporter
 
 
 def train(
@@ -229,6 +232,9 @@ class _Start:
             status = Status(self.run, self._workers, self._progress)
             stack.push(lambda kind, error, _: status.close(_ending(error, stop)))
             progress.message(f"{self._title()} → {self.run.path}")
+            exporter = self._exporter(restore, progress.message)
+            if exporter is not None:
+                stack.callback(exporter.close)
             checkpoints = Checkpoints(self.run.path / "checkpoints", self.settings.keep)
             stack.callback(checkpoints.close)
             bound = self.algorithm.bind(task)
@@ -240,6 +246,7 @@ class _Start:
                 if stop:  # environments in processes of their own may be stopped before us
                     raise stop.stopped("before training began.") from error
                 raise
+            loop.exporter = exporter
             recorder = self._recorder(loop.reached, progress.message)
             stack.callback(recorder.close)
             evaluator = Evaluator(
@@ -256,6 +263,8 @@ class _Start:
                 if not stop:  # as above
                     self._keep(loop, checkpoints, error)
                     raise
+            if exporter is not None:
+                exporter.ended()
             loop.save(checkpoints)
             loop.timeline.write(self.run, last=True)
             recorder.close()
@@ -282,6 +291,8 @@ class _Start:
         with contextlib.suppress(UserError):  # the first error is the one to tell
             loop.save(checkpoints)
             checkpoints.wait()
+        if isinstance(error, Diverged) and loop.exporter is not None:
+            loop.exporter.diverged()
         if isinstance(error, UserError):
             saved, run = checkpoints.latest(), self.run.path
             kept = "Nothing was saved."
@@ -362,3 +373,24 @@ class _Start:
             self.run.path / "events", after=reached.env_steps if resumed else None
         )
         return Recorder([csv, events], tell)
+
+    def _exporter(self, resumed: bool, tell: Callable[[str], None]) -> "Exporter | None":
+        """What Prometheus reads, if asked for; a resumed run, which did not choose its port now,
+        takes another if that is taken."""
+        if self.settings.metrics_port is None:
+            return None
+        from dovetail.telemetry.prometheus import Exporter, PortTaken
+
+        host, port = self.settings.metrics_host, self.settings.metrics_port
+        plan = self.planned.plan
+        info = {name: str(self.config[name]) for name in ("algorithm", "policy", "seed")}
+        info["env"] = str(self.config["env_id"])
+        try:
+            exporter = Exporter(host, port, info, plan.staleness)
+        except PortTaken:
+            if not resumed:
+                raise
+            tell(f"Port {port} is taken, so metrics are served on another.")
+            exporter = Exporter(host, 0, info, plan.staleness)
+        tell(f"Metrics for Prometheus: {exporter.url}")
+        return exporter
