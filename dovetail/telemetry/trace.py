@@ -81,9 +81,9 @@ def _arrows(
         if taker is None:
             continue
         number += 1
-        arrow = {"pid": 1, "name": span.name, "cat": LINK, "id": number}
+        arrow: dict[str, Any] = {"pid": 1, "name": span.name, "cat": LINK, "id": number}
         start = {"ph": "s", "tid": workers[worker], "ts": 1e6 * (span.start - zero)}
-        finish = {"ph": "f", "bp": "e", "tid": workers[taker[0]]}
-        finish["ts"] = 1e6 * (taker[1].start - zero)
+        ended = 1e6 * (taker[1].start - zero)
+        finish = {"ph": "f", "bp": "e", "tid": workers[taker[0]], "ts": ended}
         events += [arrow | start, arrow | finish]
     return events

@@ -7,9 +7,9 @@ dealt with meanwhile. Nothing is saved before its metrics were seen to be finite
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ import numpy as np
 from dovetail.checkpoint import Checkpoints
 from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation
-from dovetail.run import Run
 from dovetail.runtime.local import Runtime
 from dovetail.runtime.report import Pending, Report
 from dovetail.settings import Settings
@@ -27,9 +26,6 @@ from dovetail.telemetry.spans import COMPUTE
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.stopping import Stop
-
-if TYPE_CHECKING:
-    from dovetail.telemetry.prometheus import Exporter
 
 REPORT_SECONDS = 0.25
 """About how long a dispatch takes: short enough to stop promptly, long enough to cost nothing."""
@@ -81,10 +77,11 @@ class Loop:
         threshold: float | None,
         acting: Any,
         began: float,
-        run: Run,
+        watchers: Sequence[Callable[[dict[str, float], Timeline], None]] = (),
     ) -> None:
+        """`watchers` are shown every report's row, and what all spans have come to."""
         self.runtime = runtime
-        self._run = run
+        self._watchers = watchers
         self.reached = reached
         self.settings = settings
         self.threshold = threshold
@@ -93,8 +90,6 @@ class Loop:
         self.last_report = time.time()
         """When it came, as seconds since 1970."""
         self.evaluation: Evaluation | None = None
-        self.exporter: Exporter | None = None
-        """Where Prometheus reads, if it does."""
         self.good = start
         self._acting = acting
         self._began = began
@@ -151,9 +146,8 @@ class Loop:
                     self.save(checkpoints)
                     last_checkpoint = now
                 self.timeline.note(DRIVER, COMPUTE, "reports", arrived)
-                self.timeline.write(self._run)
-                if self.exporter is not None:
-                    self.exporter.publish(row, self.timeline)
+                for watch in self._watchers:
+                    watch(row, self.timeline)
                 if self._solved:  # what is ahead of the state that reached the goal is dropped
                     break
 

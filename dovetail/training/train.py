@@ -29,6 +29,7 @@ from dovetail.settings import Settings
 from dovetail.telemetry.progress import make_progress
 from dovetail.telemetry.sinks import CsvSink, Recorder, TensorBoardSink
 from dovetail.telemetry.status import Status
+from dovetail.telemetry.timeline import Timeline
 from dovetail.training.config import describe, rebuild_all
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.finish import finish
@@ -221,6 +222,7 @@ class _Start:
     began: float
     place: Place
     _running: Loop | None = None
+    _exporting: "Exporter | None" = None
 
     def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
@@ -232,7 +234,7 @@ class _Start:
             status = Status(self.run, self._workers, self._progress)
             stack.push(lambda kind, error, _: status.close(_ending(error, stop)))
             progress.message(f"{self._title()} → {self.run.path}")
-            exporter = self._exporter(restore, progress.message)
+            exporter = self._exporting = self._exporter(restore, progress.message)
             if exporter is not None:
                 stack.callback(exporter.close)
             checkpoints = Checkpoints(self.run.path / "checkpoints", self.settings.keep)
@@ -246,7 +248,6 @@ class _Start:
                 if stop:  # environments in processes of their own may be stopped before us
                     raise stop.stopped("before training began.") from error
                 raise
-            loop.exporter = exporter
             recorder = self._recorder(loop.reached, progress.message)
             stack.callback(recorder.close)
             evaluator = Evaluator(
@@ -277,6 +278,11 @@ class _Start:
             )
         return self.run
 
+    def _watchers(self) -> list[Callable[[dict[str, float], Timeline], None]]:
+        """Who is shown every report."""
+        written = [lambda _, timeline: timeline.write(self.run)]
+        return written if self._exporting is None else [*written, self._exporting.publish]
+
     def _workers(self) -> list[dict[str, Any]]:
         return [] if self._running is None else self._running.runtime.status()
 
@@ -291,8 +297,8 @@ class _Start:
         with contextlib.suppress(UserError):  # the first error is the one to tell
             loop.save(checkpoints)
             checkpoints.wait()
-        if isinstance(error, Diverged) and loop.exporter is not None:
-            loop.exporter.diverged()
+        if isinstance(error, Diverged) and self._exporting is not None:
+            self._exporting.diverged()
         if isinstance(error, UserError):
             saved, run = checkpoints.latest(), self.run.path
             kept = "Nothing was saved."
@@ -351,7 +357,7 @@ class _Start:
             threshold=self.config["threshold"],
             acting=algorithm.acting,
             began=self.began,
-            run=self.run,
+            watchers=self._watchers(),
         )
 
     def _refuse_finished(self, reached: Reached) -> None:
