@@ -148,7 +148,7 @@ class HostUnroll:
 
         Returns what to call when the trajectory has been read and may be written again.
         """
-        unroll = self._unroll
+        unroll, began, before = self._unroll, time.perf_counter(), sum(self.seconds.values())
         actor = self._actor(values)
         rows = self._free.pop() if self._free else self._rows()
         self._watch.stepping = True
@@ -156,6 +156,9 @@ class HostUnroll:
         episodes, after = _count_episodes(rows.trajectory, after)
         made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]
         values.update(zip((v.id for v in unroll.outputs), made, strict=True))
+        halves = sum(self.seconds.values()) - before
+        rest = time.perf_counter() - began - halves
+        self._track.add(COMPUTE, f"{self.name}.record", began + halves, rest)
         return partial(self._free.append, rows)
 
     def _rows(self) -> Rows:

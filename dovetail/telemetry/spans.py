@@ -42,6 +42,8 @@ class Track:
         self._limit = limit
         self._spans: deque[Span] = deque(maxlen=limit)
         self._added = self._drained = 0
+        self.paused: float | None = None
+        """When the worker was last done with what was asked of it."""
 
     def add(
         self,
