@@ -116,7 +116,7 @@ class Analysis:
     def __str__(self) -> str:
         lines = [f"run  {self.run.path}: {_title(self.plan)}"]
         worst = self.bottleneck
-        for worker in self.measured["workers"]:
+        for worker in sorted(self.measured["workers"], key=lambda name: name == DRIVER):
             parts = self.of_worker(worker)
             wall = self.measured["workers"][worker]["wall_s"]
             lines += [
