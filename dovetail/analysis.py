@@ -85,7 +85,7 @@ class Analysis:
 
     def of_worker(self, worker: str) -> dict[str, float]:
         """The shares of a worker's time that it computes, waits and hands over."""
-        parts = dict.fromkeys((COMPUTE, WAIT, LINK), 0.0)
+        parts: dict[str, float] = dict.fromkeys((COMPUTE, WAIT, LINK), 0.0)
         for share in self.shares():
             if share.worker == worker:
                 parts[share.kind] += share.share
