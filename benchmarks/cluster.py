@@ -24,6 +24,7 @@ from dovetail.deployment import Deployment, Share
 from dovetail.envs.resolve import resolve
 from dovetail.planning import plan_for
 from dovetail.policies import ActorLearner
+from dovetail.settings import Settings
 from dovetail.training.start import enable_compile_cache, first_state
 
 MEGABYTES, READERS, ACTORS = 100, 8, 64
@@ -76,18 +77,10 @@ def started(actors: int, envs: int, deployment: Deployment, seconds: dict[str, f
     planned = plan_for(algorithm, found, policy, STEPS, resources)
     connection = clustering.connect(deployment, planned.plan)
     began = time.perf_counter()
+    recipe = clustering.Recipe(algorithm, ENV, policy, STEPS, enable_compile_cache)
+    settings = Settings(patience=120.0)
     runtime = clustering.cluster_runtime(
-        algorithm,
-        ENV,
-        policy,
-        planned,
-        deployment,
-        connection,
-        steps=STEPS,
-        patience=120.0,
-        seeds=1,
-        prepare=enable_compile_cache,
-        tell=lambda line: print(line, flush=True),
+        recipe, planned, deployment, connection, settings, lambda line: print(line, flush=True)
     )
     try:
         bound = algorithm.bind(Task(found.spec, planned.plan.update_envs, STEPS))

@@ -6,11 +6,10 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from dovetail.algorithm import Algorithm
 from dovetail.deployment import Deployment, Share
 from dovetail.envs.names import parse
 from dovetail.envs.resolve import Env, resolve
@@ -19,7 +18,7 @@ from dovetail.graph.ir import Graph
 from dovetail.loading import USER_MODULE, load_object
 from dovetail.plan.ir import Cluster, Needs, Node, Plan, Resources
 from dovetail.planning import Planned, traced
-from dovetail.policies.interface import Policy
+from dovetail.settings import Settings
 
 HERE = "this machine"
 PACKAGE = Path(__file__).resolve().parent
@@ -85,10 +84,11 @@ class Recipe:
 
     algorithm: Any
     env: Any
+    """What the user gave."""
     policy: Any
     steps: int
     prepare: Callable[[], None]
-    """Called first."""
+    """Called first, in every process."""
 
     def __call__(self) -> tuple[Graph, Env]:
         """Loads the user's files where they are here, and traces."""
@@ -115,34 +115,24 @@ def _made(thing: Any) -> Any:
 
 
 def cluster_runtime(
-    algorithm: Algorithm,
-    env: Any,
-    policy: Policy,
+    recipe: Recipe,
     planned: Planned,
     deployment: Deployment,
     connection: Any,
-    *,
-    steps: int,
-    patience: float,
-    seeds: int,
-    prepare: Callable[[], None],
+    settings: Settings,
     tell: Callable[[str], None],
 ) -> Any:
-    """A runtime for a plan on a cluster; `env` is what the user gave, `prepare` is called in every
-    process before it traces."""
+    """A runtime for a plan on a cluster, whose stations follow `recipe`."""
     from dovetail.runtime.cluster.job import Job
     from dovetail.runtime.cluster.runtime import ClusterRuntime
 
-    parcel = Parcel.of(algorithm, env, policy, deployment)
     job = Job(
-        build=Recipe(
-            parcel.thing(algorithm), parcel.env(env), parcel.thing(policy), steps, prepare
-        ),
+        build=Parcel.of(recipe, deployment).pack(recipe),
         plan=planned.plan,
-        patience=patience,
-        seeds=seeds,
+        patience=settings.patience,
+        seeds=settings.seeds,
         devices=deployment.learner_devices,
-        asynchronous=policy.traced_envs,
+        asynchronous=recipe.policy.traced_envs,
     )
     return ClusterRuntime(planned.graph, job, connection, tell)
 
@@ -155,9 +145,10 @@ class Parcel:
     """The folder that holds them all, if it is sent; None if the workers see the same files."""
 
     @classmethod
-    def of(cls, algorithm: Any, env: Any, policy: Any, deployment: Deployment) -> "Parcel":
-        """What has to be sent so that workers find these; `env` is what the user gave."""
-        files = [*_user_files(type(algorithm)), *_user_files(type(policy))]
+    def of(cls, recipe: Recipe, deployment: Deployment) -> "Parcel":
+        """What has to be sent so that workers find what a recipe names."""
+        env = recipe.env
+        files = [*_user_files(type(recipe.algorithm)), *_user_files(type(recipe.policy))]
         if isinstance(env, str):
             found = parse(env)
             files += [Path(found.path).expanduser().resolve()] if found.backend == "file" else []
@@ -174,7 +165,16 @@ class Parcel:
             )
         return cls(root)
 
-    def thing(self, thing: Any) -> Any:
+    def pack(self, recipe: Recipe) -> Recipe:
+        """The recipe as a worker can follow it."""
+        return replace(
+            recipe,
+            algorithm=self._thing(recipe.algorithm),
+            env=self._env(recipe.env),
+            policy=self._thing(recipe.policy),
+        )
+
+    def _thing(self, thing: Any) -> Any:
         """An algorithm or a policy as it is sent: by name, if it is from a loaded file."""
         kind = type(thing)
         if not kind.__module__.startswith(USER_MODULE):
@@ -182,7 +182,7 @@ class Parcel:
         options = {f.name: getattr(thing, f.name) for f in fields(thing)}
         return Named(f"{self._place(Path(inspect.getfile(kind)))}:{kind.__qualname__}", options)
 
-    def env(self, env: Any) -> Any:
+    def _env(self, env: Any) -> Any:
         """An environment as it is sent."""
         if not isinstance(env, str):
             return env

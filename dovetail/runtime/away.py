@@ -46,10 +46,6 @@ class Outpost(Protocol):
         """Runs a stretch of its programs with what was taken; calls `beat` on signs of life."""
         ...
 
-    def close(self) -> None:
-        """Ends the process."""
-        ...
-
 
 class Abroad(Protocol):
     """Reaches the workers of other stations."""

@@ -246,6 +246,7 @@ class CrewRun:
             return Coming(self, iterations)
         with self._may_go_on:
             self._limit += iterations
+            self._crew.learner.watch.beat()  # what it waited for until now was us
             self._may_go_on.notify_all()
         if not self._threads:
             self._start()

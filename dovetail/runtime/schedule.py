@@ -99,9 +99,6 @@ class Crew:
             exchange.close()
         for stage in self.stages.values():
             stage.close()
-        for worker in self.workers:
-            if worker.away is not None:
-                worker.away.close()
 
     def _hosted(self, worker: str) -> list[Node]:
         """The nodes that a worker runs: an unroll where its acting is."""

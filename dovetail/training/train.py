@@ -13,7 +13,7 @@ import jax
 
 from dovetail.algorithm import Algorithm, Task
 from dovetail.checkpoint import Checkpoints
-from dovetail.clustering import Parcel, cluster_runtime, connect, join
+from dovetail.clustering import Parcel, Recipe, cluster_runtime, connect, join
 from dovetail.deployment import Deployment, rebuilt
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, check_option
@@ -132,7 +132,7 @@ class Place:
         """The plan of the run; a cluster is joined for it."""
         resources = None
         if self._deployment is not None:
-            parcel = Parcel.of(self._algorithm, self._env, self._policy, self._deployment)
+            parcel = Parcel.of(self._recipe(steps), self._deployment)
             self._connection, resources = join(self._deployment, parcel)
         planned = plan_for(self._algorithm, env, self._policy, steps, resources)
         _refuse_seeds(planned.plan, settings)
@@ -150,18 +150,11 @@ class Place:
             tell("Starting a Ray cluster on this machine.")
             self._connection = connect(self._deployment, planned.plan)
         return cluster_runtime(
-            self._algorithm,
-            self._env,
-            self._policy,
-            planned,
-            self._deployment,
-            self._connection,
-            steps=steps,
-            patience=settings.patience,
-            seeds=settings.seeds,
-            prepare=enable_compile_cache,
-            tell=tell,
+            self._recipe(steps), planned, self._deployment, self._connection, settings, tell
         )
+
+    def _recipe(self, steps: int) -> Recipe:
+        return Recipe(self._algorithm, self._env, self._policy, steps, enable_compile_cache)
 
     def close(self) -> None:
         """Leaves the cluster."""

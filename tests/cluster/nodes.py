@@ -17,6 +17,7 @@ from dovetail.deployment import Deployment
 from dovetail.envs.resolve import resolve
 from dovetail.planning import plan_for
 from dovetail.policies.interface import Policy
+from dovetail.settings import Settings
 from dovetail.training.start import enable_compile_cache, first_state
 
 MARK = f"{os.getpid()}-{secrets.token_hex(8)}"
@@ -76,24 +77,16 @@ class OnCluster(Started):
         patience: float = 30.0,
     ) -> None:
         found = resolve(env, traced=policy.traced_envs)
-        parcel = clustering.Parcel.of(algorithm, env, policy, deployment)
+        recipe = clustering.Recipe(algorithm, env, policy, STEPS, enable_compile_cache)
+        parcel = clustering.Parcel.of(recipe, deployment)
         connection, resources = clustering.join(deployment, parcel)
         self.told: list[str] = []
         try:
             planned = plan_for(algorithm, found, policy, STEPS, resources)
             self.plan, self.graph = planned.plan, planned.graph
+            settings = Settings(patience=patience)
             self.runtime = clustering.cluster_runtime(
-                algorithm,
-                env,
-                policy,
-                planned,
-                deployment,
-                connection,
-                steps=STEPS,
-                patience=patience,
-                seeds=1,
-                prepare=enable_compile_cache,
-                tell=self.told.append,
+                recipe, planned, deployment, connection, settings, self.told.append
             )
         except BaseException:
             connection.close()

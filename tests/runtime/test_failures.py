@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import QUIET, a2c
+from small import QUIET, Started, a2c
 
 import dovetail
 from dovetail.algorithms import A3C, IMPALA
@@ -195,3 +195,13 @@ def test_a_learner_that_fails_ends_the_run_with_the_checkpoint_named(
     said = str(caught.value)
     assert said.startswith("Worker learner failed: RuntimeError: out of memory")
     assert f"is saved: go on with dovetail train --resume {tmp_path / 'run'}" in said
+
+
+def test_a_pause_between_two_orders_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "GRACE", 0.0)
+    with Started(a2c(), "CartPole-v1", ActorLearner(4, actors=2, processes=False)) as running:
+        running.advance(2)
+        run: Any = running.runtime._run
+        run._patience = 0.3
+        time.sleep(1.0)
+        assert running.advance(2).iterations == 2

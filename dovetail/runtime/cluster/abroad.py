@@ -231,9 +231,6 @@ class RayOutpost:
         values = {number: unpack(leaf) for number, leaf in reply.values.items()}
         return Reply(values, reply.seconds)
 
-    def close(self) -> None:
-        """Its process is ended with the others."""
-
 
 def _cause(error: RayTaskError) -> BaseException:
     cause = error.cause
