@@ -15,13 +15,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.run import write_atomically, write_error
 
 if TYPE_CHECKING:
     from tensorboardX.record_writer import RecordWriter
+
+    from dovetail.telemetry.video import Film
 
 FIRST_COLUMNS = ("time_s", "env_steps", "updates")
 """The columns with which every metrics.csv begins."""
@@ -41,6 +45,15 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Flushes and releases what the sink holds."""
+        ...
+
+
+@runtime_checkable
+class ArraySink(Protocol):
+    """A sink that also shows how the numbers of arrays are spread."""
+
+    def write_arrays(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes arrays as they are after `step` environment steps."""
         ...
 
 
@@ -168,13 +181,37 @@ class TensorBoardSink:
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Adds one event that holds all the scalars."""
-        writer = self._writer or self._open()
         values = [
             {"tag": tag, "simple_value": value}
             for name, value in scalars.items()
             if name != "env_steps" and not math.isnan(value)
             for tag in tags(name)
         ]
+        self._add(step, values)
+
+    def write_arrays(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Adds a histogram of each array."""
+        self._add(
+            step,
+            [
+                {"tag": f"weights/{name}", "histo": _histogram(array)}
+                for name, array in arrays.items()
+                if array.size and np.isfinite(array).all()
+            ],
+        )
+
+    def write_video(self, step: int, film: "Film") -> None:
+        """Adds a moving picture."""
+        picture = {
+            "height": film.height,
+            "width": film.width,
+            "colorspace": 3,
+            "encoded_image_string": film.gif,
+        }
+        self._add(step, [{"tag": "video", "image": picture}])
+
+    def _add(self, step: int, values: list[dict[str, Any]]) -> None:
+        writer = self._writer or self._open()
         writer.write(_event(step=step, summary={"value": values}))
         if time.monotonic() - self._flushed > self.flush_every:
             self._flushed = time.monotonic()
@@ -205,6 +242,21 @@ def _event(**content: object) -> bytes:
     return Event(wall_time=time.time(), **content).SerializeToString()
 
 
+def _histogram(array: np.ndarray) -> dict[str, Any]:
+    """TensorBoard's record of how an array's numbers are spread, in 30 bins."""
+    numbers = np.asarray(array, np.float64).ravel()
+    counts, edges = np.histogram(numbers, bins=30)
+    return {
+        "min": numbers.min(),
+        "max": numbers.max(),
+        "num": numbers.size,
+        "sum": numbers.sum(),
+        "sum_squares": np.square(numbers).sum(),
+        "bucket_limit": edges[1:].tolist(),
+        "bucket": counts.astype(float).tolist(),
+    }
+
+
 class Recorder:
     """Writes scalars to sinks from a thread of its own; `record` never waits for them."""
 
@@ -213,16 +265,18 @@ class Recorder:
         sinks: Iterable[Sink],
         on_failure: Callable[[str], None] | None = None,
         capacity: int = 1024,
+        patience: float = 10.0,
     ) -> None:
-        """`on_failure` is told, in a sentence and from the thread, what could not be written."""
+        """`on_failure` is told, in a sentence and from the thread, what could not be written.
+        Once it is closed, sinks have `patience` seconds for what is waiting, unless told."""
         self.failures: list[str] = []
         """A sentence for each sink that failed, and for what was dropped."""
         self.dropped = 0
         """How many records were dropped, the oldest first, because the sinks did not keep up."""
         self._sinks = list(sinks)
         self._on_failure = on_failure
-        self._capacity = capacity
-        self._waiting: deque[tuple[int, dict[str, float]]] = deque()
+        self._capacity, self._patience = capacity, patience
+        self._waiting: deque[tuple[int, dict[str, Any], bool]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._fatal: UserError | None = None
@@ -231,16 +285,24 @@ class Recorder:
 
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
         """Hands over the scalars known after `step` environment steps, arrays of one included."""
+        self._hand_over(step, scalars, False)
+
+    def record_arrays(self, step: int, arrays: Mapping[str, Any]) -> None:
+        """Hands over arrays, for those sinks that show how their numbers are spread."""
+        self._hand_over(step, arrays, True)
+
+    def _hand_over(self, step: int, what: Mapping[str, Any], arrays: bool) -> None:
         self._raise_fatal()
         with self._changed:
             if len(self._waiting) == self._capacity:
                 self._waiting.popleft()
                 self.dropped += 1
-            self._waiting.append((step, dict(scalars)))
+            self._waiting.append((step, dict(what), arrays))
             self._changed.notify()
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Writes what is waiting, within `timeout` seconds, and closes the sinks."""
+        timeout = self._patience if timeout is None else timeout
         with self._changed:
             already, self._closing = self._closing, True
             self._changed.notify()
@@ -264,16 +326,27 @@ class Recorder:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
                 if not self._waiting:
                     break
-                step, scalars = self._waiting.popleft()
-            try:
-                floats = {name: float(value) for name, value in scalars.items()}
-            except (TypeError, ValueError) as error:
-                self._fail(f"A record of metrics was left out, it holds no plain numbers: {error}.")
-                continue
-            for sink in list(self._sinks):
-                self._guarded(sink, sink.write, step, floats)
+                step, found, arrays = self._waiting.popleft()
+            if arrays:
+                self._write_arrays(step, found)
+            else:
+                self._write(step, found)
         for sink in list(self._sinks):
             self._guarded(sink, sink.close)
+
+    def _write(self, step: int, scalars: Mapping[str, Any]) -> None:
+        try:
+            floats = {name: float(value) for name, value in scalars.items()}
+        except (TypeError, ValueError) as error:
+            self._fail(f"A record of metrics was left out, it holds no plain numbers: {error}.")
+            return
+        for sink in list(self._sinks):
+            self._guarded(sink, sink.write, step, floats)
+
+    def _write_arrays(self, step: int, arrays: Mapping[str, Any]) -> None:
+        here = {name: np.asarray(array) for name, array in arrays.items()}
+        for sink in [sink for sink in self._sinks if isinstance(sink, ArraySink)]:
+            self._guarded(sink, sink.write_arrays, step, here)
 
     def _guarded(self, sink: Sink, action: Callable[..., None], *arguments: object) -> None:
         """Runs `action`; if it fails, gives the sink up and says so, once."""

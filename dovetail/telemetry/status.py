@@ -59,12 +59,13 @@ class Status:
         (self._run.path / STACKS).unlink(missing_ok=True)
 
     def _work(self) -> None:
+        ended = False
         while True:
-            ended = self._ended.wait(EVERY)
             with contextlib.suppress(UserError):  # a full disk is told by who writes what matters
                 self._run.write_json(FILE, self._now(ended))
             if ended:
                 return
+            ended = self._ended.wait(EVERY)
 
     def _now(self, ended: bool) -> dict[str, Any]:
         return {

@@ -17,7 +17,8 @@ from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
 from dovetail.run import Run
 from dovetail.telemetry.plot import learning_curve
 from dovetail.telemetry.progress import Progress
-from dovetail.telemetry.video import record_video
+from dovetail.telemetry.sinks import TensorBoardSink
+from dovetail.telemetry.video import film_of, record_video
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.loop import Loop
 from dovetail.training.stopping import Stop
@@ -122,6 +123,10 @@ def _draw(run: Run, env: Env, loop: Loop, progress: Progress) -> None:
         video = record_video(env, load_policy(run.path / "policy"), run.path / "video.mp4")
         if video.reason is not None:
             progress.message(video.reason)
+        if video.path is not None and loop.settings.log_video:
+            events = TensorBoardSink(run.path / "events")
+            events.write_video(loop.reached.env_steps, film_of(video.path))
+            events.close()
 
 
 def farewell(run: Run, summary: dict[str, Any]) -> str:

@@ -142,6 +142,7 @@ class Loop:
                 if not evaluations.busy and self._wants_evaluation(now - last_evaluation):
                     evaluations.ask(self._acting(self.good.state()), self.good)
                     last_evaluation = now
+                    self._show_weights(recorder)
                 if now - last_checkpoint >= self.settings.checkpoint_every:
                     self.save(checkpoints)
                     last_checkpoint = now
@@ -150,6 +151,14 @@ class Loop:
                     watch(row, self.timeline)
                 if self._solved:  # what is ahead of the state that reached the goal is dropped
                     break
+        self._show_weights(recorder)
+
+    def _show_weights(self, recorder: Recorder) -> None:
+        """Hands over what acting takes, if its histograms are asked for."""
+        if self.settings.histograms:
+            leaves, _ = jax.tree.flatten_with_path(self._acting(self.good.state()))
+            named = {jax.tree_util.keystr(k, simple=True, separator="/"): x for k, x in leaves}
+            recorder.record_arrays(self.good.env_steps, named)
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""

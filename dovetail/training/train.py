@@ -27,6 +27,7 @@ from dovetail.run import Run
 from dovetail.runtime.local import Runtime
 from dovetail.settings import Settings
 from dovetail.telemetry.progress import make_progress
+from dovetail.telemetry.remote import PATIENCE, check_services, remote_sinks
 from dovetail.telemetry.sinks import CsvSink, Recorder, TensorBoardSink
 from dovetail.telemetry.status import Status
 from dovetail.telemetry.timeline import Timeline
@@ -61,6 +62,7 @@ def train(
     began = time.perf_counter()
     check_option("steps", steps, steps >= 1, "1 or more")
     check_option("seed", seed, 0 <= seed < 2**31, "0 or more, and less than 2147483648")
+    check_services(settings.log)
     enable_compile_cache()
     chosen = resolve_policy(policy, env)
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
@@ -94,6 +96,7 @@ def resume(
     opened = run if isinstance(run, Run) else Run.open(run)
     config = dict(opened.config)
     algorithm, policy, settings = rebuild_all(config)
+    check_services(settings.log)
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
     where = rebuilt(config.get("cluster")) if where is None else where
     config["cluster"] = None if where is None else dataclasses.asdict(where)
@@ -371,7 +374,9 @@ class _Start:
         events = TensorBoardSink(
             self.run.path / "events", after=reached.env_steps if resumed else None
         )
-        return Recorder([csv, events], tell)
+        services = self.settings.log
+        remote = remote_sinks(services, self.run, self.config, self.settings.project, tell)
+        return Recorder([csv, events, *remote], tell, patience=10.0 + PATIENCE * len(remote))
 
     def _exporter(self, resumed: bool, tell: Callable[[str], None]) -> "Exporter | None":
         """What Prometheus reads, if asked for; a resumed run, which did not choose its port now,
