@@ -41,7 +41,7 @@ class Settings:
     histograms: bool = False
     """Whether TensorBoard gets histograms of the weights, at every evaluation and at the end."""
     log_video: bool = False
-    """Whether TensorBoard gets the video at the end, as a moving picture."""
+    """Whether TensorBoard gets a moving picture of the trained agent, at the end."""
 
     def __post_init__(self) -> None:
         for name in ("seeds", "episodes", "keep"):

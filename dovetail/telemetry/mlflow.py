@@ -29,7 +29,7 @@ class MlflowSink:
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Logs one row; the first one opens the run, import included."""
-        if self._client is None:
+        if not self._run:
             self._open()
         from mlflow.entities import Metric
 

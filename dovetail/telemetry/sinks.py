@@ -10,6 +10,7 @@ import errno
 import io
 import math
 import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -24,8 +25,6 @@ from dovetail.run import write_atomically, write_error
 
 if TYPE_CHECKING:
     from tensorboardX.record_writer import RecordWriter
-
-    from dovetail.telemetry.video import Film
 
 FIRST_COLUMNS = ("time_s", "env_steps", "updates")
 """The columns with which every metrics.csv begins."""
@@ -200,14 +199,10 @@ class TensorBoardSink:
             ],
         )
 
-    def write_video(self, step: int, film: "Film") -> None:
+    def write_gif(self, step: int, gif: bytes) -> None:
         """Adds a moving picture."""
-        picture = {
-            "height": film.height,
-            "width": film.width,
-            "colorspace": 3,
-            "encoded_image_string": film.gif,
-        }
+        width, height = struct.unpack("<HH", gif[6:10])
+        picture = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": gif}
         self._add(step, [{"tag": "video", "image": picture}])
 
     def _add(self, step: int, values: list[dict[str, Any]]) -> None:

@@ -6,7 +6,6 @@ never worth a training: whatever keeps it from being made is returned as a sente
 
 import contextlib
 import ctypes.util
-import io
 import os
 import sys
 import warnings
@@ -28,7 +27,6 @@ Policy = Callable[[Any, Any], tuple[Any, Any]]
 """(observation, carry) → (action, carry), for one environment; the carry is None at first."""
 
 
-FILM_FRAMES = 200
 _UNDRAWN = "neither it nor Gymnasium can draw it."
 
 
@@ -41,14 +39,6 @@ class Video(NamedTuple):
     """Why there is none, in a sentence."""
     returns: tuple[float, ...] = ()
     """The return of each episode, the last one as far as it was shown."""
-
-
-class Film(NamedTuple):
-    """A moving picture for TensorBoard."""
-
-    gif: bytes
-    height: int
-    width: int
 
 
 class NoVideo(Exception):
@@ -91,24 +81,6 @@ def show_window(env: "Env", policy: Policy, seed: int = 0) -> float:
             f"{env.spec.id} cannot be shown in a window: {reason} Leave out --window for a video."
         ) from reason
     return returns[0]
-
-
-def film_of(path: Path) -> Film:
-    """A video's file as a GIF of at most `FILM_FRAMES` pictures."""
-    import imageio.v2 as imageio
-
-    with warnings.catch_warnings(), imageio.get_reader(path) as reader:
-        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-        frames = [np.asarray(frame)[..., :3] for frame in reader.iter_data()]
-        per_second = float(reader.get_meta_data().get("fps", 30))
-    every = -(-len(frames) // FILM_FRAMES)
-    buffer = io.BytesIO()
-    duration = 1000 * every / per_second
-    with imageio.get_writer(buffer, format="GIF", mode="I", duration=duration, loop=0) as writer:  # pyright: ignore[reportArgumentType]
-        for frame in frames[::every]:
-            writer.append_data(frame)
-    height, width = frames[0].shape[:2]
-    return Film(buffer.getvalue(), height, width)
 
 
 @contextlib.contextmanager

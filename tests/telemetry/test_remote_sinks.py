@@ -87,7 +87,7 @@ def test_a_run_reaches_mlflow_and_goes_on_there(tmp_path: Path, alone: Path) -> 
 
 def offline_records(run: Run) -> list[Any]:
     """What W&B kept, start by start: LevelDB's log format, after a header of its own."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
     found: list[Any] = []
     for file in sorted(run.path.glob("wandb/offline-run-*/*.wandb")):
