@@ -15,7 +15,7 @@ from dovetail.errors import UserError
 from dovetail.policies import ActorLearner, CentralInference, Fused, Local
 from dovetail.policies.interface import Policy
 from dovetail.run import Run
-from dovetail.telemetry.spans import COMPUTE, LINK, WAIT
+from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT
 
 HOST, JAX = "CartPole-v1", "dovetail:CartPole-v1"
 
@@ -39,7 +39,7 @@ def test_the_spans_of_a_run_add_up(tmp_path: Path, case: str) -> None:
     found = dovetail.analyze(trained(tmp_path, algorithm, env, policy, 20_000))
     for worker in found.measured["workers"]:
         if worker != "driver":
-            assert 0.95 <= sum(found.of_worker(worker).values()) <= 1.02, worker
+            assert 0.95 <= found.of_worker(worker).total <= 1.02, worker
     assert found.measured["dropped_spans"] == 0
 
 
@@ -79,6 +79,7 @@ def measured(run: Run, workers: dict[str, Any]) -> None:
             COMPUTE: {name: numbers(s) for name, s in compute.items()},
             WAIT: {"others": numbers(wait)},
             LINK: {},
+            QUEUE: {},
         }
     more = {"staleness": {}, "dropped_spans": 0, "measures": {}}
     run.write_json("telemetry.json", {"format": 1, "workers": found, **more})
@@ -132,3 +133,93 @@ def test_a_run_without_measurements_is_refused(tmp_path: Path, change: Any, sent
     change(run.path / "telemetry.json")
     with pytest.raises(UserError, match=sentence):
         dovetail.analyze(run)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "has no telemetry.json"),
+        ('{"format": 1, "wor', "telemetry.json cannot be read"),
+        ('{"format": 1}', "telemetry.json cannot be read: it names no workers"),
+        ('{"format": 0}', "written by another version"),
+    ],
+)
+def test_the_command_says_in_a_sentence_why_it_cannot(
+    tmp_path: Path, text: str | None, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(str(tmp_path / "run"), "x", {})
+    if text is not None:
+        run.write_text("telemetry.json", text)
+    for words in (["explain", str(run.path), "--analyze"], ["trace", str(run.path)]):
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert words[0] == "trace" or sentence in told
+
+
+def test_links_say_how_long_and_how_many_wait_in_them(tmp_path: Path) -> None:
+    run = trained(tmp_path, *CASES["actors"], 20_000)
+    found = dovetail.analyze(run)
+    links = {link.name: link for link in found.links()}
+    assert set(links) == {"broadcast", "gather"}
+    gather = links["gather"]
+    assert gather.messages_per_s > links["broadcast"].messages_per_s > 0
+    assert 0 < gather.p50 <= gather.p99 and links["broadcast"].p50 > 0
+    assert 2 <= gather.depth <= 2 * 3  # an update takes two; the staleness is at most two
+    told = str(found)
+    assert "critical path: " in told and "gather" in told
+    whole = json.loads(found.json())
+    assert {link["name"] for link in whole["links"]} == {"broadcast", "gather"}
+    assert whole["critical_path"] and set(whole["use"]) == set(whole["workers"])
+
+
+def test_waiting_for_room_is_told_apart(tmp_path: Path) -> None:
+    """A learner that does much more than its actors: these are ahead, and wait for room."""
+    algorithm = IMPALA(8, hidden=(256, 256))
+    policy = ActorLearner(16, actors=2, processes=False)
+    found = dovetail.analyze(trained(tmp_path, algorithm, HOST, policy, 10_000))
+    actor, learner = found.of_worker("actor-0"), found.of_worker("learner")
+    assert actor.waits_out > actor.waits_in and learner.waits_out == 0
+
+
+def test_of_workers_that_wait_for_each_other_the_path_takes_one_of_each_kind(
+    tmp_path: Path,
+) -> None:
+    run = trained(tmp_path, *CASES["actors"], 600)
+    actors = {
+        "learner": ({"learner": 4.0}, 6.0),
+        "actor-0": ({"unroll.step": 5.0}, 5.0),
+        "actor-1": ({"unroll.step": 5.5}, 4.5),
+    }
+    measured(run, actors)
+    found = dovetail.analyze(run)
+    assert found.critical == ("learner", "actor-1")
+    assert [(s.worker, s.name) for s in found.critical_path] == [
+        ("learner", "learner"),
+        ("actor-1", "unroll.step"),
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_trace_of_a_run_nests_and_its_arrows_connect(tmp_path: Path, case: str) -> None:
+    run = trained(tmp_path, *CASES[case], 10_000)
+    events = json.loads(dovetail.write_trace(run).read_text())["traceEvents"]
+    tracks: dict[int, list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            span = (event["ts"], event["ts"] + event["dur"])
+            tracks.setdefault(event["tid"], []).append(span)
+    for spans in tracks.values():
+        open_until: list[float] = []
+        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while open_until and open_until[-1] <= start + 1.0:  # a microsecond
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + 1.0
+            open_until.append(end)
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert starts.keys() == ends.keys() and bool(starts) == (case in ("actors", "inference"))
+    for id_, start in starts.items():
+        assert start["tid"] != ends[id_]["tid"] and start["ts"] <= ends[id_]["ts"]
+        begun = {span[0] for span in tracks[ends[id_]["tid"]]}
+        assert ends[id_]["ts"] in begun

@@ -120,6 +120,7 @@ class HostUnroll:
         self._device = device
         self._free: deque[Rows] = deque()
         self._never = np.zeros(graph.actor_envs, np.bool_)
+        self._began = 0.0
         self._acting, self._bootstrap = compiled.acting, compiled.bootstrap
 
     def can_warm_up(self, values: Values) -> bool:
@@ -152,6 +153,7 @@ class HostUnroll:
         actor = self._actor(values)
         rows = self._free.pop() if self._free else self._rows()
         self._watch.stepping = True
+        self._began = began
         after = self._steps(self._taken(values), actor, rows)
         episodes, after = _count_episodes(rows.trajectory, after)
         made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]
@@ -197,7 +199,7 @@ class HostUnroll:
         firsts[0] = actor.timestep.first
         acting = stepping = 0.0
         after: Any = None
-        at = began = clock()
+        began = clock()
         for t in range(length):
             last = [reward, *begins[t]] if rewarded else begins[t]
             made, carry = act(weights, carry, seen[t], last, keys, steps[t])
@@ -232,13 +234,13 @@ class HostUnroll:
         if rows.bootstrap:
             ongoing = np.logical_not(truncations[-1])
             self._write_bootstrap(rows, length - 1, inputs, carry, following, ongoing)
-        self._note(at, acting, stepping)
+        self._note(acting, stepping)
         step = np.asarray(actor.step) + np.int32(length)
         return actor._replace(env=stepper.state, timestep=following, carry=carry, step=step)
 
-    def _note(self, began: float, acting: float, stepping: float) -> None:
+    def _note(self, acting: float, stepping: float) -> None:
         """The two halves of an unroll, each as if it had been done in one go."""
-        name, length = self.name, self._unroll.length
+        name, length, began = self.name, self._unroll.length, self._began
         self.seconds[f"{name}.act"] += acting
         self.seconds[f"{name}.step"] += stepping
         items = length * self._graph.actor_envs

@@ -71,7 +71,6 @@ class BatchedUnroll(HostUnroll):
         steps = [0] * len(stage.groups)
         ready, flying = deque(range(len(stage.groups))), set[int]()
         acting = waiting = 0.0
-        at = clock()
         while ready or flying:
             began = clock()
             self._gather(ready, flying, steps, turn, inputs)
@@ -92,7 +91,7 @@ class BatchedUnroll(HostUnroll):
             self._write_bootstrap(
                 rows, unroll.length - 1, inputs, turn.whole_carry(), following, ongoing
             )
-        self._note(at, acting, waiting)
+        self._note(acting, waiting)
         step = np.asarray(actor.step) + np.int32(unroll.length)
         return actor._replace(
             env=stage.state(), timestep=following, carry=turn.whole_carry(), step=step

@@ -154,7 +154,7 @@ class Crew:
         if acts and not learns:
             schedule += self._last_put()
         elif self._report is not None:
-            schedule.append(TakeResults(self._report, alone=False))
+            schedule.append(TakeResults(self._report, alone=False, name="report"))
         if away is not None:
             self._run_away(worker, schedule, away)
         return worker
@@ -246,11 +246,13 @@ class Crew:
             if id(exchange) in taken:
                 continue
             taken.add(id(exchange))
+            side = Side.LEARNER if learns else Side.ACTOR
+            name = self._boundaries(side) if len(self.exchanges) == 1 else edge.boundary
             if learns:
                 alone = self._plan.joined == self._plan.replicas == 1
-                operations.append(TakeResults(exchange, alone))
+                operations.append(TakeResults(exchange, alone, name))
             else:
-                operations.append(TakeWeights(exchange, counted=not self._plan.ordered))
+                operations.append(TakeWeights(exchange, not self._plan.ordered, name))
         return operations
 
     def _program(self, node: Node, worker: Worker) -> Any:

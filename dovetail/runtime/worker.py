@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from dovetail.graph.ir import Graph, Slots
 from dovetail.runtime.away import Outpost
-from dovetail.runtime.exchange import Exchange, Parcel
+from dovetail.runtime.exchange import ENOUGH, Exchange, Parcel
 from dovetail.runtime.programs import Values
 from dovetail.runtime.watch import Watch
-from dovetail.telemetry.spans import COMPUTE, LINK, WAIT, Track
+from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, ROOM, WAIT, Track
 
 
 @dataclass
@@ -137,12 +137,16 @@ class TakeWeights:
     exchange: Exchange
     counted: bool
     """Whether the link counts the unrolls that were begun."""
+    name: str = "broadcast"
 
     def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
         """Waits until this unroll may begin."""
         began, waited = time.perf_counter(), worker.watch.waited
         turn.version, found = self.exchange.take_weights(turn.number, worker.watch)
         _note_wait(worker, "weights", began, waited, turn.version)
+        now = time.perf_counter()
+        sent = self.exchange.sent_at(turn.version) or now
+        worker.track.add(QUEUE, self.name, sent, now - sent, version=turn.version)
         if self.counted:
             turn.begun.append(self.exchange)
         values.update(found)
@@ -170,9 +174,10 @@ class PutResults:
             Parcel(worker.copy, turn.number, turn.version, sent, actor, episodes, releases),
             worker.watch,
         )
-        _note_wait(worker, "room for results", began, waited, turn.version)
-        spent = time.perf_counter() - began - (worker.watch.waited - waited)
-        worker.track.add(LINK, self.name, began, spent, 1, size(sent), 1, turn.version)
+        _note_wait(worker, "results", began, waited, turn.version)
+        at = began + worker.watch.waited - waited
+        spent = time.perf_counter() - at
+        worker.track.add(LINK, self.name, at, spent, 1, size(sent), 1, turn.version)
         if self.last:
             turn.begun, turn.releases = [], []
 
@@ -184,16 +189,17 @@ class TakeResults:
     exchange: Exchange
     alone: bool
     """Whether one actor's values are taken as they are, not as a list of pieces."""
+    name: str = "gather"
 
     def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
         """Waits for as many parcels as make an update."""
         began, waited = time.perf_counter(), worker.watch.waited
         parcels = self.exchange.take(turn.number, worker.watch)
         _note_wait(worker, "results", began, waited, turn.number)
-        now = time.perf_counter()
+        now, depth = time.perf_counter(), self.exchange.depth
         for p in parcels:
-            behind = turn.number - p.version
-            worker.track.add(LINK, "taken", now, 0.0, items=1, version=p.version, staleness=behind)
+            lay, behind = now - p.sent, turn.number - p.version
+            worker.track.add(QUEUE, self.name, p.sent, lay, 1, 0, depth, p.version, behind)
         turn.parcels += parcels
         numbers: Mapping[int, Any] = parcels[0].values
         if self.alone:
@@ -210,4 +216,5 @@ def size(values: Values) -> int:
 def _note_wait(worker: Worker, what: str, began: float, before: float, version: int) -> None:
     waited = worker.watch.waited - before
     if waited > 0:
+        what = ROOM if worker.watch.awaited == ENOUGH else what
         worker.track.add(WAIT, what, began, waited, version=version)

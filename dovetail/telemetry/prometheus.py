@@ -27,7 +27,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from dovetail.errors import UserError
-from dovetail.telemetry.spans import LINK
+from dovetail.telemetry.spans import LINK, QUEUE
 from dovetail.telemetry.timeline import FIRST_BUCKET, PER_OCTAVE, Timeline
 
 LABEL_SETS = 512
@@ -219,12 +219,13 @@ def _spans(totals: Mapping[Key, Sums]) -> Iterator[Metric]:
     text = "Seconds that a worker spent: computing a fragment, waiting, or using a link."
     seconds = CounterMetricFamily("dovetail_seconds", text, labels=labels)
     calls = CounterMetricFamily("dovetail_calls", "How often it did so.", labels=labels)
-    text = "Environment steps, or parcels, that it handled."
+    text = "Environment steps, or parcels, that it handled; of a queue, how many lay there."
     items = CounterMetricFamily("dovetail_items", text, labels=labels)
     text = "Bytes that a worker put on a link."
     nbytes = CounterMetricFamily("dovetail_bytes", text, labels=["worker", "name"])
     for (worker, kind, name), sums in totals.items():
-        seconds.add_metric([worker, kind, name], sums.seconds)
+        if kind != QUEUE:  # which is nobody's time
+            seconds.add_metric([worker, kind, name], sums.seconds)
         calls.add_metric([worker, kind, name], sums.calls)
         items.add_metric([worker, kind, name], sums.items)
         if kind == LINK:

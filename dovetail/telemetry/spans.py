@@ -11,8 +11,11 @@ from typing import NamedTuple
 LIMIT = 20_000
 """Spans that a track holds until they are drained: some megabytes at most."""
 
-COMPUTE, WAIT, LINK = "compute", "wait", "link"
-"""Kinds: a fragment at work; waiting for another worker; something handed to one."""
+COMPUTE, WAIT, LINK, QUEUE = "compute", "wait", "link", "queue"
+"""Kinds: a fragment at work; waiting for another worker; something handed to one; and, which is
+nobody's time, how long something lay in a link before the worker took it."""
+ROOM = "room"
+"""What is waited for where others have enough: every other wait is for what others make."""
 
 
 class Span(NamedTuple):
@@ -28,7 +31,7 @@ class Span(NamedTuple):
     """How often, where many short ones are noted together: the steps of an unroll."""
     nbytes: int = 0
     items: int = 0
-    """Environment steps, or parcels."""
+    """Environment steps, parcels, or how many of them lay in a queue."""
     version: int = -1
     """Of the weights; -1 where that says nothing."""
     staleness: int = -1

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.run import Run, write_atomically
-from dovetail.telemetry.spans import COMPUTE, LINK, WAIT, Span
+from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT, Span
 
 WINDOW = 50_000
 """Spans that are kept one by one: about 10 MB."""
@@ -94,6 +94,8 @@ class Timeline:
                 if span.staleness >= 0:
                     self.staleness[span.staleness] += 1
                 self._window.append((worker, span))
+                if span.kind == QUEUE:  # it began before the worker knew of it
+                    continue
                 extent = self._extent.setdefault(worker, [span.start, span.start])
                 extent[1] = max(extent[1], span.start + span.seconds)
 
@@ -105,9 +107,9 @@ class Timeline:
         """The totals; workers in the order in which they were first heard of."""
         workers: dict[str, Any] = {}
         for (worker, kind, name), totals in self.totals.items():
-            first, last = self._extent[worker]
+            first, last = self._extent.get(worker, (0.0, 0.0))
             of = workers.setdefault(
-                worker, {"wall_s": last - first, COMPUTE: {}, WAIT: {}, LINK: {}}
+                worker, {"wall_s": last - first, COMPUTE: {}, WAIT: {}, LINK: {}, QUEUE: {}}
             )
             of[kind][name] = totals.to_json()
         return {

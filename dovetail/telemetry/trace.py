@@ -1,12 +1,13 @@
 """A run's spans as a trace for Perfetto or Chrome: a track per worker, arrows along the links."""
 
 import json
+from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import UserError
 from dovetail.run import Run, write_atomically
-from dovetail.telemetry.spans import COMPUTE, LINK, WAIT, Span
+from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT, Span
 from dovetail.telemetry.timeline import SPANS, load_spans
 
 COLOURS = {COMPUTE: "good", WAIT: "grey", LINK: "yellow"}
@@ -45,6 +46,8 @@ def trace_events(spans: list[tuple[str, Span]], seconds: float) -> list[dict[str
         for worker, tid in workers.items()
     ]
     for worker, span in kept:
+        if span.kind == QUEUE:  # an arrow, below
+            continue
         events.append(
             {
                 "ph": "X",
@@ -69,21 +72,26 @@ def trace_events(spans: list[tuple[str, Span]], seconds: float) -> list[dict[str
 def _arrows(
     spans: list[tuple[str, Span]], workers: dict[str, int], zero: float
 ) -> list[dict[str, Any]]:
-    """From what was handed over to the next thing that another worker computed with it."""
-    events: list[dict[str, Any]] = []
-    computed = [(w, s) for w, s in spans if s.kind == COMPUTE]
-    number = 0
+    """From where something was put on a link to what its taker computed with it."""
+    sent: dict[str, list[tuple[float, str]]] = {}
+    computed: dict[str, list[float]] = {}
     for worker, span in spans:
-        if span.kind != LINK or span.name == "message":
+        if span.kind == LINK:
+            sent.setdefault(span.name, []).append((span.start, worker))
+        elif span.kind == COMPUTE:
+            computed.setdefault(worker, []).append(span.start)
+    events: list[dict[str, Any]] = []
+    for number, (taker, span) in enumerate(spans):
+        if span.kind != QUEUE:
             continue
-        done = span.start + span.seconds
-        taker = next(((w, s) for w, s in computed if w != worker and s.start >= done), None)
-        if taker is None:
+        puts, starts = sent.get(span.name, []), computed.get(taker, [])
+        put = bisect_right(puts, span.start, key=lambda pair: pair[0]) - 1
+        used = bisect_left(starts, span.start + span.seconds)
+        if put < 0 or used == len(starts):  # one end is outside the window
             continue
-        number += 1
+        begun, sender = puts[put]
         arrow: dict[str, Any] = {"pid": 1, "name": span.name, "cat": LINK, "id": number}
-        start = {"ph": "s", "tid": workers[worker], "ts": 1e6 * (span.start - zero)}
-        ended = 1e6 * (taker[1].start - zero)
-        finish = {"ph": "f", "bp": "e", "tid": workers[taker[0]], "ts": ended}
+        start = {"ph": "s", "tid": workers[sender], "ts": 1e6 * (begun - zero)}
+        finish = {"ph": "f", "bp": "e", "tid": workers[taker], "ts": 1e6 * (starts[used] - zero)}
         events += [arrow | start, arrow | finish]
     return events

@@ -26,7 +26,7 @@ from dovetail.policies import ActorLearner, Fused, Local
 from dovetail.run import Run
 from dovetail.telemetry import prometheus
 from dovetail.telemetry.prometheus import Exporter, PortTaken
-from dovetail.telemetry.spans import COMPUTE, LINK, WAIT, Span
+from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT, Span
 from dovetail.telemetry.timeline import Timeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +163,7 @@ def test_latencies_are_a_histogram_over_all_workers() -> None:
 
 
 def test_staleness_is_counted_by_version() -> None:
-    spans = [Span(LINK, "taken", 0.0, 0.0, staleness=behind) for behind in (0, 1, 1, 2, 40)]
+    spans = [Span(QUEUE, "gather", 0.0, 0.0, staleness=behind) for behind in (0, 1, 1, 2, 40)]
     with serving() as exporter:
         exporter.publish({"staleness_max": 40.0}, timeline(*(("learner", s) for s in spans)))
         told = samples(scrape(exporter))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.run import Run
-from dovetail.telemetry.spans import COMPUTE, LINK, WAIT, Span, Track, clock_ahead, on_clock
+from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT, Span, Track, clock_ahead, on_clock
 from dovetail.telemetry.timeline import FILE, SPANS, Timeline, Totals, load_spans
 from dovetail.telemetry.trace import trace_events, write_trace
 
@@ -64,7 +64,7 @@ def timeline() -> Timeline:
             ],
             "learner": [
                 Span(WAIT, "results", 0.0, 9.5),
-                Span(LINK, "taken", 9.5, 0.0, items=1, version=3, staleness=1),
+                Span(QUEUE, "gather", 9.4, 0.1, items=2, version=3, staleness=1),
                 Span(COMPUTE, "learner", 9.6, 0.4, version=4),
             ],
         }
@@ -91,11 +91,12 @@ def test_a_trace_is_valid_and_its_arrows_connect(tmp_path: Path) -> None:
     tracks = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}
     assert set(tracks) == {"actor-0", "learner"}
     whole = [e for e in events if e["ph"] == "X"]
-    assert len(whole) == 7 and all(e["dur"] >= 0 and e["ts"] >= 0 for e in whole)
+    assert len(whole) == 6 and all(e["dur"] >= 0 and e["ts"] >= 0 for e in whole)
     starts = {e["id"]: e for e in events if e["ph"] == "s"}
     ends = {e["id"]: e for e in events if e["ph"] == "f"}
     assert starts and starts.keys() == ends.keys()
     assert all(starts[i]["ts"] <= ends[i]["ts"] for i in starts)
+    assert (len(starts), len(events)) == (1, 2 + 6 + 2)
     gathered = next(e for e in starts.values() if e["name"] == "gather")
     assert gathered["tid"] == tracks["actor-0"]
     assert ends[gathered["id"]]["tid"] == tracks["learner"]
