@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -12,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from dovetail.envs.member import LOG
 from dovetail.errors import UserError
 from dovetail.run import Run
 from dovetail.telemetry.status import ASKED, EVERY, FILE, STACKS
@@ -53,23 +55,57 @@ def doctor(run: str | Path | Run | None = None) -> list[Finding]:
 
 
 def stacks(run: str | Path | Run, seconds: float = 5.0) -> str:
-    """The lines of code at which every thread of a live run stands."""
+    """The lines of code at which every thread of a live run stands, and every process of its
+    environments on this machine."""
     opened = run if isinstance(run, Run) else Run.open(run)
     status = _status(opened)
     if status["ended"] is not None or not _is_alive(status):
         raise UserError(f"{opened.path} is not running: there is nobody to ask.")
     if status["host"] != socket.gethostname():
         raise UserError(f"{opened.path} runs on {status['host']}: ask there.")
-    file = opened.path / STACKS
-    before = file.stat().st_size if file.exists() else 0
-    os.kill(status["pid"], ASKED)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if file.exists() and file.stat().st_size > before:
-            time.sleep(0.1)  # the rest of it
-            return file.read_bytes()[before:].decode(errors="replace")
-        time.sleep(0.05)
-    raise UserError(f"Process {status['pid']} of {opened.path} did not answer in {seconds:g} s.")
+    pid = status["pid"]
+    told = _ask(pid, opened.path / STACKS, seconds)
+    if told is None:
+        raise UserError(f"Process {pid} of {opened.path} did not answer in {seconds:g} s.")
+    parts = [f"process {pid}\n{told}"]
+    for child, log in _environments(pid):
+        told = _ask(child, log, seconds) or "It did not answer.\n"
+        parts.append(f"process {child}, which steps environments\n{told}")
+    return "\n".join(parts)
+
+
+def _ask(pid: int, file: Path, seconds: float) -> str | None:
+    """What a process writes into its file when it is asked where it stands."""
+    try:
+        before = file.stat().st_size
+        os.kill(pid, ASKED)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if file.stat().st_size > before:
+                time.sleep(0.1)  # the rest of it
+                return file.read_bytes()[before:].decode(errors="replace")
+            time.sleep(0.05)
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        return None
+    return None
+
+
+def _environments(pid: int) -> Iterator[tuple[int, Path]]:
+    """The processes of environments under a process, each with the file that it answers into; on
+    Linux, and only those that wait for the question: others it would kill."""
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, listed.read_text().split()):
+            try:
+                caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{child}/status").read_text())
+                logs = [
+                    file
+                    for file in Path(f"/proc/{child}/fd").iterdir()
+                    if Path(os.readlink(file)).name.startswith(LOG)
+                ]
+            except OSError:  # it has just ended
+                continue
+            if logs and caught and int(caught[1], 16) >> (ASKED - 1) & 1:
+                yield child, logs[0]
 
 
 def _machine() -> Iterator[Finding]:
@@ -115,7 +151,11 @@ def _of_run(run: Run) -> Iterator[Finding]:
     now = time.time()
     age = now - status["time"]
     if status["ended"] is not None:
-        yield Finding("good", f"It has ended: {status['ended']}")
+        failed = bool(status.get("traceback"))
+        yield Finding("bad" if failed else "good", f"It has ended: {status['ended']}")
+        if failed:
+            yield Finding("note", status["traceback"].rstrip())
+            yield from _room(str(run.path), LITTLE_DISK, "the run is written there")
         return
     if not _is_alive(status):
         yield Finding(

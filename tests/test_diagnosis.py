@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from small import QUIET, ppo
 
 import dovetail
@@ -56,10 +57,10 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @contextmanager
-def live(folder: Path) -> Generator[subprocess.Popen[str]]:
+def live(folder: Path, *more: str) -> Generator[subprocess.Popen[str]]:
     words = ["train", "ppo", "--env", "CartPole-v1", "--steps", "1_000_000_000", "--no-video"]
     words += ["--hidden", "8", "--display", "none", "--run", str(folder), "--episodes", "2"]
-    with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*COMMAND, *words, *more], stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
@@ -81,6 +82,32 @@ def test_a_run_that_is_alive_and_then_killed(tmp_path: Path) -> None:
     first = dovetail.doctor(folder)[0]
     assert first.level == "bad"
     assert f"process {process.pid} is gone" in first.text and "--resume" in first.text
+
+
+def test_where_the_processes_of_environments_stand(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    more = ["--policy", "environments", "--workers", "2", "--envs", "4", "--processes"]
+    with live(folder, *more):
+        eventually(lambda: (folder / "telemetry.json").exists())
+        told = dovetail.stacks(folder)
+        assert told.count("which steps environments") == 2
+        assert told.count("envs/child.py") >= 2 and "loop.py" in told
+        assert dovetail.doctor(folder)[0].level == "good"  # the question has ended nobody
+
+
+def test_an_error_that_ended_a_run_is_told_with_its_traceback(tmp_path: Path) -> None:
+    settings = replace(QUIET, folder=str(tmp_path / "run"))
+
+    class Breaks(CartPoleEnv):
+        def step(self, action: Any) -> Any:
+            raise RuntimeError("the pole broke")
+
+    with pytest.raises(UserError):
+        dovetail.train(ppo(), Breaks, Local(4), steps=200, settings=settings)
+    first, second, third = dovetail.doctor(tmp_path / "run")
+    assert first.level == "bad" and "the pole broke" in first.text
+    assert "in step" in second.text and 'RuntimeError("the pole broke")' in second.text
+    assert "the run is written there" in third.text
 
 
 def test_a_worker_that_hangs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

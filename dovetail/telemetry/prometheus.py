@@ -36,6 +36,10 @@ LATENCIES = 64
 """Of kind and name, each a histogram; what comes later is summed under `OTHER`."""
 METRICS = 128
 """Metrics of an algorithm."""
+NODES = 256
+"""Of a cluster; what comes later is called `OTHER`."""
+LONGEST = 200
+"""Characters of a label."""
 OTHER = "other"
 BOUNDS = range(24, 128, 8)
 """The buckets of a timeline that end one of ours: two octaves each, from 6.4 µs to 107 s."""
@@ -107,9 +111,18 @@ class PortTaken(UserError):
 class Exporter(Collector):
     """Serves the numbers of a run until it is closed."""
 
-    def __init__(self, host: str, port: int, info: Mapping[str, str], bound: int) -> None:
-        """`port` may be 0 for any free one; `bound` is that of the plan's staleness."""
-        self._info, self._bound = dict(info), bound
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        info: Mapping[str, str],
+        bound: int,
+        nodes: Mapping[str, str] | None = None,
+    ) -> None:
+        """`port` may be 0 for any free one; `bound` is that of the plan's staleness; `nodes` are
+        those of the workers, on a cluster."""
+        self._info, self._bound = {name: _label(text) for name, text in info.items()}, bound
+        self._nodes = bounded_nodes(nodes or {})
         self._published = Published()
         self._scraped, self._seen = False, threading.Event()
         registry = CollectorRegistry()
@@ -164,7 +177,7 @@ class Exporter(Collector):
         yield InfoMetricFamily("dovetail_run", "What is trained, and how.", self._info)
         yield _gauge("staleness_bound", "The most versions that the plan allows.", self._bound)
         yield from _scalars(now)
-        yield from _spans(bounded(now.totals))
+        yield from _spans(bounded(now.totals), self._nodes)
         yield _latency(now.totals)
         yield _staleness(now.staleness)
         if now.diverged:
@@ -180,13 +193,24 @@ def bounded(totals: Mapping[Key, Sums]) -> dict[Key, Sums]:
     return found
 
 
+def bounded_nodes(nodes: Mapping[str, str]) -> dict[str, str]:
+    """The node of each worker: the first `NODES` by their names."""
+    known = set(islice(dict.fromkeys(nodes.values()), NODES))
+    return {worker: node if node in known else OTHER for worker, node in nodes.items()}
+
+
+def _label(text: str) -> str:
+    """A label that is not too long; the client escapes it."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
 def metric_names(scalars: Mapping[str, float]) -> dict[str, float]:
     """An algorithm's metrics under names of letters, digits and _; those of all seeds first."""
     found: dict[str, float] = {}
     for name in sorted(scalars, key=lambda name: "/" in name):
         if name in COUNTERS or name in GAUGES or ELSEWHERE.fullmatch(name):
             continue
-        plain = re.sub(r"[^a-zA-Z0-9_]", "_", name)
+        plain = _label(re.sub(r"[^a-zA-Z0-9_]", "_", name))
         if plain not in found and len(found) < METRICS:
             found[plain] = scalars[name]
     return found
@@ -214,22 +238,24 @@ def _scalars(now: Published) -> Iterator[Metric]:
     yield CounterMetricFamily("dovetail_dropped_spans", text, now.dropped_spans)
 
 
-def _spans(totals: Mapping[Key, Sums]) -> Iterator[Metric]:
-    labels = ["worker", "kind", "name"]
+def _spans(totals: Mapping[Key, Sums], nodes: Mapping[str, str]) -> Iterator[Metric]:
+    """With the node where there is one: Prometheus takes an empty label for none."""
+    labels = ["worker", "kind", "name", "node"]
     text = "Seconds that a worker spent: computing a fragment, waiting, or using a link."
     seconds = CounterMetricFamily("dovetail_seconds", text, labels=labels)
     calls = CounterMetricFamily("dovetail_calls", "How often it did so.", labels=labels)
     text = "Environment steps, or parcels, that it handled; of a queue, how many lay there."
     items = CounterMetricFamily("dovetail_items", text, labels=labels)
     text = "Bytes that a worker put on a link."
-    nbytes = CounterMetricFamily("dovetail_bytes", text, labels=["worker", "name"])
+    nbytes = CounterMetricFamily("dovetail_bytes", text, labels=["worker", "name", "node"])
     for (worker, kind, name), sums in totals.items():
+        told = [_label(worker), kind, _label(name), _label(nodes.get(worker, ""))]
         if kind != QUEUE:  # which is nobody's time
-            seconds.add_metric([worker, kind, name], sums.seconds)
-        calls.add_metric([worker, kind, name], sums.calls)
-        items.add_metric([worker, kind, name], sums.items)
+            seconds.add_metric(told, sums.seconds)
+        calls.add_metric(told, sums.calls)
+        items.add_metric(told, sums.items)
         if kind == LINK:
-            nbytes.add_metric([worker, name], sums.nbytes)
+            nbytes.add_metric([told[0], *told[2:]], sums.nbytes)
     yield from (seconds, calls, items, nbytes)
 
 
@@ -253,7 +279,9 @@ def _latency(totals: Mapping[Key, Sums]) -> Metric:
             )
             for bound in BOUNDS
         ]
-        family.add_metric(key, [*rows, ("+Inf", float(counts.total()))], seconds[key])
+        family.add_metric(
+            [key[0], _label(key[1])], [*rows, ("+Inf", float(counts.total()))], seconds[key]
+        )
     return family
 
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,8 @@ FILE, STACKS = "status.json", "stacks.txt"
 EVERY = 2.0
 MESSAGES = 50
 """The latest ones are kept."""
+LONGEST = 10_000
+"""Characters of a traceback, the last ones."""
 ASKED = signal.SIGUSR1
 
 
@@ -37,7 +40,7 @@ class Status:
         self._run, self._workers, self._progress = run, workers, progress
         self._messages: deque[tuple[float, str]] = deque(maxlen=MESSAGES)
         self._ended = threading.Event()
-        self._ending = ""
+        self._ending = self._traceback = ""
         self._stacks = open(run.path / STACKS, "w", encoding="utf-8")  # noqa: SIM115
         faulthandler.register(ASKED, self._stacks, all_threads=True)
         self._thread = threading.Thread(target=self._work, name="dovetail-status", daemon=True)
@@ -47,11 +50,14 @@ class Status:
         """Keeps what people were told."""
         self._messages.append((time.time(), text))
 
-    def close(self, ending: str = "") -> None:
-        """Writes for the last time, with how the run ended; safe to call twice."""
+    def close(self, ending: str = "", error: BaseException | None = None) -> None:
+        """Writes for the last time, with how the run ended, and the traceback of the error that
+        ended it; safe to call twice."""
         if self._ended.is_set():
             return
         self._ending = ending or "done"
+        if isinstance(error, Exception):
+            self._traceback = "".join(traceback.format_exception(error))[-LONGEST:]
         self._ended.set()
         self._thread.join()
         faulthandler.unregister(ASKED)
@@ -73,6 +79,7 @@ class Status:
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "ended": self._ending if ended else None,
+            "traceback": self._traceback,
             **self._progress(),
             "workers": [] if ended else self._workers(),
             "messages": [{"time": when, "text": text} for when, text in self._messages],

@@ -186,6 +186,16 @@ def _refuse_seeds(plan: Plan, settings: Settings) -> None:
         )
 
 
+def worker_nodes(plan: Plan) -> dict[str, str]:
+    """The node of every worker, by the name under which it reports; none on one machine."""
+    several = sum(station.learns for station in plan.stations) > 1
+    return {
+        f"{worker} of {station.rank}" if several else worker: station.node
+        for station in plan.stations
+        for worker in station.workers
+    }
+
+
 def _positions(acting: Callable[[Any], Any], state: Any) -> list[int]:
     """The leaves of the learner's state that acting takes, by their positions."""
     tree = jax.tree.structure(state)
@@ -228,7 +238,7 @@ class _Start:
             progress = make_progress(self.settings.display, self.config["steps"])
             stack.callback(progress.close)
             status = Status(self.run, self._workers, self._progress)
-            stack.push(lambda kind, error, _: status.close(_ending(error, stop)))
+            stack.push(lambda kind, error, _: status.close(_ending(error, stop), error))
             progress.message(f"{self._title()} → {self.run.path}")
             exporter = self._exporting = self._exporter(restore, progress.message)
             if exporter is not None:
@@ -390,11 +400,11 @@ class _Start:
         info = {name: str(self.config[name]) for name in ("algorithm", "policy", "seed")}
         info["env"] = str(self.config["env_id"])
         try:
-            exporter = Exporter(host, port, info, plan.staleness)
+            exporter = Exporter(host, port, info, plan.staleness, worker_nodes(plan))
         except PortTaken:
             if not resumed:
                 raise
             tell(f"Port {port} is taken, so metrics are served on another.")
-            exporter = Exporter(host, 0, info, plan.staleness)
+            exporter = Exporter(host, 0, info, plan.staleness, worker_nodes(plan))
         tell(f"Metrics for Prometheus: {exporter.url}")
         return exporter

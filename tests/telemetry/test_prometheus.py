@@ -79,11 +79,13 @@ def scrape(exporter: Exporter) -> dict[str, Metric]:
 
 
 def samples(families: dict[str, Metric]) -> dict[tuple[str, ...], float]:
-    """Every sample by its name and the values of its labels, in the order of the labels' names."""
+    """Every sample by its name and the values of its labels, in the order of the labels' names; an
+    empty one is none."""
     found: dict[tuple[str, ...], float] = {}
     for family in families.values():
         for sample in family.samples:
-            key = sample.name, *(value for _, value in sorted(sample.labels.items()))
+            labels = (value for _, value in sorted(sample.labels.items()) if value)
+            key = sample.name, *labels
             assert key not in found
             found[key] = sample.value
     return found
@@ -211,6 +213,34 @@ def test_what_users_write_is_escaped() -> None:
     assert told["dovetail_seconds_total", "compute", odd, odd] == 1
     assert told["dovetail_metric", "say__hi___to_caf___x_"] == 1
     assert told["dovetail_metric", "my_metric"] == 2
+
+
+def test_labels_are_not_too_long() -> None:
+    spans = timeline(("w" * 1000, Span(COMPUTE, "n" * 1000, 0.0, 1.0)))
+    with serving(INFO | {"env": "e" * 1000}) as exporter:
+        exporter.publish({"m" * 1000: 1.0}, spans)
+        found = scrape(exporter)
+    labels = [v for f in found.values() for s in f.samples for v in s.labels.values()]
+    assert max(map(len, labels)) == prometheus.LONGEST
+
+
+def test_workers_on_a_cluster_have_a_node_and_nodes_are_bounded() -> None:
+    spans = timeline(
+        ("learner", Span(COMPUTE, "learner", 0.0, 1.0)),
+        ("actor-0", Span(LINK, "gather", 0.0, 2.0, nbytes=3)),
+        ("driver", Span(COMPUTE, "reports", 0.0, 4.0)),
+    )
+    exporter = Exporter(HOST, 0, INFO, 0, {"learner": "head", "actor-0": "node-1"})
+    try:
+        exporter.publish({}, spans)
+        told = samples(scrape(exporter))
+    finally:
+        exporter.close()
+    assert told["dovetail_seconds_total", "compute", "learner", "head", "learner"] == 1
+    assert told["dovetail_bytes_total", "gather", "node-1", "actor-0"] == 3
+    assert told["dovetail_seconds_total", "compute", "reports", "driver"] == 4
+    many = prometheus.bounded_nodes({f"actor-{i}": f"node-{i}" for i in range(1000)})
+    assert len(set(many.values())) == prometheus.NODES + 1 and many["actor-999"] == "other"
 
 
 # The server.
