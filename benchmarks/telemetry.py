@@ -106,8 +106,10 @@ def scraped(steps: int, scrapes: bool) -> tuple[dict[str, float], list[float]]:
             began = time.perf_counter()
             try:
                 with urllib.request.urlopen(url, timeout=10) as page:
-                    page.read()
+                    text = page.read()
             except OSError:  # it has just ended
+                break
+            if b"dovetail_up 0.0" in text:  # it is being finished
                 break
             took.append(1e3 * (time.perf_counter() - began))
             time.sleep(1.0)
