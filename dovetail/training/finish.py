@@ -17,7 +17,7 @@ from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
 from dovetail.run import Run
 from dovetail.telemetry.plot import learning_curve
 from dovetail.telemetry.progress import Progress
-from dovetail.telemetry.sinks import TensorBoardSink
+from dovetail.telemetry.tensorboard import TensorBoardSink
 from dovetail.telemetry.video import record_video
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.loop import Loop

@@ -27,8 +27,7 @@ from dovetail.run import Run
 from dovetail.runtime.local import Runtime
 from dovetail.settings import Settings
 from dovetail.telemetry.progress import make_progress
-from dovetail.telemetry.remote import PATIENCE, check_services, remote_sinks
-from dovetail.telemetry.sinks import CsvSink, Recorder, TensorBoardSink
+from dovetail.telemetry.remote import check_services
 from dovetail.telemetry.status import Status
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.config import describe, rebuild_all
@@ -37,6 +36,7 @@ from dovetail.training.finish import finish
 from dovetail.training.loop import Diverged, Loop, Reached, Snapshot
 from dovetail.training.start import enable_compile_cache, first_state, resumed_keys, shapes
 from dovetail.training.stopping import Stop, stopping
+from dovetail.training.telling import make_exporter, make_recorder
 
 if TYPE_CHECKING:
     from dovetail.telemetry.prometheus import Exporter
@@ -186,16 +186,6 @@ def _refuse_seeds(plan: Plan, settings: Settings) -> None:
         )
 
 
-def worker_nodes(plan: Plan) -> dict[str, str]:
-    """The node of every worker, by the name under which it reports; none on one machine."""
-    several = sum(station.learns for station in plan.stations) > 1
-    return {
-        f"{worker} of {station.rank}" if several else worker: station.node
-        for station in plan.stations
-        for worker in station.workers
-    }
-
-
 def _positions(acting: Callable[[Any], Any], state: Any) -> list[int]:
     """The leaves of the learner's state that acting takes, by their positions."""
     tree = jax.tree.structure(state)
@@ -240,7 +230,9 @@ class _Start:
             status = Status(self.run, self._workers, self._progress)
             stack.push(lambda kind, error, _: status.close(_ending(error, stop), error))
             progress.message(f"{self._title()} → {self.run.path}")
-            exporter = self._exporting = self._exporter(restore, progress.message)
+            exporter = self._exporting = make_exporter(
+                self.config, self.settings, plan, restore, progress.message
+            )
             if exporter is not None:
                 stack.callback(exporter.close)
             checkpoints = Checkpoints(self.run.path / "checkpoints", self.settings.keep)
@@ -254,7 +246,9 @@ class _Start:
                 if stop:  # environments in processes of their own may be stopped before us
                     raise stop.stopped("before training began.") from error
                 raise
-            recorder = self._recorder(loop.reached, progress.message)
+            recorder = make_recorder(
+                self.run, self.config, self.settings, loop.reached, progress.message
+            )
             stack.callback(recorder.close)
             evaluator = Evaluator(
                 bound, env, episodes=self.settings.episodes, seed=self.config["seed"]
@@ -373,38 +367,3 @@ class _Start:
                 f"{self.run.path} has taken {reached.env_steps:,} steps already, and its total is "
                 f"{steps:,}: give a larger one with --steps."
             )
-
-    def _recorder(self, reached: Reached, tell: Any) -> Recorder:
-        resumed = reached.updates > 0
-        csv = CsvSink(
-            self.run.path / "metrics.csv",
-            append=resumed,
-            after=reached.env_steps if resumed else None,
-        )
-        events = TensorBoardSink(
-            self.run.path / "events", after=reached.env_steps if resumed else None
-        )
-        services = self.settings.log
-        remote = remote_sinks(services, self.run, self.config, self.settings.project, tell)
-        return Recorder([csv, events, *remote], tell, patience=10.0 + PATIENCE * len(remote))
-
-    def _exporter(self, resumed: bool, tell: Callable[[str], None]) -> "Exporter | None":
-        """What Prometheus reads, if asked for; a resumed run, which did not choose its port now,
-        takes another if that is taken."""
-        if self.settings.metrics_port is None:
-            return None
-        from dovetail.telemetry.prometheus import Exporter, PortTaken
-
-        host, port = self.settings.metrics_host, self.settings.metrics_port
-        plan = self.planned.plan
-        info = {name: str(self.config[name]) for name in ("algorithm", "policy", "seed")}
-        info["env"] = str(self.config["env_id"])
-        try:
-            exporter = Exporter(host, port, info, plan.staleness, worker_nodes(plan))
-        except PortTaken:
-            if not resumed:
-                raise
-            tell(f"Port {port} is taken, so metrics are served on another.")
-            exporter = Exporter(host, 0, info, plan.staleness, worker_nodes(plan))
-        tell(f"Metrics for Prometheus: {exporter.url}")
-        return exporter

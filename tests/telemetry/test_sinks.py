@@ -20,7 +20,8 @@ import dovetail
 from dovetail.errors import UserError
 from dovetail.policies import Local
 from dovetail.run import read_metrics
-from dovetail.telemetry.sinks import CsvSink, Recorder, TensorBoardSink, tags
+from dovetail.telemetry.sinks import CsvSink, Recorder
+from dovetail.telemetry.tensorboard import TensorBoardSink, tags
 
 
 class ListSink:
