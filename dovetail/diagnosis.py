@@ -1,5 +1,6 @@
 """`doctor`: what this machine has, and why a run does not get on, without searching any log."""
 
+import contextlib
 import json
 import os
 import re
@@ -28,7 +29,14 @@ PACKAGES = (
     "optax",
     "orbax-checkpoint",
 )
-EXTRAS = {"ray": "ray", "envpool": "envpool", "ale-py": "atari", "mujoco": "mujoco"}
+EXTRAS = {
+    "ray": "ray",
+    "envpool": "envpool",
+    "ale-py": "atari",
+    "mujoco": "mujoco",
+    "wandb": "wandb",
+    "mlflow-skinny": "mlflow",
+}
 """Packages of extras, each with its extra."""
 LITTLE_MEMORY, LITTLE_DISK = 64 << 20, 1 << 30
 LATE = 5 * EVERY
@@ -93,19 +101,24 @@ def _ask(pid: int, file: Path, seconds: float) -> str | None:
 def _environments(pid: int) -> Iterator[tuple[int, Path]]:
     """The processes of environments under a process, each with the file that it answers into; on
     Linux, and only those that wait for the question: others it would kill."""
+    for child in _children(pid):
+        try:
+            caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{child}/status").read_text())
+            files = list(Path(f"/proc/{child}/fd").iterdir())
+            logs = [file for file in files if Path(os.readlink(file)).name.startswith(LOG)]
+        except OSError:  # it has just ended
+            continue
+        if logs and caught and int(caught[1], 16) >> (ASKED - 1) & 1:
+            yield child, logs[0]
+
+
+def _children(pid: int) -> list[int]:
+    """What the threads of a process have started."""
+    found: list[int] = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, listed.read_text().split()):
-            try:
-                caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{child}/status").read_text())
-                logs = [
-                    file
-                    for file in Path(f"/proc/{child}/fd").iterdir()
-                    if Path(os.readlink(file)).name.startswith(LOG)
-                ]
-            except OSError:  # it has just ended
-                continue
-            if logs and caught and int(caught[1], 16) >> (ASKED - 1) & 1:
-                yield child, logs[0]
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found += map(int, listed.read_text().split())
+    return found
 
 
 def _machine() -> Iterator[Finding]:

@@ -246,9 +246,7 @@ class _Start:
                 if stop:  # environments in processes of their own may be stopped before us
                     raise stop.stopped("before training began.") from error
                 raise
-            recorder = make_recorder(
-                self.run, self.config, self.settings, loop.reached, progress.message
-            )
+            recorder = make_recorder(self.run, self.config, self.settings, loop.reached, tell)
             stack.callback(recorder.close)
             evaluator = Evaluator(
                 bound, env, episodes=self.settings.episodes, seed=self.config["seed"]
