@@ -32,6 +32,7 @@ SCRIPTS = {
     "links-exchange": ("a small message between two threads, there and back", EXCHANGE),
     "env-processes": ("environments in processes against Gymnasium's", PROCESSES),
     "central": ("how full acting's batches are under CentralInference", ["benchmarks.central"]),
+    "telemetry": ("what measuring and scraping cost", ["benchmarks.telemetry"]),
     "cluster-costs": ("weights, start-up and 64 actors on Ray", ["benchmarks.cluster"]),
 }
 GIVE_UP = 3600.0

@@ -30,6 +30,18 @@ class Settings:
     """Whether the run ends with a video of the trained agent."""
     display: Literal["live", "plain", "none"] = "live"
     """A live panel, plain lines, or nothing, on standard error."""
+    metrics_port: int | None = None
+    """Port on this machine for Prometheus' /metrics; 0 for any free one; none unless given."""
+    metrics_host: str = "127.0.0.1"
+    """Address that /metrics is served on; only this machine can reach the default."""
+    log: tuple[str, ...] = ()
+    """Services that get the metrics too: wandb, mlflow, or both, comma-separated."""
+    project: str = "dovetail"
+    """W&B's project, or MLflow's experiment, that the run belongs to."""
+    histograms: bool = False
+    """Whether TensorBoard gets histograms of the weights, at every evaluation and at the end."""
+    log_video: bool = False
+    """Whether TensorBoard gets a moving picture of the trained agent, at the end."""
 
     def __post_init__(self) -> None:
         for name in ("seeds", "episodes", "keep"):
@@ -39,6 +51,12 @@ class Settings:
         check_option("patience", self.patience, self.patience > 0, "more than 0 seconds")
         known = ("live", "plain", "none")
         check_option("display", self.display, self.display in known, "live, plain or none")
+        port = self.metrics_port
+        is_port = port is None or 0 <= port <= 65535
+        check_option("metrics_port", port, is_port, "a port from 1 to 65535, or 0 for a free one")
+        check_option("project", self.project, bool(self.project.strip()), "a name")
+        if self.log_video and not self.video:
+            raise UserError("--log-video shows the video of the end: leave out --no-video.")
         if self.until is not None and self.evaluate_every == 0:
             raise UserError(
                 f"--until {self.until:g} is looked for by evaluations, but --evaluate-every is 0: "

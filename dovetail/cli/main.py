@@ -20,6 +20,9 @@ COMMANDS = {
     "watch": "shows it at work, in a video or in a window",
     "plot": "draws the learning curves of runs",
     "explain": "shows an algorithm's graph, and the plan that a policy makes of it",
+    "top": "follows a run: what each worker does, and where its time goes",
+    "doctor": "says what this machine has, or why a run does not get on",
+    "trace": "writes what a run's workers did when, for Perfetto or Chrome",
     "list": "lists algorithms, distribution policies and environment back ends",
 }
 """Each command with its one line; `dovetail.cli.<command>` holds its `run(argv)`."""

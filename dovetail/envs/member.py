@@ -30,6 +30,8 @@ SLICE = 0.25
 """Seconds between two looks whether processes are still alive."""
 GRACE = 1.0
 """Seconds to close the environments when asked; and then to die when terminated."""
+LOG = "dovetail-log-"
+"""How the name of the file begins in which a process says where it stands."""
 _NAME = "dovetail-environments"
 _UNGUARDED = 77
 """Exit code of a process that wanted to start processes while it was still being started."""
@@ -61,7 +63,7 @@ class Member:
         which = f"environments {first}…{last}" if last > first else f"environment {first}"
         self._who = f"The process of {which} of {job.env_id}"
         self._env_id = job.env_id
-        self._log, name = tempfile.mkstemp(prefix="dovetail-")
+        self._log, name = tempfile.mkstemp(prefix=LOG)
         os.unlink(name)
         self._connection, there = SPAWN.Pipe()
         self._process = SPAWN.Process(target=serve, args=(job, there), name=_NAME, daemon=True)

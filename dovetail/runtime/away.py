@@ -5,11 +5,13 @@ programs would do is asked of its outpost. Which weights it may begin with, and 
 is still wanted, is thus decided in one place.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dovetail.errors import UserError
+from dovetail.telemetry.spans import LINK, Span, Track, clock_ahead, on_clock
 
 Values = dict[int, Any]
 
@@ -25,6 +27,10 @@ class Reply:
     values: Values
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Spent on it, by fragment."""
+    spans: Sequence[Span] = ()
+    """What it did, on its own clock."""
+    clock: tuple[float, float] = (0.0, 0.0)
+    """Its clock when it began and when it was done."""
 
 
 class Outpost(Protocol):
@@ -69,16 +75,23 @@ class RemoteProgram:
         """Seconds that the outpost was at work, of all that it was waited for."""
         self._outpost, self._stretch, self._taken = outpost, stretch, tuple(taken)
         self._beat: Callable[[], None] = lambda: None
+        self._track = Track(name)
 
-    def heard_by(self, beat: Callable[[], None]) -> None:
-        """Who is to be called on signs of life."""
-        self._beat = beat
+    def heard_by(self, beat: Callable[[], None], track: Track) -> None:
+        """Who is to be called on signs of life, and where spans are noted."""
+        self._beat, self._track = beat, track
 
     def run(self, values: Values) -> None:
         """Takes what was shared from `values`, and puts what the outpost made there."""
         given = [values.pop(number) for number in self._taken]
+        called = time.perf_counter()
         reply = self._outpost.run(self._stretch, given, self._beat)
+        answered = time.perf_counter()
         values.update(reply.values)
+        begun, done = reply.clock
+        self._track.extend(on_clock(reply.spans, clock_ahead(called, answered, begun, done)))
+        spent = answered - called - (done - begun)
+        self._track.add(LINK, "message", called, spent, items=1)
         self.calls += 1
         for name, seconds in reply.seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds

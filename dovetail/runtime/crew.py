@@ -32,6 +32,7 @@ from dovetail.runtime.schedule import Crew
 from dovetail.runtime.stage import begin_episodes
 from dovetail.runtime.watch import Watchdog
 from dovetail.runtime.worker import Turn, Worker
+from dovetail.telemetry.spans import COMPUTE, WAIT
 
 RESTARTS = 5
 """How often a worker is set up again before its failure ends the run."""
@@ -237,9 +238,14 @@ class CrewRun:
     def advance(self, iterations: int) -> "Coming":
         """Lets the workers go on for that many updates."""
         if self._crew.is_one:
-            self._crew.workers[0].watch.begin()
+            [worker] = self._crew.workers
+            worker.watch.begin()
+            if worker.track.paused is not None:
+                spent = time.perf_counter() - worker.track.paused
+                worker.track.add(WAIT, "leave to go on", worker.track.paused, spent)
             for number in range(self._done, self._done + iterations):
-                self._turn(self._crew.workers[0], number)
+                self._turn(worker, number)
+            worker.track.paused = time.perf_counter()
             self._done = self._limit = self._done + iterations
             return Coming(self, iterations)
         with self._may_go_on:
@@ -291,9 +297,13 @@ class CrewRun:
 
     def _wait_for_leave(self, worker: Worker, number: int) -> None:
         worker.watch.idle("leave to go on")
+        began, waited = time.perf_counter(), False
         with self._may_go_on:
             while number >= self._limit and not self._stopping.is_set():
+                waited = True
                 self._may_go_on.wait()
+        if waited:
+            worker.track.add(WAIT, "leave to go on", began, time.perf_counter() - began)
         if self._stopping.is_set():
             raise Closed("stopping")
 
@@ -309,7 +319,9 @@ class CrewRun:
                 self._recover(worker, error)
                 continue
             if worker is self._crew.learner:
+                began = time.perf_counter()
                 self._record(worker, values, turn)
+                worker.track.add(COMPUTE, "records", began, time.perf_counter() - began)
             return
 
     def _recover(self, worker: Worker, error: Exception) -> None:
@@ -402,6 +414,8 @@ class CrewRun:
             state=lambda: self._graph.state.tree.unflatten(self._present(last.state)),
             actor=lambda: self._whole(last.actor),
             measures=self._measures(),
+            spans={worker.name: worker.track.drain() for worker in self._crew.workers},
+            dropped_spans=sum(worker.track.dropped for worker in self._crew.workers),
             finite=all_finite(last.state, self._watched),
         )
 
@@ -463,6 +477,10 @@ class CrewRun:
             for name, seconds in program.seconds.items():
                 spent.setdefault(name, []).append(seconds)
         return {name: sum(copies) / len(copies) for name, copies in spent.items()}
+
+    def status(self) -> list[dict[str, Any]]:
+        """What every worker is at."""
+        return [worker.watch.status() for worker in self._crew.workers]
 
     def close(self) -> None:
         """Ends every thread, process and environment; safe to call twice."""

@@ -8,6 +8,7 @@ dropped and counted.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,13 +19,15 @@ from dovetail.runtime.watch import Watch
 
 LEAVE, ROOM, RESULTS = range(3)
 """What somebody sleeps for: to begin an unroll, to put one down, to get some."""
+ENOUGH = "the learner, who has enough unrolls"
+"""What an actor waits for that is ahead of the learner."""
 
 
 class Closed(Exception):
     """The run ends: nothing will come over this link any more."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parcel:
     """What an actor sends after an unroll."""
 
@@ -39,6 +42,8 @@ class Parcel:
     episodes: list[Any] = field(default_factory=list)
     releases: list[Callable[[], None]] = field(default_factory=list)
     """Called when the arrays have been read and may be written again."""
+    sent: float = 0.0
+    """When it was put on the link."""
 
 
 class Exchange:
@@ -51,9 +56,12 @@ class Exchange:
     def __init__(self, actors: int, joined: int, staleness: int, ordered: bool) -> None:
         self.dropped = 0
         """Parcels that came too late to be learned from."""
+        self.depth = 0
+        """Parcels that lay there when the learner last took some."""
         self._joined, self._staleness, self._ordered = joined, staleness, ordered
         self._first = self._latest = 0
         self._weights: dict[int, Values] = {}
+        self._sent: dict[int, float] = {}
         self._queues: list[deque[Parcel]] = [deque() for _ in range(actors)]
         self._arrived: list[Parcel] = []
         self._outstanding = self._learning = 0
@@ -70,8 +78,10 @@ class Exchange:
         """The learner's weights after `version` updates."""
         with self._mutex:
             self._weights[version] = values
+            self._sent[version] = time.perf_counter()
             self._latest = version
             self._weights.pop(version - self._staleness - 1, None)
+            self._sent.pop(version - self._staleness - 1, None)
             self._outstanding -= self._learning
             self._learning = 0
             asleep = self._woken(LEAVE)
@@ -86,9 +96,13 @@ class Exchange:
                     self._sleep(watch, LEAVE, "weights")
                 return wanted, self._weights[wanted]
             while not self._weights or self._outstanding >= self._most:
-                self._sleep(watch, LEAVE, "the learner, who has enough unrolls")
+                self._sleep(watch, LEAVE, ENOUGH)
             self._outstanding += 1
             return self._latest, self._weights[self._latest]
+
+    def sent_at(self, version: int) -> float | None:
+        """When weights were put; None if they are gone by now."""
+        return self._sent.get(version)
 
     def abandon(self) -> None:
         """An unroll that was begun will not come."""
@@ -103,10 +117,11 @@ class Exchange:
             if self._ordered:
                 queue = self._queues[parcel.copy]
                 while len(queue) > self._staleness:
-                    self._sleep(watch, ROOM, "the learner, who has enough unrolls")
+                    self._sleep(watch, ROOM, ENOUGH)
                 queue.append(parcel)
             else:
                 self._arrived.append(parcel)
+            parcel.sent = time.perf_counter()
             asleep = self._woken(RESULTS)
         _wake(asleep)
 
@@ -116,11 +131,12 @@ class Exchange:
             if self._ordered:
                 while not all(self._queues):
                     self._sleep(watch, RESULTS, "unrolls of every actor")
+                self.depth = sum(map(len, self._queues))
                 taken = [queue.popleft() for queue in self._queues]
             else:
                 while len(self._fresh(turn)) < self._joined:
                     self._sleep(watch, RESULTS, "unrolls")
-                self._learning = self._joined
+                self._learning, self.depth = self._joined, len(self._arrived)
                 oldest = sorted(self._arrived, key=lambda parcel: parcel.version)
                 taken, self._arrived = oldest[: self._joined], oldest[self._joined :]
             asleep = self._woken(ROOM)

@@ -1,6 +1,7 @@
 """A plan that is one compiled program: many iterations go in one dispatch, which returns before it
 is done."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from dovetail.runtime.processes import Layout
 from dovetail.runtime.programs import many_iterations, over_devices, over_seeds
 from dovetail.runtime.report import Report, all_finite
 from dovetail.runtime.watch import Watch, Watchdog
+from dovetail.telemetry.spans import COMPUTE, WAIT, Track
 
 
 class FusedRun:
@@ -49,6 +51,7 @@ class FusedRun:
         self._state: list[Any] = []
         self._actor: list[Any] = []
         self._watched: Sequence[int] = ()
+        self._track = Track(self._watch.worker)
 
     def compile(self, state: Any, actor: Any) -> None:
         """Compiles for states of these shapes."""
@@ -89,12 +92,17 @@ class FusedRun:
             lambda: self._graph.state.tree.unflatten(state),
             lambda: self._graph.actor.tree.unflatten(actor),
         )
-        return Dispatched(report, self._watch, partial(all_finite, state, self._watched))
+        finite = partial(all_finite, state, self._watched)
+        return Dispatched(report, self._watch, self._track, finite)
 
     @property
     def seconds(self) -> dict[str, float]:
         """One program is not told apart."""
         return {}
+
+    def status(self) -> list[dict[str, Any]]:
+        """What the one worker is at."""
+        return [self._watch.status()]
 
     def close(self) -> None:
         """Ends the watch; the rest is arrays."""
@@ -104,10 +112,16 @@ class FusedRun:
 class Dispatched:
     """Iterations that are being computed."""
 
-    def __init__(self, report: Report, watch: Watch, finite: Callable[[], bool]) -> None:
+    def __init__(
+        self, report: Report, watch: Watch, track: Track, finite: Callable[[], bool]
+    ) -> None:
         self._report = report
         self._watch = watch
+        self._track = track
         self._finite = finite
+        self._began = time.perf_counter()
+        if track.paused is not None:
+            track.add(WAIT, "leave to go on", track.paused, self._began - track.paused)
 
     def wait(self) -> Report:
         """Waits until they are done."""
@@ -115,4 +129,8 @@ class Dispatched:
         self._watch.begin()
         jax.block_until_ready(self._report.metrics)
         self._watch.idle()
-        return replace(self._report, finite=self._finite())
+        self._track.paused = time.perf_counter()
+        seconds, calls = self._track.paused - self._began, self._report.iterations
+        self._track.add(COMPUTE, "iteration", self._began, seconds, calls)
+        spans = {self._watch.worker: self._track.drain()}
+        return replace(self._report, finite=self._finite(), spans=spans)

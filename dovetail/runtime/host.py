@@ -25,6 +25,7 @@ from dovetail.runtime.placing import Device, to_device
 from dovetail.runtime.programs import Values
 from dovetail.runtime.stage import Stage
 from dovetail.runtime.watch import Watch
+from dovetail.telemetry.spans import COMPUTE, Track
 
 
 class Rows:
@@ -107,9 +108,11 @@ class HostUnroll:
         compiled: Compiled,
         stage: Stage,
         watch: Watch,
+        track: Track,
         device: Device | None = None,
     ) -> None:
         self.name = unroll.name
+        self._track = track
         self.seconds = {f"{unroll.name}.act": 0.0, f"{unroll.name}.step": 0.0}
         self._unroll = unroll
         self._graph = graph
@@ -118,6 +121,7 @@ class HostUnroll:
         self._device = device
         self._free: deque[Rows] = deque()
         self._never = np.zeros(graph.actor_envs, np.bool_)
+        self._began = 0.0
         self._acting, self._bootstrap = compiled.acting, compiled.bootstrap
 
     def can_warm_up(self, values: Values) -> bool:
@@ -147,14 +151,18 @@ class HostUnroll:
 
         Returns what to call when the trajectory has been read and may be written again.
         """
-        unroll = self._unroll
+        unroll, began, before = self._unroll, time.perf_counter(), sum(self.seconds.values())
         actor = self._actor(values)
         rows = self._free.pop() if self._free else self._rows()
         self._watch.stepping = True
+        self._began = began
         after = self._steps(self._taken(values), actor, rows)
         episodes, after = _count_episodes(rows.trajectory, after)
         made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]
         values.update(zip((v.id for v in unroll.outputs), made, strict=True))
+        halves = sum(self.seconds.values()) - before
+        rest = time.perf_counter() - began - halves
+        self._track.add(COMPUTE, f"{self.name}.record", began + halves, rest)
         return partial(self._free.append, rows)
 
     def _rows(self) -> Rows:
@@ -225,8 +233,7 @@ class HostUnroll:
         if rows.bootstrap:
             ongoing = np.logical_not(truncations[-1])
             self._write_bootstrap(rows, length - 1, inputs, carry, following, ongoing)
-        self.seconds[f"{unroll.name}.act"] += acting
-        self.seconds[f"{unroll.name}.step"] += stepping
+        self._note(acting, stepping)
         step = np.asarray(actor.step) + np.int32(length)
         return actor._replace(env=stepper.state, timestep=following, carry=carry, step=step)
 
@@ -235,6 +242,15 @@ class HostUnroll:
         if not self._acting.random:
             return [[]] * self._unroll.length
         return [[row] for row in self._acting.words(actor.keys, int(np.asarray(actor.step)[0]))]
+
+    def _note(self, acting: float, stepping: float) -> None:
+        """The two halves of an unroll, each as if it had been done in one go."""
+        name, length, began = self.name, self._unroll.length, self._began
+        self.seconds[f"{name}.act"] += acting
+        self.seconds[f"{name}.step"] += stepping
+        items = length * self._graph.actor_envs
+        self._track.add(COMPUTE, f"{name}.act", began, acting, length, items=items)
+        self._track.add(COMPUTE, f"{name}.step", began + acting, stepping, length, items=items)
 
     def _write_bootstrap(
         self, rows: Rows, t: int, inputs: list[Any], carry: Any, at: Timestep, mask: np.ndarray

@@ -21,6 +21,7 @@ from dovetail.runtime.host import Compiled, HostUnroll, Rows
 from dovetail.runtime.placing import Device
 from dovetail.runtime.stage import Group, Stage
 from dovetail.runtime.watch import Watch
+from dovetail.telemetry.spans import Track
 
 LONGEST_WAIT = 1.0
 """Seconds without any environment being ready after which one is asked what is wrong."""
@@ -36,11 +37,12 @@ class BatchedUnroll(HostUnroll):
         compiled: Compiled,
         stage: Stage,
         watch: Watch,
+        track: Track,
         batch: int,
         seconds: float | None,
         device: Device | None = None,
     ) -> None:
-        super().__init__(unroll, graph, compiled, stage, watch, device)
+        super().__init__(unroll, graph, compiled, stage, watch, track, device)
         self.calls = self.served = 0
         """Calls of acting, and the environments that they served."""
         self._limit = math.inf if seconds is None else seconds
@@ -90,8 +92,7 @@ class BatchedUnroll(HostUnroll):
             self._write_bootstrap(
                 rows, unroll.length - 1, inputs, turn.whole_carry(), following, ongoing
             )
-        self.seconds[f"{unroll.name}.act"] += acting
-        self.seconds[f"{unroll.name}.step"] += waiting
+        self._note(acting, waiting)
         step = np.asarray(actor.step) + np.int32(unroll.length)
         return actor._replace(
             env=stage.state(), timestep=following, carry=turn.whole_carry(), step=step

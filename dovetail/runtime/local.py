@@ -54,6 +54,10 @@ class Runtime:
         """Seconds spent so far, by fragment."""
         return self._run.seconds
 
+    def status(self) -> list[dict[str, Any]]:
+        """What every worker is at."""
+        return self._run.status()
+
     def prepare(self, state: Any, actor: Any) -> None:
         """Starts to compile for states of these shapes, in the background."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="dovetail-compile")

@@ -95,7 +95,9 @@ class _Outworker:
         worker.watch.idle()
         spent = {name: now - before.get(name, 0.0) for name, now in self._seconds().items()}
         spent["outpost"] = whole - sum(spent.values())
-        return Reply({number: pack(self._values[number]) for number in wanted}, spent)
+        sent = {number: pack(self._values[number]) for number in wanted}
+        clock = began, time.perf_counter()
+        return Reply(sent, spent, worker.track.drain(), clock)
 
     def _seconds(self) -> dict[str, float]:
         """By fragment, an unroll's two halves apart."""

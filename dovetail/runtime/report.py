@@ -1,11 +1,13 @@
 """What a runtime says of some iterations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
+
+from dovetail.telemetry.spans import Span
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,10 @@ class Report:
     """Puts the actors' state after them together."""
     measures: dict[str, float] = field(default_factory=dict)
     """What the workers and links measured: staleness, waits, the size of acting's batches."""
+    spans: Mapping[str, list[Span]] = field(default_factory=dict)
+    """What each worker did since the report before, on this process's clock."""
+    dropped_spans: int = 0
+    """Of all so far, those that a full buffer forgot."""
     finite: bool = True
     """Whether every number is finite in the watched leaves of the state."""
 

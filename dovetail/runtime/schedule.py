@@ -110,7 +110,8 @@ class Crew:
         plan, graph = self._plan, self._graph
         if not self._actors_are_apart():
             return {}
-        crossing = range(len(graph.edges))
+        sides = [(edge.from_side, edge.to_side) for edge in graph.edges]
+        crossing = [i for i, ends in enumerate(sides) if Side.ACTOR in ends]
 
         def exchange() -> Exchange:
             made = Exchange(plan.actors, plan.joined, plan.staleness, plan.ordered)
@@ -148,12 +149,13 @@ class Crew:
         schedule += put("state")
         for node in hosted:
             schedule += self._takes(node, learns, acts, taken)
-            schedule.append(Run(self._program(node, worker) if away is None else node))
+            program = self._program(node, worker) if away is None else node
+            schedule.append(Run(program, noted=isinstance(program, HostUnroll)))
             schedule += put(node.name)
         if acts and not learns:
             schedule += self._last_put()
         elif self._report is not None:
-            schedule.append(TakeResults(self._report, alone=False))
+            schedule.append(TakeResults(self._report, alone=False, name="report"))
         if away is not None:
             self._run_away(worker, schedule, away)
         return worker
@@ -169,9 +171,9 @@ class Crew:
                 taken += [self._place(o.exchange) for o in operations if isinstance(o, TakeWeights)]
                 continue
             program = RemoteProgram(worker.name, outpost, stretch, taken)
-            program.heard_by(worker.watch.beat)
+            program.heard_by(worker.watch.beat, worker.track)
             self.remote.append((program, worker))
-            made.append(Run(program))
+            made.append(Run(program, noted=True))
             stretch, taken = stretch + 1, []
         schedule[:] = made
 
@@ -201,9 +203,11 @@ class Crew:
                     if not once or i == self._last_outward():
                         whole = self._outward() if once else numbers
                         share = self._share(links[i])
-                        operations.append(PutWeights(links[i], whole, share))
+                        names = self._boundaries(outward=True) if once else edge.boundary
+                        operations.append(PutWeights(links[i], whole, share, names))
                 elif acts and not learns and edge.from_side is Side.ACTOR and not once:
-                    operations.append(PutResults(links[i], numbers, graph, False))
+                    sent = PutResults(links[i], numbers, graph, False, edge.boundary)
+                    operations.append(sent)
             return operations
 
         return put
@@ -224,9 +228,15 @@ class Crew:
         if len(self.exchanges) == 1:
             numbers = dict.fromkeys(v.id for i in inward for v in self._graph.edges[i].values)
             exchange = self.exchanges[0]
-            return [PutResults(exchange, tuple(numbers), self._graph, True)]
+            names = self._boundaries(outward=False)
+            return [PutResults(exchange, tuple(numbers), self._graph, True, names)]
         assert self._report is not None
-        return [PutResults(self._report, (), self._graph, True)]
+        return [PutResults(self._report, (), self._graph, True, "report")]
+
+    def _boundaries(self, outward: bool) -> str:
+        """The boundaries whose values go to the actors, or come from them, in one message."""
+        ends = [(e.boundary, e.to_side if outward else e.from_side) for e in self._graph.edges]
+        return "+".join(dict.fromkeys(name for name, side in ends if side is Side.ACTOR))
 
     def _takes(self, node: Node, learns: bool, acts: bool, taken: set[int]) -> list[Operation]:
         """What a node needs of other workers, and nobody has taken yet."""
@@ -238,11 +248,13 @@ class Crew:
             if id(exchange) in taken:
                 continue
             taken.add(id(exchange))
+            once = len(self.exchanges) == 1
+            name = self._boundaries(outward=not learns) if once else edge.boundary
             if learns:
                 alone = self._plan.joined == self._plan.replicas == 1
-                operations.append(TakeResults(exchange, alone))
+                operations.append(TakeResults(exchange, alone, name))
             else:
-                operations.append(TakeWeights(exchange, counted=not self._plan.ordered))
+                operations.append(TakeWeights(exchange, not self._plan.ordered, name))
         return operations
 
     def _program(self, node: Node, worker: Worker) -> Any:
@@ -296,12 +308,15 @@ class Crew:
                 compiled,
                 stage,
                 worker.watch,
+                worker.track,
                 batch,
                 plan.batch_seconds,
                 device,
             )
         else:
-            program = HostUnroll(node, self._graph, compiled, stage, worker.watch, device)
+            program = HostUnroll(
+                node, self._graph, compiled, stage, worker.watch, worker.track, device
+            )
         self.acting.append((program, worker))
         return program
 

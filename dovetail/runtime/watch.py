@@ -5,6 +5,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from typing import Any
 
 COMPILE_SECONDS = 300.0
 """How long a worker's first iteration may take, which may compile."""
@@ -75,6 +76,15 @@ class Watch:
         """The lines of code at which its thread stands."""
         frame = sys._current_frames().get(self._thread or 0)  # pyright: ignore[reportPrivateUsage]
         return "".join(traceback.format_stack(frame)[-6:]) if frame is not None else ""
+
+    def status(self) -> dict[str, Any]:
+        """What it is at, for people."""
+        return {
+            "name": self.worker,
+            "doing": self.what,
+            "waits_for": self.awaited if self.waits else "",
+            "quiet_s": round(self.quiet(), 1),
+        }
 
     def complaint(self) -> str:
         """What is wrong with it, if it does not get on."""

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 from dovetail.graph.ir import Graph, Slots
 from dovetail.runtime.away import Outpost
-from dovetail.runtime.exchange import Exchange, Parcel
+from dovetail.runtime.exchange import ENOUGH, Exchange, Parcel
 from dovetail.runtime.programs import Values
 from dovetail.runtime.watch import Watch
+from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, ROOM, WAIT, Track
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Worker:
         self.copy = copy
         """Which copy of the actor side it hosts, if it does."""
         self.watch = Watch(name)
+        self.track = Track(name)
         self.held: Values = {}
         self.seconds: dict[str, float] = {}
         self.schedule = schedule
@@ -93,6 +95,8 @@ class Run:
     """Runs a program."""
 
     program: Any
+    noted: bool = False
+    """Whether the program notes its spans by itself."""
 
     def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
         """The program takes its inputs from `values` and puts its outputs there."""
@@ -103,6 +107,8 @@ class Run:
             turn.releases.append(release)
         spent = time.perf_counter() - began
         worker.seconds[self.program.name] = worker.seconds.get(self.program.name, 0.0) + spent
+        if not self.noted:
+            worker.track.add(COMPUTE, self.program.name, began, spent, version=turn.version)
 
 
 @dataclass(frozen=True)
@@ -113,11 +119,15 @@ class PutWeights:
     numbers: tuple[int, ...]
     share: Callable[[Values], Values] = dict
     """What the actors take: the values, or where they are found."""
+    name: str = "broadcast"
 
     def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
         """By the number of updates they have seen."""
         sent = {number: values[number] for number in self.numbers}
+        began = time.perf_counter()
         self.exchange.put_weights(turn.number, self.share(sent))
+        spent = time.perf_counter() - began
+        worker.track.add(LINK, self.name, began, spent, 1, size(sent), 1, turn.number)
 
 
 @dataclass(frozen=True)
@@ -127,10 +137,16 @@ class TakeWeights:
     exchange: Exchange
     counted: bool
     """Whether the link counts the unrolls that were begun."""
+    name: str = "broadcast"
 
     def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
         """Waits until this unroll may begin."""
+        began, waited = time.perf_counter(), worker.watch.waited
         turn.version, found = self.exchange.take_weights(turn.number, worker.watch)
+        _note_wait(worker, "weights", began, waited, turn.version)
+        now = time.perf_counter()
+        sent = self.exchange.sent_at(turn.version) or now
+        worker.track.add(QUEUE, self.name, sent, now - sent, version=turn.version)
         if self.counted:
             turn.begun.append(self.exchange)
         values.update(found)
@@ -145,6 +161,7 @@ class PutResults:
     graph: Graph
     last: bool
     """Whether the iteration is complete with it: the actor's state and its episodes go along."""
+    name: str = "gather"
 
     def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
         """One parcel, which says which version made it."""
@@ -152,10 +169,15 @@ class PutResults:
         actor = [values[v.id] for v in graph.actor.outputs] if self.last else []
         episodes = [values[v.id] for v in graph.episodes] if self.last else []
         releases = turn.releases if self.last else []
+        began, waited = time.perf_counter(), worker.watch.waited
         self.exchange.put(
             Parcel(worker.copy, turn.number, turn.version, sent, actor, episodes, releases),
             worker.watch,
         )
+        _note_wait(worker, "results", began, waited, turn.version)
+        at = began + worker.watch.waited - waited
+        spent = time.perf_counter() - at
+        worker.track.add(LINK, self.name, at, spent, 1, size(sent), 1, turn.version)
         if self.last:
             turn.begun, turn.releases = [], []
 
@@ -167,13 +189,32 @@ class TakeResults:
     exchange: Exchange
     alone: bool
     """Whether one actor's values are taken as they are, not as a list of pieces."""
+    name: str = "gather"
 
     def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
         """Waits for as many parcels as make an update."""
+        began, waited = time.perf_counter(), worker.watch.waited
         parcels = self.exchange.take(turn.number, worker.watch)
+        _note_wait(worker, "results", began, waited, turn.number)
+        now, depth = time.perf_counter(), self.exchange.depth
+        for p in parcels:
+            lay, behind = now - p.sent, turn.number - p.version
+            worker.track.add(QUEUE, self.name, p.sent, lay, 1, 0, depth, p.version, behind)
         turn.parcels += parcels
         numbers: Mapping[int, Any] = parcels[0].values
         if self.alone:
             values.update(numbers)
         else:
             values.update({number: [p.values[number] for p in parcels] for number in numbers})
+
+
+def size(values: Values) -> int:
+    """Bytes of the arrays."""
+    return sum(getattr(leaf, "nbytes", 0) for leaf in values.values())
+
+
+def _note_wait(worker: Worker, what: str, began: float, before: float, version: int) -> None:
+    waited = worker.watch.waited - before
+    if waited > 0:
+        what = ROOM if worker.watch.awaited == ENOUGH else what
+        worker.track.add(WAIT, what, began, waited, version=version)

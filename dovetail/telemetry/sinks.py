@@ -1,4 +1,4 @@
-"""Where the scalars of a training go: metrics.csv, TensorBoard, or a sink of the user's own.
+"""Where the scalars of a training go: metrics.csv, or any other sink.
 
 The training loop hands them to a `Recorder`, whose one thread writes them to every sink: neither
 a slow disk nor an import ever holds up a step.
@@ -9,19 +9,16 @@ import csv
 import errno
 import io
 import math
-import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.run import write_atomically, write_error
-
-if TYPE_CHECKING:
-    from tensorboardX.record_writer import RecordWriter
 
 FIRST_COLUMNS = ("time_s", "env_steps", "updates")
 """The columns with which every metrics.csv begins."""
@@ -41,6 +38,15 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Flushes and releases what the sink holds."""
+        ...
+
+
+@runtime_checkable
+class ArraySink(Protocol):
+    """A sink that also shows how the numbers of arrays are spread."""
+
+    def write_arrays(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes arrays as they are after `step` environment steps."""
         ...
 
 
@@ -123,88 +129,6 @@ def _cell(value: float) -> str:
     return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
 
 
-TAGS = {
-    "episode_return": ("charts/episodic_return", "rollout/ep_rew_mean"),
-    "episode_length": ("charts/episodic_length", "rollout/ep_len_mean"),
-    "steps_per_s": ("charts/SPS", "time/fps"),
-    "eval_return": ("charts/eval_return", "eval/mean_reward"),
-    "learning_rate": ("charts/learning_rate",),
-    "loss": ("losses/loss",),
-    "policy_loss": ("losses/policy_loss",),
-    "value_loss": ("losses/value_loss",),
-    "entropy": ("losses/entropy",),
-    "approx_kl": ("losses/approx_kl",),
-    "clip_fraction": ("losses/clipfrac",),
-    "explained_variance": ("losses/explained_variance",),
-    "time_s": ("time/time_elapsed",),
-    "updates": ("time/updates",),
-    "episodes": ("time/episodes",),
-}
-"""Our scalars under the names that users of CleanRL, and then of Stable-Baselines3, know."""
-
-
-def tags(name: str) -> tuple[str, ...]:
-    """A scalar's names in TensorBoard; `episode_return/seed3` keeps its seed as a suffix."""
-    metric, slash, rest = name.partition("/")
-    if metric in TAGS:
-        return tuple(tag + slash + rest for tag in TAGS[metric])
-    if metric.startswith("share_"):
-        return (f"time/{name}",)
-    return (f"losses/{name}" if metric.endswith("_loss") else f"train/{name}",)
-
-
-class TensorBoardSink:
-    """An event file for TensorBoard, under the names that its users know from other libraries."""
-
-    flush_every = 2.0
-    """Seconds between two flushes to the disk."""
-
-    def __init__(self, folder: str | Path, after: int | None = None) -> None:
-        """`after`: resumed at this step, so that TensorBoard forgets what was shown past it."""
-        self._folder = Path(folder)
-        self._after = after
-        self._writer: RecordWriter | None = None
-        self._flushed = 0.0
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Adds one event that holds all the scalars."""
-        writer = self._writer or self._open()
-        values = [
-            {"tag": tag, "simple_value": value}
-            for name, value in scalars.items()
-            if name != "env_steps" and not math.isnan(value)
-            for tag in tags(name)
-        ]
-        writer.write(_event(step=step, summary={"value": values}))
-        if time.monotonic() - self._flushed > self.flush_every:
-            self._flushed = time.monotonic()
-            writer.flush()
-
-    def close(self) -> None:
-        """Flushes and closes the event file."""
-        if self._writer is not None:
-            self._writer.close()
-
-    def _open(self) -> "RecordWriter":
-        """The event file, opened at the first write: by the recorder's thread, import included."""
-        from tensorboardX.record_writer import RecordWriter
-
-        self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{time.time_ns()}"
-        self._writer = RecordWriter(str(self._folder / name))
-        self._writer.write(_event(file_version="brain.Event:2"))
-        if self._after is not None:
-            self._writer.write(_event(step=self._after + 1, session_log={"status": "START"}))
-        return self._writer
-
-
-def _event(**content: object) -> bytes:
-    """TensorBoard's Event message; it is generated, and so unknown to type checkers."""
-    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
-
-    return Event(wall_time=time.time(), **content).SerializeToString()
-
-
 class Recorder:
     """Writes scalars to sinks from a thread of its own; `record` never waits for them."""
 
@@ -213,16 +137,18 @@ class Recorder:
         sinks: Iterable[Sink],
         on_failure: Callable[[str], None] | None = None,
         capacity: int = 1024,
+        patience: float = 10.0,
     ) -> None:
-        """`on_failure` is told, in a sentence and from the thread, what could not be written."""
+        """`on_failure` is told, in a sentence and from the thread, what could not be written.
+        Once it is closed, sinks have `patience` seconds for what is waiting, unless told."""
         self.failures: list[str] = []
         """A sentence for each sink that failed, and for what was dropped."""
         self.dropped = 0
         """How many records were dropped, the oldest first, because the sinks did not keep up."""
         self._sinks = list(sinks)
         self._on_failure = on_failure
-        self._capacity = capacity
-        self._waiting: deque[tuple[int, dict[str, float]]] = deque()
+        self._capacity, self._patience = capacity, patience
+        self._waiting: deque[tuple[int, dict[str, Any], bool]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._fatal: UserError | None = None
@@ -231,16 +157,24 @@ class Recorder:
 
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
         """Hands over the scalars known after `step` environment steps, arrays of one included."""
+        self._hand_over(step, scalars, False)
+
+    def record_arrays(self, step: int, arrays: Mapping[str, Any]) -> None:
+        """Hands over arrays, for those sinks that show how their numbers are spread."""
+        self._hand_over(step, arrays, True)
+
+    def _hand_over(self, step: int, what: Mapping[str, Any], arrays: bool) -> None:
         self._raise_fatal()
         with self._changed:
             if len(self._waiting) == self._capacity:
                 self._waiting.popleft()
                 self.dropped += 1
-            self._waiting.append((step, dict(scalars)))
+            self._waiting.append((step, dict(what), arrays))
             self._changed.notify()
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Writes what is waiting, within `timeout` seconds, and closes the sinks."""
+        timeout = self._patience if timeout is None else timeout
         with self._changed:
             already, self._closing = self._closing, True
             self._changed.notify()
@@ -264,16 +198,27 @@ class Recorder:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
                 if not self._waiting:
                     break
-                step, scalars = self._waiting.popleft()
-            try:
-                floats = {name: float(value) for name, value in scalars.items()}
-            except (TypeError, ValueError) as error:
-                self._fail(f"A record of metrics was left out, it holds no plain numbers: {error}.")
-                continue
-            for sink in list(self._sinks):
-                self._guarded(sink, sink.write, step, floats)
+                step, found, arrays = self._waiting.popleft()
+            if arrays:
+                self._write_arrays(step, found)
+            else:
+                self._write(step, found)
         for sink in list(self._sinks):
             self._guarded(sink, sink.close)
+
+    def _write(self, step: int, scalars: Mapping[str, Any]) -> None:
+        try:
+            floats = {name: float(value) for name, value in scalars.items()}
+        except (TypeError, ValueError) as error:
+            self._fail(f"A record of metrics was left out, it holds no plain numbers: {error}.")
+            return
+        for sink in list(self._sinks):
+            self._guarded(sink, sink.write, step, floats)
+
+    def _write_arrays(self, step: int, arrays: Mapping[str, Any]) -> None:
+        here = {name: np.asarray(array) for name, array in arrays.items()}
+        for sink in [sink for sink in self._sinks if isinstance(sink, ArraySink)]:
+            self._guarded(sink, sink.write_arrays, step, here)
 
     def _guarded(self, sink: Sink, action: Callable[..., None], *arguments: object) -> None:
         """Runs `action`; if it fails, gives the sink up and says so, once."""

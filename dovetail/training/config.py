@@ -69,7 +69,12 @@ def rebuild(name: str, options: dict[str, Any], known: dict[str, str], what: str
     unknown = next((key for key in options if key not in fields), None)
     if unknown is not None:
         raise UserError(f"{what} {name} has no option {unknown!r}: {nearest(unknown, fields)}")
-    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+    return kind(**_tuples(options))
+
+
+def _tuples(options: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists where options have tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
 
 
 def rebuild_all(config: dict[str, Any]) -> tuple[Algorithm, Policy, Settings]:
@@ -80,7 +85,7 @@ def rebuild_all(config: dict[str, Any]) -> tuple[Algorithm, Policy, Settings]:
                 raise TypeError(f"{name} is {config[name]!r}")
         algorithm = rebuild(config["algorithm"], config["options"], ALGORITHMS, "algorithm")
         policy = rebuild(config["policy"], config["policy_options"], POLICIES, "policy")
-        return algorithm, policy, Settings(**config["settings"])
+        return algorithm, policy, Settings(**_tuples(config["settings"]))
     except (KeyError, TypeError) as error:
         raise UserError(
             f"config.json cannot be read ({error}): it was changed by hand or written by another "

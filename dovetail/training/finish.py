@@ -17,10 +17,14 @@ from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
 from dovetail.run import Run
 from dovetail.telemetry.plot import learning_curve
 from dovetail.telemetry.progress import Progress
+from dovetail.telemetry.tensorboard import TensorBoardSink
 from dovetail.telemetry.video import record_video
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.loop import Loop
 from dovetail.training.stopping import Stop
+
+FILM_STEPS = 200
+"""Steps that TensorBoard's moving picture shows."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +123,16 @@ def _draw(run: Run, env: Env, loop: Loop, progress: Progress) -> None:
     except UserError as nothing_to_draw:
         progress.message(str(nothing_to_draw))
     if loop.settings.video:
-        video = record_video(env, load_policy(run.path / "policy"), run.path / "video.mp4")
+        policy = load_policy(run.path / "policy")
+        video = record_video(env, policy, run.path / "video.mp4")
         if video.reason is not None:
             progress.message(video.reason)
+        elif loop.settings.log_video:
+            made = record_video(env, policy, run.path / "video.gif", max_steps=FILM_STEPS)
+            if made.path is not None:
+                events = TensorBoardSink(run.path / "events")
+                events.write_gif(loop.reached.env_steps, made.path.read_bytes())
+                events.close()
 
 
 def farewell(run: Run, summary: dict[str, Any]) -> str:

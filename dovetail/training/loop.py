@@ -7,7 +7,7 @@ dealt with meanwhile. Nothing is saved before its metrics were seen to be finite
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,16 @@ from dovetail.runtime.report import Pending, Report
 from dovetail.settings import Settings
 from dovetail.telemetry.progress import Progress
 from dovetail.telemetry.sinks import Recorder
+from dovetail.telemetry.spans import COMPUTE
+from dovetail.telemetry.timeline import Timeline
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.stopping import Stop
 
 REPORT_SECONDS = 0.25
 """About how long a dispatch takes: short enough to stop promptly, long enough to cost nothing."""
+
+DRIVER = "driver"
+"""The thread that asks for iterations, as a worker among the others."""
 
 NEAR = 0.05
 """Training returns this close to the goal, as a share of it, are worth an evaluation."""
@@ -74,12 +79,18 @@ class Loop:
         threshold: float | None,
         acting: Any,
         began: float,
+        watchers: Sequence[Callable[[dict[str, float], Timeline], None]] = (),
     ) -> None:
+        """`watchers` are shown every report's row, and what all spans have come to."""
         self.runtime = runtime
+        self._watchers = watchers
         self.reached = reached
         self.settings = settings
         self.threshold = threshold
         self.training_seconds = 0.0
+        self.timeline = Timeline()
+        self.last_report = time.time()
+        """When it came, as seconds since 1970."""
         self.evaluation: Evaluation | None = None
         self.good = start
         self._acting = acting
@@ -135,11 +146,23 @@ class Loop:
                 if not evaluations.busy and self._wants_evaluation(now - last_evaluation):
                     evaluations.ask(self._acting(self.good.state()), self.good)
                     last_evaluation = now
+                    self._show_weights(recorder)
                 if due:
                     self.save(checkpoints)
                     last_checkpoint = now
+                self.timeline.note(DRIVER, COMPUTE, "reports", arrived)
+                for watch in self._watchers:
+                    watch(row, self.timeline)
                 if self._solved:  # what is ahead of the state that reached the goal is dropped
                     break
+        self._show_weights(recorder)
+
+    def _show_weights(self, recorder: Recorder) -> None:
+        """Hands over what acting takes, if its histograms are asked for."""
+        if self.settings.histograms:
+            leaves, _ = jax.tree.flatten_with_path(self._acting(self.good.state()))
+            named = {jax.tree_util.keystr(k, simple=True, separator="/"): x for k, x in leaves}
+            recorder.record_arrays(self.good.env_steps, named)
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
@@ -157,7 +180,9 @@ class Loop:
             "seconds": self.elapsed,
             "time_to_threshold": self.reached.time_to_threshold,
         }
+        began = time.perf_counter()
         checkpoints.save(self.reached.updates, tree, meta)
+        self.timeline.note(DRIVER, COMPUTE, "checkpoint", began)
 
     @property
     def elapsed(self) -> float:
@@ -184,6 +209,10 @@ class Loop:
             name: np.asarray(total) / report.iterations for name, total in report.metrics.items()
         }
         self._refuse_nonfinite(means, snapshot, report.finite)
+        self.last_report = time.time()
+        self.timeline.add(report.spans)
+        self.timeline.dropped = report.dropped_spans
+        self.timeline.measures = dict(report.measures)
         self.good = snapshot
         self.reached.updates = snapshot.updates
         self.reached.env_steps = self._steps_taken = snapshot.env_steps

@@ -5,8 +5,9 @@ import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -26,13 +27,19 @@ from dovetail.run import Run
 from dovetail.runtime.local import Runtime
 from dovetail.settings import Settings
 from dovetail.telemetry.progress import make_progress
-from dovetail.telemetry.sinks import CsvSink, Recorder, TensorBoardSink
+from dovetail.telemetry.remote import check_services
+from dovetail.telemetry.status import Status
+from dovetail.telemetry.timeline import Timeline
 from dovetail.training.config import describe, rebuild_all
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.finish import finish
 from dovetail.training.loop import Diverged, Loop, Reached, Snapshot
 from dovetail.training.start import enable_compile_cache, first_state, resumed_keys, shapes
 from dovetail.training.stopping import Stop, stopping
+from dovetail.training.telling import make_exporter, make_recorder
+
+if TYPE_CHECKING:
+    from dovetail.telemetry.prometheus import Exporter
 
 
 def train(
@@ -55,6 +62,7 @@ def train(
     began = time.perf_counter()
     check_option("steps", steps, steps >= 1, "1 or more")
     check_option("seed", seed, 0 <= seed < 2**31, "0 or more, and less than 2147483648")
+    check_services(settings.log)
     enable_compile_cache()
     chosen = resolve_policy(policy, env)
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
@@ -88,6 +96,7 @@ def resume(
     opened = run if isinstance(run, Run) else Run.open(run)
     config = dict(opened.config)
     algorithm, policy, settings = rebuild_all(config)
+    check_services(settings.log)
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
     where = rebuilt(config.get("cluster")) if where is None else where
     config["cluster"] = None if where is None else dataclasses.asdict(where)
@@ -156,6 +165,18 @@ class Place:
             self._connection.close()
 
 
+def _tell(show: Callable[[str], None], keep: Callable[[str], None], text: str) -> None:
+    show(text)
+    keep(text)
+
+
+def _ending(error: BaseException | None, stop: Stop) -> str:
+    """How a run ended, in words."""
+    if error is not None:
+        return str(error) or type(error).__name__
+    return "done" if stop.signal is None else f"stopped by {stop.signal.name}"
+
+
 def _refuse_seeds(plan: Plan, settings: Settings) -> None:
     if settings.seeds > 1 and not (plan.fused and plan.replicas == 1):
         raise UserError(
@@ -196,6 +217,8 @@ class _Start:
     settings: Settings
     began: float
     place: Place
+    _running: Loop | None = None
+    _exporting: "Exporter | None" = None
 
     def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
@@ -204,17 +227,26 @@ class _Start:
         with ExitStack() as stack:
             progress = make_progress(self.settings.display, self.config["steps"])
             stack.callback(progress.close)
+            status = Status(self.run, self._workers, self._progress)
+            stack.push(lambda kind, error, _: status.close(_ending(error, stop), error))
             progress.message(f"{self._title()} → {self.run.path}")
+            exporter = self._exporting = make_exporter(
+                self.config, self.settings, plan, restore, progress.message
+            )
+            if exporter is not None:
+                stack.callback(exporter.close)
             checkpoints = Checkpoints(self.run.path / "checkpoints", self.settings.keep)
             stack.callback(checkpoints.close)
             bound = self.algorithm.bind(task)
             try:
-                loop = self._loop(bound, checkpoints, restore, stack, progress.message)
+                tell = partial(_tell, progress.message, status.message)
+                loop = self._loop(bound, checkpoints, restore, stack, tell)
+                self._running = loop
             except Exception as error:
                 if stop:  # environments in processes of their own may be stopped before us
                     raise stop.stopped("before training began.") from error
                 raise
-            recorder = self._recorder(loop.reached, progress.message)
+            recorder = make_recorder(self.run, self.config, self.settings, loop.reached, tell)
             stack.callback(recorder.close)
             evaluator = Evaluator(
                 bound, env, episodes=self.settings.episodes, seed=self.config["seed"]
@@ -230,7 +262,10 @@ class _Start:
                 if not stop:  # as above
                     self._keep(loop, checkpoints, error)
                     raise
+            if exporter is not None:
+                exporter.ended()
             loop.save(checkpoints)
+            loop.timeline.write(self.run, last=True)
             recorder.close()
             finish(self.run, self.config, loop, bound, env, evaluations, stop, progress)
             checkpoints.close()
@@ -241,11 +276,27 @@ class _Start:
             )
         return self.run
 
+    def _watchers(self) -> list[Callable[[dict[str, float], Timeline], None]]:
+        """Who is shown every report."""
+        written = [lambda _, timeline: timeline.write(self.run)]
+        return written if self._exporting is None else [*written, self._exporting.publish]
+
+    def _workers(self) -> list[dict[str, Any]]:
+        return [] if self._running is None else self._running.runtime.status()
+
+    def _progress(self) -> dict[str, Any]:
+        loop = self._running
+        if loop is None:
+            return {"env_steps": 0, "last_report": 0.0}
+        return {"env_steps": loop.reached.env_steps, "last_report": loop.last_report}
+
     def _keep(self, loop: Loop, checkpoints: Checkpoints, error: Exception) -> None:
         """Saves the last good state when an error ends the run; a user's error then says so."""
         with contextlib.suppress(UserError):  # the first error is the one to tell
             loop.save(checkpoints)
             checkpoints.wait()
+        if isinstance(error, Diverged) and self._exporting is not None:
+            self._exporting.diverged()
         if isinstance(error, UserError):
             saved, run = checkpoints.latest(), self.run.path
             kept = "Nothing was saved."
@@ -304,6 +355,7 @@ class _Start:
             threshold=self.config["threshold"],
             acting=algorithm.acting,
             began=self.began,
+            watchers=self._watchers(),
         )
 
     def _refuse_finished(self, reached: Reached) -> None:
@@ -313,15 +365,3 @@ class _Start:
                 f"{self.run.path} has taken {reached.env_steps:,} steps already, and its total is "
                 f"{steps:,}: give a larger one with --steps."
             )
-
-    def _recorder(self, reached: Reached, tell: Any) -> Recorder:
-        resumed = reached.updates > 0
-        csv = CsvSink(
-            self.run.path / "metrics.csv",
-            append=resumed,
-            after=reached.env_steps if resumed else None,
-        )
-        events = TensorBoardSink(
-            self.run.path / "events", after=reached.env_steps if resumed else None
-        )
-        return Recorder([csv, events], tell)

@@ -1,5 +1,7 @@
 """On a cluster of three nodes every synchronous policy computes what the interpreter computes."""
 
+import time
+
 import pytest
 from agreement import ALGORITHMS, CARTPOLE, ENVS, HOST, SEED, advance_and_compare, assert_close
 from nodes import Nodes, OnCluster
@@ -79,3 +81,18 @@ def test_actors_that_hear_from_the_learner_in_the_middle_of_an_iteration(nodes: 
         expected.advance(3)
     assert_close(running.state, expected.state)
     assert_close(running.actor, expected.actor)
+
+
+def test_spans_of_other_processes_are_on_the_drivers_clock(nodes: Nodes) -> None:
+    policy = ActorLearner(ENVS, actors=2, staleness=0)
+    where = Deployment(nodes.address, HALF, HALF)
+    with OnCluster(ALGORITHMS["ppo"], HOST, policy, where) as running:
+        running.advance(1)
+        began = time.perf_counter()
+        report = running.advance(5)
+        ended = time.perf_counter()
+    for worker in ("actor-0", "actor-1"):
+        steps = [span for span in report.spans[worker] if span.name == "unroll.step"]
+        assert len(steps) == 5
+        assert all(began - 0.05 <= span.start <= ended + 0.05 for span in steps)
+    assert sum(span.name == "learner" for span in report.spans["learner"]) == 5

@@ -9,14 +9,19 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from small import QUIET, ppo
 
+import dovetail
 from dovetail.errors import UserError
+from dovetail.policies import Local
 from dovetail.run import read_metrics
-from dovetail.telemetry.sinks import CsvSink, Recorder, TensorBoardSink, tags
+from dovetail.telemetry.sinks import CsvSink, Recorder
+from dovetail.telemetry.tensorboard import TensorBoardSink, tags
 
 
 class ListSink:
@@ -138,15 +143,16 @@ def test_tags_are_the_names_users_know():
 
 
 def read_events(folder: Path) -> list:
-    """Every event in the folder's one event file."""
+    """Every event in the folder's event files."""
     from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
-    (path,) = folder.iterdir()
-    data, events = path.read_bytes(), []
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        events.append(Event.FromString(data[12 : 12 + length]))
-        data = data[16 + length :]
+    events = []
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            events.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
     return events
 
 
@@ -278,3 +284,34 @@ def test_csv_disk_full_is_recognised_by_its_number(tmp_path):
     sink._file = Full()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UserError, match=r"[Qq]uota"):
         sink.write(1, {})
+
+
+def test_tensorboard_shows_how_arrays_are_spread(tmp_path):
+    recorder = Recorder([ListSink(), TensorBoardSink(tmp_path / "events")])
+    recorder.record_arrays(64, {"hidden/bias": np.arange(4.0), "broken": np.array([math.nan])})
+    recorder.close()
+    assert recorder.failures == []
+    _, event = read_events(tmp_path / "events")
+    [value] = event.summary.value
+    assert (event.step, value.tag) == (64, "weights/hidden/bias")
+    histogram = value.histo
+    assert (histogram.min, histogram.max, histogram.num) == (0.0, 3.0, 4.0)
+    assert (histogram.sum, histogram.sum_squares) == (6.0, 14.0)
+    assert sum(histogram.bucket) == 4 and len(histogram.bucket) == len(histogram.bucket_limit)
+
+
+def test_a_run_shows_its_weights_and_its_video_on_request(tmp_path):
+    settings = replace(QUIET, folder=str(tmp_path / "run"), video=True)
+    quiet = dovetail.train(ppo(), "CartPole-v1", Local(4), steps=64, settings=settings)
+    kinds = {
+        v.WhichOneof("value") for e in read_events(quiet.path / "events") for v in e.summary.value
+    }
+    assert kinds == {"simple_value"}
+    settings = replace(settings, folder=str(tmp_path / "more"), histograms=True, log_video=True)
+    run = dovetail.train(ppo(), "CartPole-v1", Local(4), steps=64, settings=settings)
+    values = [v for e in read_events(run.path / "events") for v in e.summary.value]
+    weights = [v for v in values if v.WhichOneof("value") == "histo"]
+    assert len(weights) >= 6 and all(v.tag.startswith("weights/") for v in weights)
+    [film] = [v.image for v in values if v.WhichOneof("value") == "image"]
+    assert film.encoded_image_string.startswith(b"GIF8")
+    assert (film.height, film.width) == (400, 600)

@@ -32,8 +32,8 @@ KEYS = [
     "run",
 ]
 NAMES = (
-    "config.json plan.txt plan.json graph.svg metrics.csv events checkpoints policy"
-    " learning_curve.png video.mp4 summary.json"
+    "config.json plan.txt plan.json graph.svg metrics.csv events telemetry.json spans.npz"
+    " status.json checkpoints policy learning_curve.png video.mp4 summary.json"
 )
 
 

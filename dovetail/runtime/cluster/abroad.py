@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -229,7 +230,7 @@ class RayOutpost:
         called = actor.run.remote(self._worker, stretch, *given)
         reply = process.wait(actor, called, self._worker, beat)
         values = {number: unpack(leaf) for number, leaf in reply.values.items()}
-        return Reply(values, reply.seconds)
+        return replace(reply, values=values)
 
 
 def _cause(error: RayTaskError) -> BaseException:

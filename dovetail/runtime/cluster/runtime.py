@@ -24,6 +24,7 @@ from dovetail.runtime.cluster.job import Job, versions
 from dovetail.runtime.cluster.stations import LearnerStation, Order
 from dovetail.runtime.report import Report
 from dovetail.runtime.wire import pack, unpack
+from dovetail.telemetry.spans import Span, clock_ahead, on_clock
 
 PLACE_SECONDS = 60.0
 """How long the learners may wait for room on the cluster."""
@@ -183,6 +184,19 @@ class ClusterRuntime:
                 error
             )
 
+    def status(self) -> list[dict[str, Any]]:
+        """What every worker is at; a learner that does not answer is told of."""
+        found: list[dict[str, Any]] = []
+        for rank, station in enumerate(list(self._ranks)):
+            try:
+                found += ray.get(station.status.remote(), timeout=LOOK_SECONDS)
+            except (GetTimeoutError, RayError):
+                awaited = f"an answer of learner process {rank}"
+                found.append(
+                    {"name": "driver", "doing": "", "waits_for": awaited, "quiet_s": LOOK_SECONDS}
+                )
+        return found
+
     def tell_news(self) -> None:
         """Passes on what the stations have to say; ends the run if the cluster's head is gone."""
         self._connection.refuse_dead_head()
@@ -232,11 +246,13 @@ class Called:
         self, runtime: ClusterRuntime, calls: list[Any], iterations: int, done: int
     ) -> None:
         self._runtime, self._calls, self._iterations = runtime, calls, iterations
+        self._called = time.perf_counter()
         self._states = _States(runtime, done)
 
     def wait(self) -> Report:
         """Waits until they are done."""
         found = self._runtime.collect(self._calls)
+        answered = time.perf_counter()
         self._runtime.tell_news()
         first = found[0]
         self._runtime.seconds = first["seconds"]
@@ -249,8 +265,20 @@ class Called:
             lambda: self._states.both[0],
             lambda: self._states.both[1],
             first["measures"],
+            self._spans(found, answered),
+            sum(f["dropped_spans"] for f in found),
             all(f["finite"] for f in found),
         )
+
+    def _spans(self, found: list[Any], answered: float) -> dict[str, list[Span]]:
+        """The spans of every learner process, on the driver's clock."""
+        spans: dict[str, list[Span]] = {}
+        for rank, answer in enumerate(found):
+            ahead = clock_ahead(self._called, answered, *answer["clock"])
+            for name, own in answer["spans"].items():
+                known = name if len(found) == 1 else f"{name} of {rank}"
+                spans[known] = on_clock(own, ahead)
+        return spans
 
 
 class _States:

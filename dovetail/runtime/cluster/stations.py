@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -161,6 +162,7 @@ class LearnerStation:
         """Does that many iterations; returns what is to be known of them but the states."""
         from dovetail.runtime.processes import own_part
 
+        began = time.perf_counter()
         report = self._runtime.advance(iterations).wait()
         self._done += iterations
         self._reports[self._done] = report
@@ -171,6 +173,9 @@ class LearnerStation:
             "episodes": [np.asarray(own_part(x)) for x in report.episodes],
             "measures": report.measures,
             "finite": report.finite,
+            "spans": {name: list(spans) for name, spans in report.spans.items()},
+            "dropped_spans": report.dropped_spans,
+            "clock": (began, time.perf_counter()),
             "seconds": self._runtime.seconds,
         }
 
@@ -186,6 +191,10 @@ class LearnerStation:
         report = self._reports[done]
         state = [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.state())]
         return state, [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.actor())]
+
+    def status(self) -> list[dict[str, Any]]:
+        """What every worker is at, those of its actors' processes included."""
+        return [] if self._runtime is None else self._runtime.status()
 
     def news(self) -> list[str]:
         """What people should know of that happened since; an answer is a sign of life."""

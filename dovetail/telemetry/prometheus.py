@@ -1,0 +1,296 @@
+"""A run's numbers for Prometheus, at http://host:port/metrics: the same names under every policy.
+
+The loop publishes: it copies what was counted, and puts the copy in the place of the last one.
+Whoever scrapes reads that copy in a thread of the server, so that training never waits. However
+many workers and metrics there are, the answer has a bounded number of lines.
+"""
+
+import errno
+import math
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from dovetail.errors import UserError
+from dovetail.telemetry.spans import LINK, QUEUE
+from dovetail.telemetry.timeline import FIRST_BUCKET, PER_OCTAVE, Timeline
+
+LABEL_SETS = 512
+"""Of worker, kind and name; what comes later is summed under `OTHER`."""
+LATENCIES = 64
+"""Of kind and name, each a histogram; what comes later is summed under `OTHER`."""
+METRICS = 128
+"""Metrics of an algorithm."""
+NODES = 256
+"""Of a cluster; what comes later is called `OTHER`."""
+LONGEST = 200
+"""Characters of a label."""
+OTHER = "other"
+BOUNDS = range(24, 128, 8)
+"""The buckets of a timeline that end one of ours: two octaves each, from 6.4 µs to 107 s."""
+VERSIONS = 16
+"""Staleness is counted one by one below this, and together from there."""
+LINGER = 10.0
+"""Seconds that a run which diverged waits for a scrape, if there were any before."""
+
+COUNTERS = {
+    "env_steps": ("env_steps", "Environment steps learned from, earlier starts included."),
+    "updates": ("updates", "Updates of the learner, earlier starts included."),
+    "episodes": ("episodes", "Episodes that ended in this start of the run."),
+    "restarts": ("restarts", "How often workers were set up again after they failed or hung."),
+    "dropped": ("dropped_trajectories", "Trajectories that came too late to be learned from."),
+    "lost_unrolls": ("lost_unrolls", "Unrolls of other processes that never came."),
+}
+GAUGES = {
+    "time_s": ("run_seconds", "Wall time of the run, earlier starts included."),
+    "steps_per_s": ("steps_per_second", "Environment steps per second over the last reports."),
+    "episode_return": ("episode_return", "Mean return of the episodes that ended last."),
+    "episode_length": ("episode_length", "Mean length of the episodes that ended last, in steps."),
+    "eval_return": ("evaluation_return", "Mean return of the last greedy evaluation."),
+    "staleness_max": ("staleness_max", "Greatest staleness of late, in versions."),
+}
+"""Scalars of the loop that have a metric of their own: its name and its help."""
+
+ZERO = ("episodes", "restarts", "dropped", "lost_unrolls", "staleness_max")
+"""Scalars that are 0 where nobody measures them; others are left out until they are known."""
+ELSEWHERE = re.compile(r"staleness|share_.*")
+"""Scalars that other metrics tell: the histogram of staleness, and the seconds."""
+
+Key = tuple[str, str, str]
+"""Worker, kind and name."""
+
+
+class Sums(NamedTuple):
+    """What a `Totals` came to when it was published."""
+
+    calls: int
+    seconds: float
+    nbytes: int
+    items: int
+    buckets: Mapping[int, int]
+
+    def plus(self, more: "Sums") -> "Sums":
+        """Both together; how long single calls took is left out."""
+        calls, seconds = self.calls + more.calls, self.seconds + more.seconds
+        return Sums(calls, seconds, self.nbytes + more.nbytes, self.items + more.items, {})
+
+
+@dataclass(frozen=True)
+class Published:
+    """Everything that a scrape tells; never changed, only replaced."""
+
+    scalars: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(ZERO, 0.0))
+    totals: Mapping[Key, Sums] = field(default_factory=dict[Key, Sums])
+    staleness: Mapping[int, int] = field(default_factory=dict[int, int])
+    dropped_spans: int = 0
+    reported: float = field(default_factory=time.time)
+    """When, in seconds since 1970."""
+    up: bool = True
+    diverged: bool = False
+
+
+class PortTaken(UserError):
+    """Somebody else listens on the port."""
+
+
+class Exporter(Collector):
+    """Serves the numbers of a run until it is closed."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        info: Mapping[str, str],
+        bound: int,
+        nodes: Mapping[str, str] | None = None,
+    ) -> None:
+        """`port` may be 0 for any free one; `bound` is that of the plan's staleness; `nodes` are
+        those of the workers, on a cluster."""
+        self._info, self._bound = {name: _label(text) for name, text in info.items()}, bound
+        self._nodes = bounded_nodes(nodes or {})
+        self._published = Published()
+        self._scraped, self._seen = False, threading.Event()
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortTaken(
+                    f"--metrics-port {port} is taken on {host}: give another, or 0 for a free one."
+                ) from error
+            raise UserError(
+                f"Metrics cannot be served on {host}, port {port} ({error.strerror}): give another "
+                f"--metrics-host or --metrics-port."
+            ) from error
+        name = f"[{host}]" if ":" in host else host
+        self.url = f"http://{name}:{self._server.server_port}/metrics"
+
+    def publish(self, row: Mapping[str, float], timeline: Timeline) -> None:
+        """Takes the scalars of a report, and what all spans so far come to."""
+        known = self._published.scalars
+        episodes = known["episodes"] + row.get("episodes", 0.0)
+        self._published = Published(
+            scalars={**known, **row, "episodes": episodes},
+            totals={
+                key: Sums(t.calls, t.seconds, t.nbytes, t.items, dict(t.buckets))
+                for key, t in timeline.totals.items()
+            },
+            staleness=dict(timeline.staleness),
+            dropped_spans=timeline.dropped,
+        )
+
+    def ended(self) -> None:
+        """Shows that training is over, while the run is being finished."""
+        self._published = replace(self._published, up=False)
+
+    def diverged(self) -> None:
+        """Shows that training diverged; where somebody scrapes, until it was seen."""
+        self._published = replace(self._published, up=False, diverged=True)
+        if self._scraped:
+            self._seen.wait(LINGER)
+
+    def close(self) -> None:
+        """Stops to serve; safe to call twice."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def collect(self) -> Iterator[Metric]:
+        """What is told now; called by the server's threads."""
+        now, self._scraped = self._published, True
+        yield InfoMetricFamily("dovetail_run", "What is trained, and how.", self._info)
+        yield _gauge("staleness_bound", "The most versions that the plan allows.", self._bound)
+        yield from _scalars(now)
+        yield from _spans(bounded(now.totals), self._nodes)
+        yield _latency(now.totals)
+        yield _staleness(now.staleness)
+        if now.diverged:
+            self._seen.set()
+
+
+def bounded(totals: Mapping[Key, Sums]) -> dict[Key, Sums]:
+    """The first `LABEL_SETS` as they are, the rest of each kind in one sum."""
+    found = dict(islice(totals.items(), LABEL_SETS))
+    for (_, kind, _), more in islice(totals.items(), LABEL_SETS, None):
+        key = OTHER, kind, OTHER
+        found[key] = found[key].plus(more) if key in found else more
+    return found
+
+
+def bounded_nodes(nodes: Mapping[str, str]) -> dict[str, str]:
+    """The node of each worker: the first `NODES` by their names."""
+    known = set(islice(dict.fromkeys(nodes.values()), NODES))
+    return {worker: node if node in known else OTHER for worker, node in nodes.items()}
+
+
+def _label(text: str) -> str:
+    """A label that is not too long; the client escapes it."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def metric_names(scalars: Mapping[str, float]) -> dict[str, float]:
+    """An algorithm's metrics under names of letters, digits and _; those of all seeds first."""
+    found: dict[str, float] = {}
+    for name in sorted(scalars, key=lambda name: "/" in name):
+        if name in COUNTERS or name in GAUGES or ELSEWHERE.fullmatch(name):
+            continue
+        plain = _label(re.sub(r"[^a-zA-Z0-9_]", "_", name))
+        if plain not in found and len(found) < METRICS:
+            found[plain] = scalars[name]
+    return found
+
+
+def _gauge(name: str, text: str, value: float | None) -> Metric:
+    return GaugeMetricFamily(f"dovetail_{name}", text, value)
+
+
+def _scalars(now: Published) -> Iterator[Metric]:
+    for scalar, (name, text) in COUNTERS.items():
+        yield CounterMetricFamily(f"dovetail_{name}", text, now.scalars.get(scalar))
+    for scalar, (name, text) in GAUGES.items():
+        yield _gauge(name, text, now.scalars.get(scalar))
+    metrics = GaugeMetricFamily("dovetail_metric", "A metric of the algorithm.", labels=["name"])
+    for name, value in metric_names(now.scalars).items():
+        metrics.add_metric([name], value)
+    yield metrics
+    odd = sum(not math.isfinite(value) for value in now.scalars.values()) + now.diverged
+    yield _gauge("nonfinite_metrics", "Metrics that are NaN or infinite.", odd)
+    yield _gauge("up", "1 while it trains, 0 once it has ended or diverged.", now.up)
+    text = "When the last report came, or the run began, in seconds since 1970."
+    yield _gauge("last_report_timestamp_seconds", text, now.reported)
+    text = "Spans that a full buffer forgot; the totals lack them."
+    yield CounterMetricFamily("dovetail_dropped_spans", text, now.dropped_spans)
+
+
+def _spans(totals: Mapping[Key, Sums], nodes: Mapping[str, str]) -> Iterator[Metric]:
+    """With the node where there is one: Prometheus takes an empty label for none."""
+    labels = ["worker", "kind", "name", "node"]
+    text = "Seconds that a worker spent: computing a fragment, waiting, or using a link."
+    seconds = CounterMetricFamily("dovetail_seconds", text, labels=labels)
+    calls = CounterMetricFamily("dovetail_calls", "How often it did so.", labels=labels)
+    text = "Environment steps, or parcels, that it handled; of a queue, how many lay there."
+    items = CounterMetricFamily("dovetail_items", text, labels=labels)
+    text = "Bytes that a worker put on a link."
+    nbytes = CounterMetricFamily("dovetail_bytes", text, labels=["worker", "name", "node"])
+    for (worker, kind, name), sums in totals.items():
+        told = [_label(worker), kind, _label(name), _label(nodes.get(worker, ""))]
+        if kind != QUEUE:  # which is nobody's time
+            seconds.add_metric(told, sums.seconds)
+        calls.add_metric(told, sums.calls)
+        items.add_metric(told, sums.items)
+        if kind == LINK:
+            nbytes.add_metric([told[0], *told[2:]], sums.nbytes)
+    yield from (seconds, calls, items, nbytes)
+
+
+def _latency(totals: Mapping[Key, Sums]) -> Metric:
+    """By kind and name, over all workers."""
+    buckets: dict[tuple[str, str], Counter[int]] = {}
+    seconds: dict[tuple[str, str], float] = {}
+    for (_, kind, name), sums in totals.items():
+        key = kind, name
+        if key not in buckets and len(buckets) >= LATENCIES:
+            key = kind, OTHER
+        buckets.setdefault(key, Counter()).update(sums.buckets)
+        seconds[key] = seconds.get(key, 0.0) + sums.seconds
+    text = "How long one call took, over all workers."
+    family = HistogramMetricFamily("dovetail_latency_seconds", text, labels=["kind", "name"])
+    for key, counts in buckets.items():
+        rows = [
+            (
+                str(FIRST_BUCKET * 2 ** (bound / PER_OCTAVE)),
+                float(sum(n for bucket, n in counts.items() if bucket < bound)),
+            )
+            for bound in BOUNDS
+        ]
+        family.add_metric(
+            [key[0], _label(key[1])], [*rows, ("+Inf", float(counts.total()))], seconds[key]
+        )
+    return family
+
+
+def _staleness(counts: Mapping[int, int]) -> Metric:
+    text = "Versions that the trajectories learned from were behind."
+    rows = [
+        (str(version), float(sum(n for behind, n in counts.items() if behind <= version)))
+        for version in range(VERSIONS)
+    ]
+    rows.append(("+Inf", float(sum(counts.values()))))
+    total = float(sum(behind * n for behind, n in counts.items()))
+    return HistogramMetricFamily("dovetail_staleness", text, rows, total)

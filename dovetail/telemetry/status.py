@@ -1,0 +1,86 @@
+"""What a run is doing this moment: status.json, written by a thread of its own every two seconds.
+
+It goes on being written while the training waits for a worker, so that somebody else can ask why.
+`stacks.txt` gets the lines of code at which every thread stands when SIGUSR1 asks for them.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from dovetail.errors import UserError
+from dovetail.run import Run
+
+FILE, STACKS = "status.json", "stacks.txt"
+EVERY = 2.0
+MESSAGES = 50
+"""The latest ones are kept."""
+LONGEST = 10_000
+"""Characters of a traceback, the last ones."""
+ASKED = signal.SIGUSR1
+
+
+class Status:
+    """Writes what `workers` and `progress` say until it is closed."""
+
+    def __init__(
+        self,
+        run: Run,
+        workers: Callable[[], list[dict[str, Any]]],
+        progress: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._run, self._workers, self._progress = run, workers, progress
+        self._messages: deque[tuple[float, str]] = deque(maxlen=MESSAGES)
+        self._ended = threading.Event()
+        self._ending = self._traceback = ""
+        self._stacks = open(run.path / STACKS, "w", encoding="utf-8")  # noqa: SIM115
+        faulthandler.register(ASKED, self._stacks, all_threads=True)
+        self._thread = threading.Thread(target=self._work, name="dovetail-status", daemon=True)
+        self._thread.start()
+
+    def message(self, text: str) -> None:
+        """Keeps what people were told."""
+        self._messages.append((time.time(), text))
+
+    def close(self, ending: str = "", error: BaseException | None = None) -> None:
+        """Writes for the last time, with how the run ended, and the traceback of the error that
+        ended it; safe to call twice."""
+        if self._ended.is_set():
+            return
+        self._ending = ending or "done"
+        if isinstance(error, Exception):
+            self._traceback = "".join(traceback.format_exception(error))[-LONGEST:]
+        self._ended.set()
+        self._thread.join()
+        faulthandler.unregister(ASKED)
+        self._stacks.close()
+        (self._run.path / STACKS).unlink(missing_ok=True)
+
+    def _work(self) -> None:
+        ended = False
+        while True:
+            with contextlib.suppress(UserError):  # a full disk is told by who writes what matters
+                self._run.write_json(FILE, self._now(ended))
+            if ended:
+                return
+            ended = self._ended.wait(EVERY)
+
+    def _now(self, ended: bool) -> dict[str, Any]:
+        return {
+            "time": time.time(),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "ended": self._ending if ended else None,
+            "traceback": self._traceback,
+            **self._progress(),
+            "workers": [] if ended else self._workers(),
+            "messages": [{"time": when, "text": text} for when, text in self._messages],
+        }

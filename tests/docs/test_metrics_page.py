@@ -1,0 +1,60 @@
+"""docs/metrics.md explains every column that runs write."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import DOCS
+from small import QUIET, ppo
+
+import dovetail
+from dovetail.algorithms import ALGORITHMS, IMPALA
+from dovetail.loading import load_object
+from dovetail.policies import ActorLearner, CentralInference, Fused, Local
+
+PAGE = DOCS["metrics.md"]
+TOLD = set(re.findall(r"`([a-z_]+)`", PAGE))
+RUNS: dict[str, tuple[Any, str, Any]] = {
+    "fused": (ppo(), "dovetail:CartPole-v1", Fused(4)),
+    "local": (ppo(), "CartPole-v1", Local(4)),
+    "actor-learner": (IMPALA(4, hidden=(8,)), "CartPole-v1", ActorLearner(4, processes=False)),
+    "central-inference": (
+        IMPALA(4, hidden=(8,)),
+        "CartPole-v1",
+        CentralInference(4, workers=2, processes=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", RUNS)
+def test_every_column_is_explained(policy: str, tmp_path: Path) -> None:
+    settings = replace(QUIET, folder=str(tmp_path / "run"))
+    run = dovetail.train(*RUNS[policy], steps=640, settings=settings)
+    columns = {name for name in run.metrics if not name.startswith("share_")}
+    assert {"time_s", "loss", "steps_per_s"} <= columns
+    assert columns <= TOLD
+    assert "`share_<fragment>`" in PAGE and "`share_wait_<worker>`" in PAGE
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_metric_of_an_algorithm_is_explained(name: str) -> None:
+    algorithm = load_object(ALGORITHMS[name], "algorithm")()
+    metrics = {metric for metric, _ in dovetail.trace(algorithm, "CartPole-v1").metrics}
+    [table] = re.findall(r"### The metrics of the algorithms\n(.*?)\n###", PAGE, re.DOTALL)
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    told = {
+        metric
+        for _, metrics_told, _, whose, _ in rows
+        for metric in re.findall(r"`(\w+)`", metrics_told)
+        if _has(whose.strip(), type(algorithm).__name__)
+    }
+    assert told == metrics
+
+
+def _has(whose: str, algorithm: str) -> bool:
+    """Whether a cell like `all but A3C` or `PPO, APPO` is said of an algorithm."""
+    if whose.startswith("all"):
+        return algorithm not in whose.removeprefix("all but ").split(", ")
+    return algorithm in whose.split(", ")
