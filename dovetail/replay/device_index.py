@@ -27,7 +27,7 @@ class DeviceIndex(NamedTuple):
     priority: jax.Array
     serial: jax.Array
     times: jax.Array
-    count: jax.Array
+    size: jax.Array
     added: jax.Array
     removals: jax.Array
     trees: tuple[DeviceTree, ...]
@@ -48,7 +48,7 @@ def init_index(table: Table, size: int) -> DeviceIndex:
         priority=jnp.zeros(size, jnp.float32),
         serial=jnp.zeros(size, jnp.int32),
         times=jnp.zeros(size, jnp.int32),
-        count=zero,
+        size=zero,
         added=zero,
         removals=zero,
         trees=tuple(device_tree(size) for _ in selectors(table)),
@@ -77,7 +77,7 @@ def add(table: Table, index: DeviceIndex, slots: jax.Array, priorities: jax.Arra
         priority=index.priority.at[slots].set(priorities, mode="drop"),
         serial=index.serial.at[slots].set(order, mode="drop"),
         times=index.times.at[slots].set(0, mode="drop"),
-        count=index.count + number,
+        size=index.size + number,
         added=index.added + number,
         trees=weigh(table, index, slots, priorities),
     )
@@ -89,7 +89,7 @@ def drop(table: Table, index: DeviceIndex, slots: jax.Array) -> DeviceIndex:
     slots = jnp.where(there, slots, DROP)
     return index._replace(
         live=index.live.at[slots].set(False, mode="drop"),
-        count=index.count - jnp.sum(there, dtype=jnp.int32),
+        size=index.size - jnp.sum(there, dtype=jnp.int32),
         trees=weigh(table, index, slots, jnp.full(slots.shape, -1.0)),
     )
 
@@ -112,7 +112,7 @@ def choose(table: Table, index: DeviceIndex, draws: jax.Array) -> tuple[jax.Arra
     count, sampler = draws.shape[0], table.sampler
     if not isinstance(sampler, Uniform | Prioritised):
         order = in_order(index, sampler)
-        ranks = jnp.arange(count) % jnp.maximum(index.count, 1)
+        ranks = jnp.arange(count) % jnp.maximum(index.size, 1)
         return order[ranks].astype(jnp.int32), jnp.ones(count, jnp.float32)
     tree = index.trees[0]
     total = tree_total(tree)

@@ -48,13 +48,13 @@ class HostTable:
     @property
     def size(self) -> int:
         """Items that can be sampled."""
-        self._settle()
+        self.settle()
         return self.index.count if self.index is not None else int(self._totals[-1])
 
     @property
     def completed(self) -> int:
         """Items that have ever been complete."""
-        self._settle()
+        self.settle()
         return int(self.high.sum())
 
     def items_of(self, steps: int) -> int:
@@ -113,7 +113,7 @@ class HostTable:
             self.streams.insert(part, first, last, self.highest)
             self._settled = False
             if self._in_order or self.owned is not None:
-                self._settle()
+                self.settle()
 
     def _check(
         self, rows: Any, leaves: Sequence[Array], structure: Any, first: int, last: int
@@ -160,13 +160,11 @@ class HostTable:
         most = float(priorities.max())
         if not (float(priorities.min()) >= 0 and most < float("inf")):
             wrong = priorities[~((priorities >= 0) & (priorities < float("inf")))].ravel()[0]
-            raise UserError(
-                f"A priority is {wrong}: give finite numbers from 0 upwards (has training diverged?)."
-            )
+            raise UserError(f"A priority is {wrong}: give finite numbers from 0 upwards.")
         self.highest = max(self.highest, most)
 
-    def _settle(self) -> None:
-        """Which items are complete and which have left, after the inserts so far."""
+    def settle(self) -> None:
+        """Works out which items are complete and which have left, after the inserts so far."""
         if self._settled:
             return
         self._settled = True
@@ -183,6 +181,10 @@ class HostTable:
             self.index.add(new, self.streams.given[new])
         self.low, self.high = low, high
 
+    def unsettle(self) -> None:
+        """To be called when the streams were changed from outside."""
+        self._settled = False
+
     def sample(self, draws: Array) -> Sample:
         """Items for draws [n] from [0, 1): the same draws choose the same items."""
         self.check_batch(draws.size)
@@ -192,23 +194,22 @@ class HostTable:
                 "The replay table is empty, so nothing can be sampled: insert until an item is "
                 "complete."
             )
+        output = self._output(draws.size)
         if self.index is None:
             slots, numbers = self._choose(draws, count)
             probabilities = np.full(draws.size, 1 / count, np.float32)
             times = self.streams.times.take(slots)
             np.add.at(self.streams.times, slots, 1)
+            output.read(slots)
         else:
             slots, probabilities = self.index.choose(draws)
             numbers = self.index.serial[slots]
-        output = self._output(draws.size)
-        output.read(slots)
-        if self.index is not None:
+            output.read(slots)
             times = self.index.sampled(slots)
             if self.owned is not None:
                 self.owned.release(np.unique(slots[~self.index.live[slots]]))
-        return Sample(
-            output.tree, output.mask, Keys(slots, numbers), probabilities, np.int32(count), times
-        )
+        keys = Keys(slots, numbers)
+        return Sample(output.tree, output.mask, keys, probabilities, np.int32(count), times)
 
     def _choose(self, draws: Array, count: int) -> tuple[Array, Array]:
         """The slots and numbers of items that are all alike, streams in order, the oldest first."""
@@ -236,7 +237,7 @@ class HostTable:
         self._note_priorities(priorities)
         if self.index is None:
             return
-        self._settle()
+        self.settle()
         slots = np.asarray(keys.slot)
         there = self.index.live[slots] & (self.index.serial[slots] == keys.number)
         if not there.all():
