@@ -72,20 +72,30 @@ def init(table: Table, example: Any, num_envs: int) -> State:
     check_history(leaves, table.history)
     layout = make_layout(table, leaves, num_envs)
     envs, slots = layout.envs, layout.slots * layout.envs
-    zeros = jnp.zeros(envs, jnp.int32)
-    streams = jnp.arange(envs, dtype=jnp.int32)
+
+    def zeros(size: int = envs, dtype: Any = jnp.int32) -> jax.Array:
+        """An array of its own for each use, so that the state can be donated."""
+        return jnp.zeros(size, dtype)
+
     return State(
         rows=_store(table, example, layout.lane, layout.frame_lane),
-        final=jnp.zeros(layout.lane, bool),
-        begun_at=jnp.zeros(layout.lane, jnp.int32),
-        frame_at=jnp.zeros(layout.lane if table.history else 0, jnp.int32),
-        frame_begun=jnp.zeros(layout.frame_lane, jnp.int32),
-        counters=Counters(streams, streams, zeros, zeros, zeros, jnp.ones(envs, bool)),
-        starts=jnp.zeros(slots, jnp.int32),
-        times=jnp.zeros(slots if table.ranged else 0, jnp.int32),
-        given=jnp.zeros(0 if table.ranged else slots, jnp.float32),
-        high=zeros,
-        low=zeros,
+        final=zeros(layout.lane, bool),
+        begun_at=zeros(layout.lane),
+        frame_at=zeros(layout.lane if table.history else 0),
+        frame_begun=zeros(layout.frame_lane),
+        counters=Counters(
+            cursor=jnp.arange(envs, dtype=jnp.int32),
+            frame_cursor=jnp.arange(envs, dtype=jnp.int32),
+            begun=zeros(),
+            ended=zeros(),
+            steps=zeros(),
+            fresh=jnp.ones(envs, bool),
+        ),
+        starts=zeros(slots),
+        times=zeros(slots if table.ranged else 0),
+        given=zeros(0 if table.ranged else slots, jnp.float32),
+        high=zeros(),
+        low=zeros(),
         highest=jnp.ones((), jnp.float32),
         items=None if table.ranged else init_index(table, layout.size),
         owned=_init_owned(table, example, layout) if layout.owned else None,

@@ -42,15 +42,14 @@ def selectors(table: Table) -> list[Selector]:
 
 def init_index(table: Table, size: int) -> DeviceIndex:
     """An index without items."""
-    zero = jnp.zeros((), jnp.int32)
     return DeviceIndex(
         live=jnp.zeros(size, bool),
         priority=jnp.zeros(size, jnp.float32),
         serial=jnp.zeros(size, jnp.int32),
         times=jnp.zeros(size, jnp.int32),
-        size=zero,
-        added=zero,
-        removals=zero,
+        size=jnp.zeros((), jnp.int32),
+        added=jnp.zeros((), jnp.int32),
+        removals=jnp.zeros((), jnp.int32),
         trees=tuple(device_tree(size) for _ in selectors(table)),
     )
 
