@@ -285,10 +285,10 @@ def _settle(table: Table, layout: Layout, state: State, steps: int) -> State:
     elif state.items is not None:
         gone = max(most, steps * (layout.stack + 1))
         left = _span(layout, state.low, jnp.minimum(low, state.high), gone)
-        index = device_index.drop(table, state.items, left)
         new = _span(layout, jnp.maximum(state.high, low), high, most)
         given = state.given.at[new].get(mode="clip")
-        state = state._replace(items=device_index.add(table, index, new, given))
+        items = device_index.exchange(table, state.items, left, new, given)
+        state = state._replace(items=items)
     return state._replace(high=high, low=low)
 
 
@@ -310,9 +310,9 @@ def _own(table: Table, layout: Layout, state: State, slots: jax.Array) -> State:
         full = owned.num_free == 0
         spare = owned.free[jnp.maximum(owned.num_free - 1, 0)]
         target = jnp.where(full, device_index.victim(table, index), spare)
-        index = device_index.drop(table, index, jnp.where(full, target, DROP)[None])
+        left, given = jnp.where(full, target, DROP)[None], state.given[slots[at]][None]
+        index = device_index.exchange(table, index, left, target[None], given)
         index = index._replace(removals=index.removals + full.astype(jnp.int32))
-        index = device_index.add(table, index, target[None], state.given[slots[at]][None])
         owned = owned._replace(num_free=owned.num_free - (~full).astype(jnp.int32))
         return _copy(table, layout, state, owned, state.starts[slots[at]], target), index
 
