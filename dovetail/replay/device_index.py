@@ -4,7 +4,7 @@ The same as `host_index`, as pure functions over a state of arrays. Choices in o
 highest, …) sort all items; random ones cost the logarithm of their number.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ def init_index(table: Table, size: int) -> DeviceIndex:
     )
 
 
-NONE = np.zeros(0, np.int32)
+NONE: Any = np.zeros(0, np.int32)
 
 
 def weigh(
