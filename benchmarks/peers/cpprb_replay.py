@@ -18,7 +18,7 @@ def main() -> None:
     work = p.parse_work()
     fields: dict[str, Any] = {
         "obs": {"shape": work.shape, "dtype": work.dtype},
-        "act": {"shape": (), "dtype": np.int32},
+        "act": {"dtype": np.int32},
         "rew": {"dtype": np.float32},
         "next_obs": {"shape": work.shape, "dtype": work.dtype},
         "done": {"dtype": bool},

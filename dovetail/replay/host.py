@@ -40,6 +40,7 @@ class HostTable:
         self.high = np.zeros(num_envs, np.int64)
         self._settled = False
         self._offsets = self._totals = self.low
+        self._equal = 0  # items of each stream, if they are equally many
         self._in_order = not isinstance(table.sampler, Uniform | Prioritised)
         self._buffers = buffers
         self._outputs: dict[int, list[Output]] = {}
@@ -98,13 +99,13 @@ class HostTable:
         length = self._check(rows, leaves, structure, first, last)
         shape = (length, last - first)
         finals = None if final is None else self._final_leaves(final, shape)
-        for name, array in (("ends", ends), ("valid", valid), ("priorities", priorities)):
-            if array is not None and array.shape != shape:
-                raise UserError(
-                    f"What was inserted as {name} has shape {list(array.shape)}, but the rows are "
-                    f"{list(shape)} steps of environments: give one for each."
-                )
+        if ends is not None and ends.shape != shape:
+            refuse_shape("ends", ends, shape)
+        if valid is not None and valid.shape != shape:
+            refuse_shape("valid", valid, shape)
         if priorities is not None:
+            if priorities.shape != shape:
+                refuse_shape("priorities", priorities, shape)
             self._note_priorities(priorities)
         steps = Steps(leaves, ends, valid, finals, priorities)
         chunk = self.layout.chunk
@@ -173,6 +174,7 @@ class HostTable:
             counts = high - low
             self._totals = np.cumsum(counts)
             self._offsets = low - (self._totals - counts)
+            self._equal = int(counts[0]) if counts.min() == counts.max() else 0
         elif self.owned is not None:
             self.owned.take(self.streams.span(self.high, high), self.index)
         else:
@@ -215,7 +217,10 @@ class HostTable:
         """The slots and numbers of items that are all alike, streams in order, the oldest first."""
         ranks = (draws * count).astype(np.int64)
         np.minimum(ranks, count - 1, out=ranks)
-        streams = self._totals.searchsorted(ranks, side="right")
+        if self._equal:
+            streams = ranks // self._equal
+        else:
+            streams = self._totals.searchsorted(ranks, side="right")
         numbers = ranks + self._offsets.take(streams)
         slots = numbers % self.layout.slots
         slots *= self.layout.envs
@@ -243,3 +248,11 @@ class HostTable:
         if not there.all():
             slots, priorities = slots[there], priorities[there]
         self.index.update(slots, priorities)
+
+
+def refuse_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
+    """Says that an argument of `insert` has another shape than the steps."""
+    raise UserError(
+        f"What was inserted as {name} has shape {list(array.shape)}, but the rows are "
+        f"{list(shape)} steps of environments: give one for each."
+    )

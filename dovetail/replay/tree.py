@@ -13,7 +13,7 @@ import numpy as np
 
 FAN = 16
 """Children of a node."""
-TOP = 512
+TOP = 8192
 """So many nodes are searched at once, at the top."""
 FEW = 64
 """The same on the device, where they are compared one by one."""
@@ -78,17 +78,17 @@ class HostTree:
         """The leaf in whose part of the running sum each target lies; some weight must be > 0."""
         self._refresh()
         targets = np.minimum(targets, self._cumulative[-1] * BELOW)
-        found = np.searchsorted(self._cumulative, targets, side="right")
-        targets = targets - (self._cumulative - self.levels[-1]).take(found)
+        found = self._cumulative.searchsorted(targets, side="right")
+        targets -= self._cumulative.take(found) - self.levels[-1].take(found)
+        first = np.arange(0, targets.size * FAN, FAN)
         for level in reversed(self.levels[:-1]):
             family = level.reshape(-1, FAN).take(found, axis=0)
             running = family @ self._running
-            targets = np.minimum(np.maximum(targets, 0), running[:, -1] * BELOW)
+            np.minimum(targets, running[:, -1] * BELOW, out=targets)
             child = (running > targets[:, None]).argmax(axis=1)
-            chosen = found * FAN + child
-            at = np.arange(0, family.size, FAN) + child
-            targets = targets - running.reshape(-1).take(at) + family.reshape(-1).take(at)
-            found = chosen
+            at = first + child
+            targets -= running.take(at) - family.take(at)
+            found = found * FAN + child
         return found
 
 
