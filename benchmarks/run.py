@@ -25,6 +25,7 @@ from benchmarks.contestants import Contestant  # noqa: E402
 from benchmarks.interpreters import interpreter  # noqa: E402
 
 EXCHANGE, PROCESSES = ["benchmarks.exchange"], ["benchmarks.env_processes"]
+REPLAY, GROWTH = ["benchmarks.replay"], ["benchmarks.replay_growth"]
 SCRIPTS = {
     "parity": ("the hand-written PPO computes the same numbers", ["benchmarks.parity"]),
     "startup": ("seconds from the command to the first update", ["benchmarks.startup"]),
@@ -33,6 +34,8 @@ SCRIPTS = {
     "env-processes": ("environments in processes against Gymnasium's", PROCESSES),
     "central": ("how full acting's batches are under CentralInference", ["benchmarks.central"]),
     "telemetry": ("what measuring and scraping cost", ["benchmarks.telemetry"]),
+    "replay": ("tables in one process against cpprb, flashbax and torchrl", REPLAY),
+    "replay-growth": ("prioritised sampling from 10 thousand to 10 million items", GROWTH),
     "cluster-costs": ("weights, start-up and 64 actors on Ray", ["benchmarks.cluster"]),
 }
 GIVE_UP = 3600.0

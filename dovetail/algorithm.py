@@ -117,15 +117,14 @@ class RL(Protocol):
     def insert(
         self,
         replay: Replay,
+        trajectory: Trajectory,
         rows: Any,
-        ends: jax.Array,
-        valid: jax.Array,
         final: Any = None,
         priorities: Any = None,
     ) -> Replay:
-        """Actors → replay: rows [T, B, …] of every environment. `ends` says where an episode ended
-        with the row, `final` what was seen after it then, `valid` which rows are steps at all,
-        `priorities` those of the items that begin with each row."""
+        """Actors → replay: `rows` [T, B, …], made of a trajectory, which says where episodes end.
+        `final` is what was seen after each row, a part of the rows' tree; `priorities` are those of
+        the items that begin with each row."""
         ...
 
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:

@@ -1,5 +1,6 @@
 """What the interpreter computes, and how near to it a policy must come."""
 
+import dataclasses
 from functools import cache
 from typing import Any
 
@@ -48,11 +49,20 @@ def assert_close(found: Any, expected: Any) -> None:
 def without_weights(state: Any) -> Any:
     """With several learners the moments weigh one learner's samples; only ratios matter."""
     if not hasattr(state, "moments"):
-        return state
+        return without_order(state)
     return state._replace(
         moments=state.moments._replace(weight=np.zeros(())),
         return_moments=state.return_moments._replace(weight=np.zeros(())),
     )
+
+
+def without_order(state: Any) -> Any:
+    """Which of the items that several actors insert at once comes first is not told."""
+    held = state.replay.state
+    if held.index is None:
+        return state
+    held = held._replace(index=held.index._replace(serial=np.zeros(())))
+    return state._replace(replay=dataclasses.replace(state.replay, state=held))
 
 
 @cache

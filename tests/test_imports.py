@@ -38,6 +38,7 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
         ("plan", "graph", "envs", "telemetry.spans", "algorithm"),
         "runs any plan; of RL it knows the record of an unroll, and no algorithm",
     ),
+    "replay": ((), "tables know nothing of algorithms, nor of where they are kept"),
     "telemetry": (("run", "functions", "envs"), "shows what others measured, drives nothing"),
 }
 """Folder or module → (what of Dovetail it may import beside its own, why)."""

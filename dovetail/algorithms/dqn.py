@@ -178,13 +178,8 @@ class DQN(Algorithm):
         params = rl.broadcast(self.acting(state))
         steps = rl.unroll(self.act, params, self.unroll_length)
         rows = Row(steps.observation, steps.action, steps.reward, steps.terminated)
-        replay = rl.insert(
-            state.replay,
-            rows,
-            ends=steps.terminated | steps.truncated,
-            valid=steps.valid,
-            final=Row(steps.next_observation, None, None, None),
-        )
+        final = Row(steps.next_observation, None, None, None)
+        replay = rl.insert(state.replay, steps, rows, final)
         key = jax.random.fold_in(state.key, state.updates)
         draws = jax.random.uniform(key, (self.gradient_steps * self.batch_size,))
         replay, sample = rl.sample(replay, draws)
@@ -198,9 +193,9 @@ class DQN(Algorithm):
     ) -> tuple[LearnerState, jax.Array, Metrics]:
         """(state, errors, metrics): a gradient step on each part of a sample, once there is enough
         to sample from."""
-        weights = jnp.ones_like(sample.probabilities)
+        weights = jnp.asarray(sample.mask[:, 0], jnp.float32)  # what was broken off has no step
         if self.prioritised:
-            weights = importance_weights(
+            weights *= importance_weights(
                 sample.probabilities, sample.size, self.importance_exponent
             )
         parts = jax.tree.map(

@@ -28,7 +28,7 @@ from dovetail.graph.unroll import (
     step_once,
     with_last,
 )
-from dovetail.replay.replay import Insertion, Replay
+from dovetail.replay.replay import Replay, insertion
 from dovetail.replay.sample import Keys, Sample
 
 
@@ -55,16 +55,14 @@ class Interpreting:
     def insert(
         self,
         replay: Replay,
+        trajectory: Trajectory,
         rows: Any,
-        ends: jax.Array,
-        valid: jax.Array,
         final: Any = None,
         priorities: Any = None,
     ) -> Replay:
         """Actors → replay."""
-        return replay.insert(
-            Insertion(rows, ends, valid, final, priorities, self.actor.index[None])
-        )
+        sent = insertion(trajectory, rows, final, priorities, self.actor.index)
+        return replay.insert(sent)
 
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
         """Replay → learner."""

@@ -39,7 +39,7 @@ from dovetail.graph.unroll import (
     unroll_scan,
 )
 from dovetail.keys import seed_key
-from dovetail.replay.replay import Insertion, Replay
+from dovetail.replay.replay import Replay, insertion
 from dovetail.replay.sample import Keys, Sample
 
 PACKAGE = os.path.dirname(os.path.abspath(dovetail.__file__))
@@ -197,15 +197,14 @@ class Tracing:
     def insert(
         self,
         replay: Replay,
+        trajectory: Trajectory,
         rows: Any,
-        ends: jax.Array,
-        valid: jax.Array,
         final: Any = None,
         priorities: Any = None,
     ) -> Replay:
         """Actors → replay."""
         self._refuse_nested("insert")
-        sent = Insertion(rows, ends, valid, final, priorities, self.actor.index[None])
+        sent = insertion(trajectory, rows, final, priorities, self.actor.index)
         for leaf in jax.tree.leaves(sent):
             self._refuse_unsplit(leaf, "insert")
         return replay.insert(self._cross("insert", sent, pieces=self._pieces), self._pieces)

@@ -62,7 +62,7 @@ class State(NamedTuple):
     high: jax.Array
     low: jax.Array
     highest: jax.Array
-    index: DeviceIndex | None
+    items: DeviceIndex | None
     owned: Owned | None
 
 
@@ -72,22 +72,32 @@ def init(table: Table, example: Any, num_envs: int) -> State:
     check_history(leaves, table.history)
     layout = make_layout(table, leaves, num_envs)
     envs, slots = layout.envs, layout.slots * layout.envs
-    zeros = jnp.zeros(envs, jnp.int32)
-    streams = jnp.arange(envs, dtype=jnp.int32)
+
+    def zeros(size: int = envs, dtype: Any = jnp.int32) -> jax.Array:
+        """An array of its own for each use, so that the state can be donated."""
+        return jnp.zeros(size, dtype)
+
     return State(
         rows=_store(table, example, layout.lane, layout.frame_lane),
-        final=jnp.zeros(layout.lane, bool),
-        begun_at=jnp.zeros(layout.lane, jnp.int32),
-        frame_at=jnp.zeros(layout.lane if table.history else 0, jnp.int32),
-        frame_begun=jnp.zeros(layout.frame_lane, jnp.int32),
-        counters=Counters(streams, streams, zeros, zeros, zeros, jnp.ones(envs, bool)),
-        starts=jnp.zeros(slots, jnp.int32),
-        times=jnp.zeros(slots if table.ranged else 0, jnp.int32),
-        given=jnp.zeros(0 if table.ranged else slots, jnp.float32),
-        high=zeros,
-        low=zeros,
+        final=zeros(layout.lane, bool),
+        begun_at=zeros(layout.lane),
+        frame_at=zeros(layout.lane if table.history else 0),
+        frame_begun=zeros(layout.frame_lane),
+        counters=Counters(
+            cursor=jnp.arange(envs, dtype=jnp.int32),
+            frame_cursor=jnp.arange(envs, dtype=jnp.int32),
+            begun=zeros(),
+            ended=zeros(),
+            steps=zeros(),
+            fresh=jnp.ones(envs, bool),
+        ),
+        starts=zeros(slots),
+        times=zeros(slots if table.ranged else 0),
+        given=zeros(0 if table.ranged else slots, jnp.float32),
+        high=zeros(),
+        low=zeros(),
         highest=jnp.ones((), jnp.float32),
-        index=None if table.ranged else init_index(table, layout.size),
+        items=None if table.ranged else init_index(table, layout.size),
         owned=_init_owned(table, example, layout) if layout.owned else None,
     )
 
@@ -176,26 +186,45 @@ def insert(
     for start in range(0, length, view.layout.chunk):
         part = slice(start, start + view.layout.chunk)
         cut = jax.tree.map(lambda x: x[part], (rows, grids, final))  # noqa: B023
-        state = _insert(table, view, state, *cut, streams)
+        state = _insert(table, view, state, cut, streams)
     return state
 
 
-def _insert(
-    table: Table, view: _View, state: State, rows: Any, grids: Any, final: Any, streams: Any
-) -> State:
+def break_off(table: Table, state: State, where: jax.Array, streams: jax.Array) -> State:
+    """Ends the episodes of streams [B] `where` [B] a new one begins although the last did not end:
+    its environment was set up anew.
+
+    What came after the last rows is not known: they become rows that show what was seen after
+    others, and the items that they began hold no step.
+    """
+    layout, counters = _view(table, state).layout, state.counters
+    open_ones = where & ~counters.fresh[streams]
+    if not table.items.cut:
+        return state
+    back = jnp.arange(1, layout.window)[:, None] * layout.envs
+    places = jnp.where(open_ones, (counters.cursor[streams] - back) % layout.lane, DROP)
+    ended = jnp.where(open_ones, counters.begun[streams], counters.ended[streams])
+    return state._replace(
+        final=state.final.at[places.ravel()].set(True, mode="drop"),
+        counters=counters._replace(
+            ended=counters.ended.at[streams].set(ended),
+            fresh=counters.fresh.at[streams].set(counters.fresh[streams] | open_ones),
+        ),
+    )
+
+
+def _insert(table: Table, view: _View, state: State, cut: Any, streams: Any) -> State:
     """The rows of a few steps."""
-    ends, valid, priorities = grids
+    rows, (ends, valid, priorities), final = cut
     layout = view.layout
-    before = Counters(*(x[streams] for x in state.counters))
+    before = jax.tree.map(lambda x: x[streams], state.counters)
     ending = jnp.zeros_like(valid) if ends is None else ends
     plan, after = make_plan(jnp, table, layout, before, streams, ending, valid)
     state = _write_rows(view, state, plan, rows, final, ends is not None)
     begins = plan.item_at.ravel()
     state = state._replace(
         starts=state.starts.at[begins].set(plan.step_at.ravel(), mode="drop"),
-        counters=Counters(
-            *(kept.at[streams].set(new) for kept, new in zip(state.counters, after, strict=True))
-        ),
+        counters=jax.tree.map(lambda kept, new: kept.at[streams].set(new), state.counters, after),
     )
     if table.ranged:
         state = state._replace(times=state.times.at[begins].set(0, mode="drop"))
@@ -272,15 +301,15 @@ def _settle(table: Table, layout: Layout, state: State, steps: int) -> State:
     low = oldest(layout, state.counters, high, state.begun_at, state.frame_begun, jnp)
     period = table.items.period if isinstance(table.items, Sequences) else 1
     most = (steps - 1) // period + 1 + table.items.pending
-    if state.index is not None and layout.owned:
+    if state.items is not None and layout.owned:
         state = _own(table, layout, state, _span(layout, state.high, high, most))
-    elif state.index is not None:
+    elif state.items is not None:
         gone = max(most, steps * (layout.stack + 1))
         left = _span(layout, state.low, jnp.minimum(low, state.high), gone)
-        index = device_index.drop(table, state.index, left)
         new = _span(layout, jnp.maximum(state.high, low), high, most)
         given = state.given.at[new].get(mode="clip")
-        state = state._replace(index=device_index.add(table, index, new, given))
+        items = device_index.exchange(table, state.items, left, new, given)
+        state = state._replace(items=items)
     return state._replace(high=high, low=low)
 
 
@@ -302,16 +331,16 @@ def _own(table: Table, layout: Layout, state: State, slots: jax.Array) -> State:
         full = owned.num_free == 0
         spare = owned.free[jnp.maximum(owned.num_free - 1, 0)]
         target = jnp.where(full, device_index.victim(table, index), spare)
-        index = device_index.drop(table, index, jnp.where(full, target, DROP)[None])
+        left, given = jnp.where(full, target, DROP)[None], state.given[slots[at]][None]
+        index = device_index.exchange(table, index, left, target[None], given)
         index = index._replace(removals=index.removals + full.astype(jnp.int32))
-        index = device_index.add(table, index, target[None], state.given[slots[at]][None])
         owned = owned._replace(num_free=owned.num_free - (~full).astype(jnp.int32))
         return _copy(table, layout, state, owned, state.starts[slots[at]], target), index
 
-    assert state.owned is not None and state.index is not None
+    assert state.owned is not None and state.items is not None
     number = jnp.sum(slots != DROP)
-    owned, index = jax.lax.fori_loop(0, number, one, (state.owned, state.index))
-    return state._replace(owned=owned, index=index)
+    owned, index = jax.lax.fori_loop(0, number, one, (state.owned, state.items))
+    return state._replace(owned=owned, items=index)
 
 
 def _copy(
@@ -347,7 +376,7 @@ def _frame_places(table: Table, layout: Layout, state: State, places: jax.Array)
 
 def size(table: Table, state: State) -> jax.Array:
     """Items that can be sampled."""
-    return jnp.sum(state.high - state.low) if state.index is None else state.index.count
+    return jnp.sum(state.high - state.low) if state.items is None else state.items.size
 
 
 def sample(table: Table, state: State, draws: jax.Array) -> tuple[State, Sample]:
@@ -360,17 +389,17 @@ def sample(table: Table, state: State, draws: jax.Array) -> tuple[State, Sample]
             "give it a larger capacity, or sample fewer."
         )
     count = size(table, state)
-    if state.index is None:
+    if state.items is None:
         slots, numbers = _choose(view.layout, state, draws, count)
         probabilities = jnp.full(draws.shape, 1 / jnp.maximum(count, 1), jnp.float32)
         times = state.times[slots]
         state = state._replace(times=state.times.at[slots].add(1))
         return state, _read(table, view, state, slots, numbers, probabilities, count, times)
-    slots, probabilities = device_index.choose(table, state.index, draws)
-    numbers = state.index.serial[slots]
-    index, spent, times = device_index.sampled(table, state.index, slots)
+    slots, probabilities = device_index.choose(table, state.items, draws)
+    numbers = state.items.serial[slots]
+    index, spent, times = device_index.sampled(table, state.items, slots)
     read = _read(table, view, state, slots, numbers, probabilities, count, times)
-    state = state._replace(index=index)
+    state = state._replace(items=index)
     if state.owned is not None and table.max_times_sampled is not None:
         free = spent != DROP
         place = jnp.where(free, state.owned.num_free + jnp.cumsum(free) - 1, DROP)
@@ -444,10 +473,10 @@ def _read(
 
 def update_priorities(table: Table, state: State, keys: Keys, priorities: jax.Array) -> State:
     """Gives items other priorities [n]; items that have left are passed over."""
-    if state.index is None:
+    if state.items is None:
         return state
     values = priorities.astype(jnp.float32)
     good = (values >= 0) & (values < jnp.inf)
     highest = jnp.maximum(state.highest, jnp.max(jnp.where(good, values, 0)))
-    index = device_index.update(table, state.index, keys.slot, keys.number, values)
-    return state._replace(index=index, highest=highest)
+    index = device_index.update(table, state.items, keys.slot, keys.number, values)
+    return state._replace(items=index, highest=highest)

@@ -4,10 +4,11 @@ The same as `host_index`, as pure functions over a state of arrays. Choices in o
 highest, …) sort all items; random ones cost the logarithm of their number.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail.replay.table import Fifo, Highest, Lifo, Lowest, Prioritised, Selector, Table, Uniform
 from dovetail.replay.tree import (
@@ -27,7 +28,7 @@ class DeviceIndex(NamedTuple):
     priority: jax.Array
     serial: jax.Array
     times: jax.Array
-    count: jax.Array
+    size: jax.Array
     added: jax.Array
     removals: jax.Array
     trees: tuple[DeviceTree, ...]
@@ -42,55 +43,53 @@ def selectors(table: Table) -> list[Selector]:
 
 def init_index(table: Table, size: int) -> DeviceIndex:
     """An index without items."""
-    zero = jnp.zeros((), jnp.int32)
     return DeviceIndex(
         live=jnp.zeros(size, bool),
         priority=jnp.zeros(size, jnp.float32),
         serial=jnp.zeros(size, jnp.int32),
         times=jnp.zeros(size, jnp.int32),
-        count=zero,
-        added=zero,
-        removals=zero,
+        size=jnp.zeros((), jnp.int32),
+        added=jnp.zeros((), jnp.int32),
+        removals=jnp.zeros((), jnp.int32),
         trees=tuple(device_tree(size) for _ in selectors(table)),
     )
 
 
+NONE: Any = np.zeros(0, np.int32)
+
+
 def weigh(
-    table: Table, index: DeviceIndex, slots: jax.Array, priorities: jax.Array
+    table: Table, index: DeviceIndex, slots: jax.Array, priorities: jax.Array, left: jax.Array
 ) -> tuple[DeviceTree, ...]:
-    """The trees with the weights of items of these priorities; negative: of none."""
+    """The trees without the weights of items that `left`, and with those of others."""
     trees: list[DeviceTree] = []
     for selector, tree in zip(selectors(table), index.trees, strict=True):
-        exponent = table.exponent(selector)
-        weights = jnp.where(priorities < 0, 0.0, jnp.maximum(priorities, 0) ** exponent)
-        trees.append(set_weights(tree, slots, weights))
+        weights = priorities ** table.exponent(selector)
+        trees.append(set_weights(tree, slots, weights, left))
     return tuple(trees)
 
 
-def add(table: Table, index: DeviceIndex, slots: jax.Array, priorities: jax.Array) -> DeviceIndex:
-    """New items, in the order of their age; those with the slot `DROP` are none."""
-    real = slots != DROP
+def exchange(
+    table: Table, index: DeviceIndex, left: jax.Array, new: jax.Array, priorities: jax.Array
+) -> DeviceIndex:
+    """Items leave, each named once, and new ones come, in the order of their age.
+
+    The slot `DROP` names none, and who has left already is no matter. Both in one step, so that
+    the trees are summed once.
+    """
+    there = index.live.at[left].get(mode="fill", fill_value=False)
+    left = jnp.where(there, left, DROP)
+    real = new != DROP
     order = index.added + jnp.cumsum(real, dtype=jnp.int32) - 1
     number = jnp.sum(real, dtype=jnp.int32)
     return index._replace(
-        live=index.live.at[slots].set(True, mode="drop"),
-        priority=index.priority.at[slots].set(priorities, mode="drop"),
-        serial=index.serial.at[slots].set(order, mode="drop"),
-        times=index.times.at[slots].set(0, mode="drop"),
-        count=index.count + number,
+        live=index.live.at[left].set(False, mode="drop").at[new].set(True, mode="drop"),
+        priority=index.priority.at[new].set(priorities, mode="drop"),
+        serial=index.serial.at[new].set(order, mode="drop"),
+        times=index.times.at[new].set(0, mode="drop"),
+        size=index.size + number - jnp.sum(there, dtype=jnp.int32),
         added=index.added + number,
-        trees=weigh(table, index, slots, priorities),
-    )
-
-
-def drop(table: Table, index: DeviceIndex, slots: jax.Array) -> DeviceIndex:
-    """Items leave, each named once; who has left already is no matter."""
-    there = index.live.at[slots].get(mode="fill", fill_value=False)
-    slots = jnp.where(there, slots, DROP)
-    return index._replace(
-        live=index.live.at[slots].set(False, mode="drop"),
-        count=index.count - jnp.sum(there, dtype=jnp.int32),
-        trees=weigh(table, index, slots, jnp.full(slots.shape, -1.0)),
+        trees=weigh(table, index, new, priorities, left),
     )
 
 
@@ -102,9 +101,8 @@ def update(
     there &= (priorities >= 0) & (priorities < jnp.inf)
     slots = jnp.where(there, slots, DROP)
     index = index._replace(priority=index.priority.at[slots].set(priorities, mode="drop"))
-    return index._replace(
-        trees=weigh(table, index, slots, index.priority.at[slots].get(mode="clip"))
-    )
+    kept = index.priority.at[slots].get(mode="clip")  # of two for one item, the last
+    return index._replace(trees=weigh(table, index, slots, kept, NONE))
 
 
 def choose(table: Table, index: DeviceIndex, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -112,7 +110,7 @@ def choose(table: Table, index: DeviceIndex, draws: jax.Array) -> tuple[jax.Arra
     count, sampler = draws.shape[0], table.sampler
     if not isinstance(sampler, Uniform | Prioritised):
         order = in_order(index, sampler)
-        ranks = jnp.arange(count) % jnp.maximum(index.count, 1)
+        ranks = jnp.arange(count) % jnp.maximum(index.size, 1)
         return order[ranks].astype(jnp.int32), jnp.ones(count, jnp.float32)
     tree = index.trees[0]
     total = tree_total(tree)
@@ -120,8 +118,8 @@ def choose(table: Table, index: DeviceIndex, draws: jax.Array) -> tuple[jax.Arra
         targets = (jnp.arange(count) + draws) * (total / count)
     else:
         targets = draws * total
-    slots = jnp.minimum(find_leaves(tree, targets), index.live.size - 1)
-    return slots, tree[0][slots] / total
+    slots, weights = find_leaves(tree, targets)
+    return jnp.minimum(slots, index.live.size - 1), weights / total
 
 
 def sampled(
@@ -137,7 +135,7 @@ def sampled(
     ordered = jnp.sort(slots)
     again = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])
     spent = jnp.where(again | (index.times[ordered] < most), DROP, ordered)
-    return drop(table, index, spent), spent, before
+    return exchange(table, index, spent, NONE, jnp.zeros(0)), spent, before
 
 
 def in_order(index: DeviceIndex, selector: Selector) -> jax.Array:
@@ -166,8 +164,8 @@ def victim(table: Table, index: DeviceIndex) -> jax.Array:
         return first
     tree = index.trees[selectors(table).index(remover)]
     total = tree_total(tree)
-    found = find_leaves(tree, (scattered(index.removals) * total)[None])[0]
-    return jnp.where(total > 0, found, first)
+    found, _ = find_leaves(tree, (scattered(index.removals) * total)[None])
+    return jnp.where(total > 0, found[0], first)
 
 
 def scattered(count: jax.Array) -> jax.Array:

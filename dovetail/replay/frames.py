@@ -29,15 +29,19 @@ class Stack:
 
     def frame(self, stacks: Any, number: int) -> Any:
         """One frame of each stack [m, …], of numpy or JAX."""
-        last = self.axis == stacks.ndim - 2
-        if last and number == -1 and isinstance(stacks, np.ndarray) and self._by_words(stacks):
-            return (stacks.view(np.uint32)[..., 0] >> np.uint32(24)).astype(np.uint8)
         return stacks[(slice(None),) * (self.axis + 1) + (number,)]
 
-    def _by_words(self, stacks: Array) -> bool:
-        """Whether four neighbouring bytes can be read as one word, which is faster."""
-        fits = self.count == 4 and stacks.dtype == np.uint8 and sys.byteorder == "little"
-        return fits and bool(stacks.flags.c_contiguous)
+    def newest(self, stacks: Array, into: Array, places: Slots) -> None:
+        """Stores the newest frame of each stack [m, …]."""
+        fits = self.count == 4 and self.dtype == np.uint8 and self.axis == len(self.shape)
+        if not (fits and stacks.flags.c_contiguous and sys.byteorder == "little"):
+            into[places] = self.frame(stacks, -1)
+            return
+        words = stacks.view(np.uint32)[..., 0]  # four neighbouring bytes at a time
+        room = np.empty(self.shape, np.uint32)
+        for place, word in zip(places.tolist(), words, strict=True):
+            np.right_shift(word, 24, out=room)
+            into[place] = room
 
     def shared(self, frames: Array) -> Array:
         """The stacks of consecutive rows [n, W, …] as a view of their frames [n, W + k - 1, …]."""
@@ -69,4 +73,9 @@ class HostFrames:
     def write(self, places: Slots, arrays: Sequence[Array | None], number: int) -> None:
         """Stores frame `number` of stacks [m, …] each; None is zeros."""
         for stack, store, array in zip(self.stacks, self.stores, arrays, strict=True):
-            store[places] = 0 if array is None else stack.frame(array, number)
+            if array is None:
+                store[places] = 0
+            elif number == -1:
+                stack.newest(array, store, places)
+            else:
+                store[places] = stack.frame(array, number)

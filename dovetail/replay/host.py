@@ -40,6 +40,7 @@ class HostTable:
         self.high = np.zeros(num_envs, np.int64)
         self._settled = False
         self._offsets = self._totals = self.low
+        self._equal = 0  # items of each stream, if they are equally many
         self._in_order = not isinstance(table.sampler, Uniform | Prioritised)
         self._buffers = buffers
         self._outputs: dict[int, list[Output]] = {}
@@ -48,13 +49,13 @@ class HostTable:
     @property
     def size(self) -> int:
         """Items that can be sampled."""
-        self._settle()
+        self.settle()
         return self.index.count if self.index is not None else int(self._totals[-1])
 
     @property
     def completed(self) -> int:
         """Items that have ever been complete."""
-        self._settle()
+        self.settle()
         return int(self.high.sum())
 
     def items_of(self, steps: int) -> int:
@@ -98,13 +99,13 @@ class HostTable:
         length = self._check(rows, leaves, structure, first, last)
         shape = (length, last - first)
         finals = None if final is None else self._final_leaves(final, shape)
-        for name, array in (("ends", ends), ("valid", valid), ("priorities", priorities)):
-            if array is not None and array.shape != shape:
-                raise UserError(
-                    f"What was inserted as {name} has shape {list(array.shape)}, but the rows are "
-                    f"{list(shape)} steps of environments: give one for each."
-                )
+        if ends is not None and ends.shape != shape:
+            refuse_shape("ends", ends, shape)
+        if valid is not None and valid.shape != shape:
+            refuse_shape("valid", valid, shape)
         if priorities is not None:
+            if priorities.shape != shape:
+                refuse_shape("priorities", priorities, shape)
             self._note_priorities(priorities)
         steps = Steps(leaves, ends, valid, finals, priorities)
         chunk = self.layout.chunk
@@ -113,7 +114,7 @@ class HostTable:
             self.streams.insert(part, first, last, self.highest)
             self._settled = False
             if self._in_order or self.owned is not None:
-                self._settle()
+                self.settle()
 
     def _check(
         self, rows: Any, leaves: Sequence[Array], structure: Any, first: int, last: int
@@ -160,13 +161,11 @@ class HostTable:
         most = float(priorities.max())
         if not (float(priorities.min()) >= 0 and most < float("inf")):
             wrong = priorities[~((priorities >= 0) & (priorities < float("inf")))].ravel()[0]
-            raise UserError(
-                f"A priority is {wrong}: give finite numbers from 0 upwards (has training diverged?)."
-            )
+            raise UserError(f"A priority is {wrong}: give finite numbers from 0 upwards.")
         self.highest = max(self.highest, most)
 
-    def _settle(self) -> None:
-        """Which items are complete and which have left, after the inserts so far."""
+    def settle(self) -> None:
+        """Works out which items are complete and which have left, after the inserts so far."""
         if self._settled:
             return
         self._settled = True
@@ -175,6 +174,7 @@ class HostTable:
             counts = high - low
             self._totals = np.cumsum(counts)
             self._offsets = low - (self._totals - counts)
+            self._equal = int(counts[0]) if counts.min() == counts.max() else 0
         elif self.owned is not None:
             self.owned.take(self.streams.span(self.high, high), self.index)
         else:
@@ -182,6 +182,10 @@ class HostTable:
             new = self.streams.span(np.maximum(self.high, low), high)
             self.index.add(new, self.streams.given[new])
         self.low, self.high = low, high
+
+    def unsettle(self) -> None:
+        """To be called when the streams were changed from outside."""
+        self._settled = False
 
     def sample(self, draws: Array) -> Sample:
         """Items for draws [n] from [0, 1): the same draws choose the same items."""
@@ -192,29 +196,31 @@ class HostTable:
                 "The replay table is empty, so nothing can be sampled: insert until an item is "
                 "complete."
             )
+        output = self._output(draws.size)
         if self.index is None:
             slots, numbers = self._choose(draws, count)
             probabilities = np.full(draws.size, 1 / count, np.float32)
             times = self.streams.times.take(slots)
             np.add.at(self.streams.times, slots, 1)
+            output.read(slots)
         else:
             slots, probabilities = self.index.choose(draws)
             numbers = self.index.serial[slots]
-        output = self._output(draws.size)
-        output.read(slots)
-        if self.index is not None:
+            output.read(slots)
             times = self.index.sampled(slots)
             if self.owned is not None:
                 self.owned.release(np.unique(slots[~self.index.live[slots]]))
-        return Sample(
-            output.tree, output.mask, Keys(slots, numbers), probabilities, np.int32(count), times
-        )
+        keys = Keys(slots, numbers)
+        return Sample(output.tree, output.mask, keys, probabilities, np.int32(count), times)
 
     def _choose(self, draws: Array, count: int) -> tuple[Array, Array]:
         """The slots and numbers of items that are all alike, streams in order, the oldest first."""
         ranks = (draws * count).astype(np.int64)
         np.minimum(ranks, count - 1, out=ranks)
-        streams = self._totals.searchsorted(ranks, side="right")
+        if self._equal:
+            streams = ranks // self._equal
+        else:
+            streams = self._totals.searchsorted(ranks, side="right")
         numbers = ranks + self._offsets.take(streams)
         slots = numbers % self.layout.slots
         slots *= self.layout.envs
@@ -236,9 +242,17 @@ class HostTable:
         self._note_priorities(priorities)
         if self.index is None:
             return
-        self._settle()
+        self.settle()
         slots = np.asarray(keys.slot)
         there = self.index.live[slots] & (self.index.serial[slots] == keys.number)
         if not there.all():
             slots, priorities = slots[there], priorities[there]
         self.index.update(slots, priorities)
+
+
+def refuse_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
+    """Says that an argument of `insert` has another shape than the steps."""
+    raise UserError(
+        f"What was inserted as {name} has shape {list(array.shape)}, but the rows are "
+        f"{list(shape)} steps of environments: give one for each."
+    )

@@ -24,11 +24,11 @@ class HostIndex:
         self.priority = np.zeros(size, np.float32)
         self.serial = np.zeros(size, np.int64)
         """A number that grows with each item, and tells the items of one slot apart."""
-        self.times = np.zeros(size, np.int64)
+        self.times = np.zeros(size, np.int32)
         self.count = 0
         self.added = 0
         self.removals = 0
-        self.trees = {
+        self.trees: dict[Selector, HostTree] = {
             selector: HostTree(size)
             for selector in {table.sampler, *(() if table.shared else (table.remover,))}
             if isinstance(selector, Uniform | Prioritised)
@@ -58,6 +58,13 @@ class HostIndex:
         self.priority[slots] = priorities
         self._weigh(slots, self.priority[slots])  # of two for one item, the last counts
 
+    def weigh_all(self) -> None:
+        """Makes the trees again from the items that are there."""
+        for tree in self.trees.values():
+            tree.set(np.arange(self.live.size), 0.0)
+        slots = np.flatnonzero(self.live)
+        self._weigh(slots, self.priority[slots])
+
     def _weigh(self, slots: Slots, priorities: Floats) -> None:
         for selector, tree in self.trees.items():
             if isinstance(selector, Prioritised):
@@ -82,11 +89,11 @@ class HostIndex:
             targets = (np.arange(draws.size) + draws) * (total / draws.size)
         else:
             targets = draws * total
-        slots = tree.find(targets)
+        slots = tree.find(targets.astype(np.float64, copy=False))
         return slots, (tree.leaves.take(slots) / total).astype(np.float32)
 
     def sampled(self, slots: Slots) -> Floats:
-        """Counts a batch, and lets those go that have been sampled often enough; the counts before."""
+        """Counts a batch, and lets those go that were sampled often enough; the counts before."""
         before = self.times.take(slots)
         np.add.at(self.times, slots, 1)
         most = self.table.max_times_sampled

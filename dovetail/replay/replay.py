@@ -1,7 +1,7 @@
 """A replay table as a value: its options, and the arrays that it holds.
 
-It is part of a learner's state, passed on from one iteration to the next like everything else there,
-and a pytree: what it holds are its leaves.
+It is part of a learner's state, passed on from one iteration to the next like everything else in
+it, and a pytree: what it holds are its leaves.
 """
 
 from dataclasses import dataclass, field
@@ -18,8 +18,10 @@ class Insertion(NamedTuple):
     """Rows on their way to a table; every leaf is [T, B, …]."""
 
     rows: Any
-    ends: Any
-    """Where an episode ends."""
+    terminated: Any
+    truncated: Any
+    first: Any
+    """Whether an episode begins with the row."""
     valid: Any
     """False for rows that are no step."""
     final: Any
@@ -49,8 +51,18 @@ class Replay:
         state = self.state
         for piece in range(pieces):
             part = jax.tree.map(lambda x, i=piece: _piece(x, i, pieces), sent)
-            *insertion, streams = part
-            state = device.insert(self.table, state, *insertion, streams=streams[0])
+            streams = part.streams[0]
+            state = device.break_off(self.table, state, part.first[0], streams)
+            state = device.insert(
+                self.table,
+                state,
+                part.rows,
+                ends=part.terminated | part.truncated,
+                valid=part.valid,
+                final=part.final,
+                priorities=part.priorities,
+                streams=streams,
+            )
         return Replay(state, self.table)
 
     def sample(self, draws: jax.Array) -> tuple["Replay", Sample]:
@@ -72,3 +84,19 @@ class Replay:
 def _piece(x: jax.Array, index: int, pieces: int) -> jax.Array:
     size = x.shape[1] // pieces
     return x[:, index * size : (index + 1) * size]
+
+
+def insertion(
+    trajectory: Any, rows: Any, final: Any, priorities: Any, index: jax.Array
+) -> Insertion:
+    """What is sent of a trajectory's rows; `index` [B] are its environments' numbers."""
+    return Insertion(
+        rows=rows,
+        terminated=trajectory.terminated,
+        truncated=trajectory.truncated,
+        first=trajectory.first,
+        valid=trajectory.valid,
+        final=final,
+        priorities=priorities,
+        streams=index[None],
+    )

@@ -6,7 +6,7 @@ wait for each other, or nobody is left to insert), whoever waits is told so in o
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,7 +48,7 @@ class ReplayService:
             return self.table.size
 
     @contextmanager
-    def inserting(self) -> Iterator[None]:
+    def inserting(self) -> Generator[None]:
         """Announces somebody who inserts; when the last of them has left, samplers are told."""
         with self._changed:
             self._inserters = (self._inserters or 0) + 1
@@ -56,7 +56,7 @@ class ReplayService:
             yield
         finally:
             with self._changed:
-                self._inserters -= 1
+                self._inserters = (self._inserters or 0) - 1
                 self._changed.notify_all()
 
     def insert(

@@ -57,29 +57,38 @@ class Streams:
         self.frame_at = np.zeros(layout.lane if self.stacks else 0, np.int64)
         """Of each row, where its newest frame is."""
         self.frame_begun = np.zeros(layout.frame_lane, np.int64)
-        self.starts = np.zeros(layout.slots * envs, np.int64)
+        self.starts = np.zeros(layout.slots * envs, np.int32)
         """Of each item, where its first row is."""
         self.given = np.zeros(layout.slots * envs, np.float32)
         """Of each item, the priority it began with."""
-        self.times = np.zeros(layout.slots * envs, np.int64)
+        self.times = np.zeros(layout.slots * envs, np.int32)
         """Of each item, how often it has been sampled."""
         self._numbers = np.arange(envs)
         self.heads = np.stack([self._numbers] * 2)
         """Where the next row and the next item of each stream go."""
         self._laps = np.array([[layout.lane], [layout.slots * envs]])
         self._ahead = np.arange(layout.chunk)[:, None]
-        zeros = [np.zeros(envs, np.int64) for _ in range(3)]
-        self.counters = Counters(self.heads[0], self._numbers.copy(), *zeros, np.ones(envs, bool))
+        self.counters = Counters(
+            cursor=self.heads[0],
+            frame_cursor=self._numbers.copy(),
+            begun=np.zeros(envs, np.int64),
+            ended=np.zeros(envs, np.int64),
+            steps=np.zeros(envs, np.int64),
+            fresh=np.ones(envs, bool),
+        )
+        self._window = np.arange(0, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions) and not self.stacks
 
     def insert(self, steps: Steps, first: int, last: int, default: float) -> None:
         """Appends steps to the streams from `first` to `last`."""
         if (
             self._plainly
-            and (steps.valid is None or steps.valid.all())
-            and (steps.ends is None or not steps.ends.any())
+            and (steps.valid is None or np.count_nonzero(steps.valid) == steps.valid.size)
+            and (steps.ends is None or not np.count_nonzero(steps.ends))
         ):
             self._insert_plain(steps, first, last, default)
+        elif self._plainly and steps.leaves[0].shape[0] == 1:
+            self._insert_step(steps, first, last, default)
         else:
             self._insert_any(steps, slice(first, last), default)
 
@@ -91,19 +100,50 @@ class Streams:
             places, slots, numbers = heads[0], heads[1], begun
         else:
             ahead = self._ahead[:length]
-            places, slots = (
-                (heads[:, None] + ahead * self.layout.envs) % self._laps[:, None]
-            ).reshape(2, -1)
+            all_heads = (heads[:, None] + ahead * self.layout.envs) % self._laps[:, None]
+            places, slots = all_heads.reshape(2, -1)
             numbers = (begun + ahead).ravel()
         self.rows.write_steps(places, steps.leaves, (length, last - first))
-        self.begun_at[places] = numbers
-        self.starts[slots] = places
-        self.times[slots] = 0
-        self.given[slots] = default if priorities is None else priorities.ravel()
+        self._begin(slots, places, numbers, default if priorities is None else priorities.ravel())
         begun += length
         heads += length * self.layout.envs
         np.remainder(heads, self._laps, out=heads)
-        self.counters.fresh[first:last] = False
+
+    def _insert_step(self, steps: Steps, first: int, last: int, default: float) -> None:
+        """One step of which some are no rows, or some end episodes."""
+        priorities = steps.priorities
+        if steps.valid is None or steps.valid.all():
+            self._insert_plain(steps, first, last, default)
+        else:
+            here = np.flatnonzero(steps.valid[0])
+            streams = here + first
+            heads, numbers = self.heads[:, streams], self.counters.begun[streams]
+            self.rows.write(heads[0], [*(x[0, here] for x in steps.leaves), None], here.size)
+            given = default if priorities is None else priorities[0, here]
+            self._begin(heads[1], heads[0], numbers, given)
+            self.counters.begun[streams] = numbers + 1
+            self.heads[:, streams] = (heads + self.layout.envs) % self._laps
+        if steps.ends is not None:
+            ends = steps.ends[0] if steps.valid is None else steps.ends[0] & steps.valid[0]
+            self._end(np.flatnonzero(ends), steps.final, first)
+
+    def _end(self, here: Array, final: list[Array | None] | None, first: int) -> None:
+        """The episodes of some environments end with the step before."""
+        values = [None if x is None else x[0, here] for x in final or [None] * len(self.leaves)]
+        streams = here + first
+        places, begun = self.heads[0, streams], self.counters.begun[streams]
+        self.rows.write(places, [*values, np.ones(here.size, np.uint8)], here.size)
+        self.begun_at[places] = begun
+        self.counters.ended[streams] = begun
+        self.heads[0, streams] = (places + self.layout.envs) % self.layout.lane
+
+    def _begin(self, slots: Array, places: Array, numbers: Array, given: Any) -> None:
+        """Items begin at rows."""
+        self.begun_at[places] = numbers
+        self.starts[slots] = places
+        self.times[slots] = 0
+        if not self.table.ranged:
+            self.given[slots] = given
 
     def _insert_any(self, steps: Steps, here: slice, default: float) -> None:
         shape = steps.leaves[0].shape[:2]
@@ -118,10 +158,8 @@ class Streams:
             self._write_finals(plan, steps.final, ended)
         begins = np.flatnonzero(plan.item_at != DROP)
         slots = plan.item_at.ravel()[begins]
-        self.starts[slots] = plan.step_at.ravel()[begins]
-        self.times[slots] = 0
-        given = steps.priorities
-        self.given[slots] = default if given is None else given.ravel()[begins]
+        given = default if steps.priorities is None else steps.priorities.ravel()[begins]
+        self._begin(slots, plan.step_at.ravel()[begins], plan.number.ravel()[begins], given)
         for kept, new in zip(self.counters, after, strict=True):
             kept[here] = new
         self.heads[1, here] = after.begun % self.layout.slots * self.layout.envs + streams
@@ -181,8 +219,7 @@ class Streams:
 
     def windows(self, slots: Array) -> Array:
         """Where the rows of items are [n, W]; beyond the end, they go on at the beginning."""
-        ahead = np.arange(0, self.layout.window * self.layout.envs, self.layout.envs)
-        return self.starts.take(slots)[:, None] + ahead
+        return self.starts.take(slots)[:, None] + self._window
 
     def frame_places(self, places: Array) -> Array:
         """Where the frames of windows [n, W] are: [n, W + k - 1], or [n, W, k] across episodes."""

@@ -192,7 +192,7 @@ def check_table(table: Table) -> None:
         raise UserError(f"The replay table's capacity is {table.capacity}: give at least 1 item.")
     if table.max_times_sampled is not None and table.max_times_sampled < 1:
         raise UserError(
-            f"max_times_sampled is {table.max_times_sampled}: give at least 1, or None for no limit."
+            f"max_times_sampled is {table.max_times_sampled}: give at least 1, or None for ever."
         )
     for selector in (table.sampler, table.remover):
         if isinstance(selector, Prioritised) and not 0 <= selector.exponent < float("inf"):

@@ -13,7 +13,7 @@ import numpy as np
 
 FAN = 16
 """Children of a node."""
-TOP = 512
+TOP = 8192
 """So many nodes are searched at once, at the top."""
 FEW = 64
 """The same on the device, where they are compared one by one."""
@@ -78,17 +78,17 @@ class HostTree:
         """The leaf in whose part of the running sum each target lies; some weight must be > 0."""
         self._refresh()
         targets = np.minimum(targets, self._cumulative[-1] * BELOW)
-        found = np.searchsorted(self._cumulative, targets, side="right")
-        targets = targets - (self._cumulative - self.levels[-1]).take(found)
+        found = self._cumulative.searchsorted(targets, side="right")
+        targets -= self._cumulative.take(found) - self.levels[-1].take(found)
+        first = np.arange(0, targets.size * FAN, FAN)
         for level in reversed(self.levels[:-1]):
             family = level.reshape(-1, FAN).take(found, axis=0)
             running = family @ self._running
-            targets = np.minimum(np.maximum(targets, 0), running[:, -1] * BELOW)
+            np.minimum(targets, running[:, -1] * BELOW, out=targets)
             child = (running > targets[:, None]).argmax(axis=1)
-            chosen = found * FAN + child
-            at = np.arange(0, family.size, FAN) + child
-            targets = targets - running.reshape(-1).take(at) + family.reshape(-1).take(at)
-            found = chosen
+            at = first + child
+            targets -= running.take(at) - family.take(at)
+            found = found * FAN + child
         return found
 
 
@@ -97,23 +97,31 @@ BELOW = 1 - 2.0**-52
 DEVICE_BELOW = float(1 - 2.0**-23)
 
 DeviceTree = tuple[jax.Array, ...]
-"""The levels of a sum tree on the device, leaves first."""
+"""The levels of a sum tree on the device, leaves first, each as families [n, FAN]; the top is one
+family. Kept in that form: XLA copies an array that is read in one shape and written in another."""
 
 
 def device_tree(size: int) -> DeviceTree:
     """A tree without weights."""
-    return tuple(jnp.zeros(n, jnp.float32) for n in level_sizes(size, FEW))
+    *levels, top = level_sizes(size, FEW)
+    return (*(jnp.zeros((n // FAN, FAN)) for n in levels), jnp.zeros((1, top)))
 
 
-def set_weights(tree: DeviceTree, slots: jax.Array, weights: jax.Array) -> DeviceTree:
-    """The tree with the weights of some leaves; slots beyond the leaves are dropped."""
-    levels = [tree[0].at[slots].set(weights, mode="drop")]
-    nodes = slots
-    for upper in tree[1:]:
-        nodes = nodes // FAN
-        families = levels[-1].reshape(-1, FAN)
-        sums = families.at[nodes].get(mode="clip").sum(axis=1)
-        levels.append(upper.at[nodes].set(sums, mode="drop"))
+def set_weights(
+    tree: DeviceTree, slots: jax.Array, weights: jax.Array, cleared: jax.Array
+) -> DeviceTree:
+    """The tree with no weight for the `cleared` leaves, then with the weights of others; slots
+    beyond the leaves are dropped."""
+    leaves, *uppers = tree
+    width = leaves.shape[1]
+    leaves = leaves.at[cleared // width, cleared % width].set(0, mode="drop")
+    levels = [leaves.at[slots // width, slots % width].set(weights, mode="drop")]
+    nodes = jnp.concatenate([cleared, slots]) // width
+    for upper in uppers:
+        width = upper.shape[1]
+        sums = levels[-1].at[nodes].get(mode="clip").sum(axis=1)
+        levels.append(upper.at[nodes // width, nodes % width].set(sums, mode="drop"))
+        nodes = nodes // width
     return tuple(levels)
 
 
@@ -122,17 +130,18 @@ def tree_total(tree: DeviceTree) -> jax.Array:
     return jnp.sum(tree[-1])
 
 
-def find_leaves(tree: DeviceTree, targets: jax.Array) -> jax.Array:
-    """The leaf in whose part of the running sum each target lies."""
+def find_leaves(tree: DeviceTree, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The leaf in whose part of the running sum each target lies, and its weight."""
     found = jnp.zeros(targets.shape, jnp.int32)
+    weight = jnp.zeros(targets.shape)
     for level in reversed(tree):
-        families = level.reshape(-1, level.size if level is tree[-1] else FAN)
-        family = families[found]
-        width = families.shape[1]
+        family = level[found]
+        width = level.shape[1]
         sums = jnp.triu(jnp.ones((width, width), family.dtype))
         running = jnp.matmul(family, sums, precision="highest")
         targets = jnp.clip(targets, 0, running[:, -1] * DEVICE_BELOW)
         child = jnp.argmax(running > targets[:, None], axis=1).astype(jnp.int32)
-        before = jnp.take_along_axis(running - family, child[:, None], axis=1)[:, 0]
-        targets, found = targets - before, found * width + child
-    return found
+        weight = jnp.take_along_axis(family, child[:, None], axis=1)[:, 0]
+        reached = jnp.take_along_axis(running, child[:, None], axis=1)[:, 0]
+        targets, found = targets - (reached - weight), found * width + child
+    return found, weight

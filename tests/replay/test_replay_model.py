@@ -185,7 +185,7 @@ def follow(kind: str, name: str, program: list[Any]) -> None:
 quick = settings(
     deadline=None,
     derandomize=True,
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     print_blob=False,
     database=None,
 )

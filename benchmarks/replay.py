@@ -1,0 +1,89 @@
+"""Replay in one process against cpprb, flashbax and torchrl, in turn.
+
+    python -m benchmarks.replay [--repeats N] [--quick] [--small] [--peers NAME …]
+
+Four kinds of work: small and image observations, uniform and prioritised. A ratio is taken in each
+round against the best peer of that round, and its median counts.
+"""
+
+import argparse
+import json
+import statistics
+from typing import Any
+
+from benchmarks.interpreters import interpreter
+from benchmarks.run import run_json
+
+TARGET = 1.5
+STORED_TARGET = 0.3
+RAW = 84 * 84 * 4
+OURS = ("dovetail", "benchmarks.replay_ours")
+PEERS = {
+    name: (name, f"benchmarks.peers.{name}_replay") for name in ("cpprb", "flashbax", "torchrl")
+}
+WORKS: dict[str, tuple[str, ...]] = {
+    "small uniform": (),
+    "small prioritised": ("--prioritised",),
+    "image uniform": ("--image",),
+    "image prioritised": ("--image", "--prioritised"),
+}
+MEASURES = ("inserts_per_s", "samples_per_s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--small", action="store_true", help="leave the images out")
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
+    options = parser.parse_args()
+    repeats = 1 if options.quick else options.repeats
+    seconds = 0.1 if options.quick else 0.5
+    contestants = {"dovetail": OURS, **{name: PEERS[name] for name in options.peers}}
+    results: dict[str, Any] = {}
+    for work, flags in WORKS.items():
+        if not (options.small and "--image" in flags):
+            results[work] = compare(work, flags, contestants, repeats, seconds)
+    print(json.dumps(results))
+
+
+def compare(
+    work: str,
+    flags: tuple[str, ...],
+    contestants: dict[str, tuple[str, str]],
+    repeats: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """Every contestant in turn; the medians, and ours against the best of the others."""
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, (python, module) in contestants.items():
+            command = [str(interpreter(python)), "-m", module, "--seconds", str(seconds), *flags]
+            answers[name].append(run_json(command))
+    found: dict[str, Any] = {"answers": answers}
+    for measure in MEASURES:
+        medians = {
+            name: statistics.median(a[measure] for a in rows) for name, rows in answers.items()
+        }
+        ratio = statistics.median(
+            ours[measure]
+            / max(answers[name][at][measure] for name in answers if name != "dovetail")
+            for at, ours in enumerate(answers["dovetail"])
+        )
+        sign = "reached" if ratio >= TARGET else "MISSED"
+        listed = ", ".join(f"{name} {value:,.0f}" for name, value in medians.items())
+        print(
+            f"{work}, {measure}: {listed}: {ratio:.2f} × the best peer; target {TARGET:g}: {sign}",
+            flush=True,
+        )
+        found[measure] = {"medians": medians, "ratio": ratio, "met": ratio >= TARGET}
+    if "--image" in flags:
+        share = answers["dovetail"][0]["bytes_per_transition"] / RAW
+        sign = "reached" if share <= STORED_TARGET else "MISSED"
+        print(f"{work}: {share:.3f} of a raw stack per transition; target {STORED_TARGET}: {sign}")
+        found["stored"] = {"share": share, "met": share <= STORED_TARGET}
+    return found
+
+
+if __name__ == "__main__":
+    main()

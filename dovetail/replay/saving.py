@@ -1,0 +1,91 @@
+"""A host table as a dictionary of arrays, and back: what a checkpoint keeps of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import UserError
+from dovetail.replay.frames import HostFrames
+from dovetail.replay.host import HostTable
+from dovetail.replay.packed import PackedRows
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def save(table: HostTable) -> dict[str, Array]:
+    """A copy of all that a table holds; the same table loaded from it goes on the same way."""
+    table.settle()
+    saved = {name: array.copy() for name, array in _arrays(table).items()}
+    saved["numbers"] = np.array(_numbers(table))
+    return saved
+
+
+def load(table: HostTable, saved: Mapping[str, Array]) -> None:
+    """Puts a table into a saved state, which must be of the same options and rows."""
+    arrays = _arrays(table)
+    wanted = {name: (x.shape, x.dtype) for name, x in arrays.items()}
+    wanted["numbers"] = ((5,), np.dtype(np.float64))
+    found = {name: (x.shape, x.dtype) for name, x in saved.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise UserError(
+                f"The saved replay table has {_described(found.get(name))} as {name}, and this one "
+                f"{_described(wanted.get(name))}: load it with the options it was saved with."
+            )
+    for name, array in arrays.items():
+        array[...] = saved[name]
+    highest, *counts = saved["numbers"].tolist()
+    table.highest = highest
+    whole = [int(x) for x in counts]
+    if table.index is not None:
+        table.index.count, table.index.added, table.index.removals = whole[:3]
+        table.index.weigh_all()
+    if table.owned is not None:
+        table.owned.num_free = whole[3]
+    table.unsettle()
+
+
+def _described(found: tuple[Any, Any] | None) -> str:
+    return "nothing" if found is None else f"{np.dtype(found[1]).name}{list(found[0])}"
+
+
+def _numbers(table: HostTable) -> list[float]:
+    index, owned = table.index, table.owned
+    counts = [0, 0, 0] if index is None else [index.count, index.added, index.removals]
+    return [table.highest, *map(float, counts), 0.0 if owned is None else float(owned.num_free)]
+
+
+def _arrays(table: HostTable) -> dict[str, Array]:
+    """The arrays that a table consists of, by name; not copies."""
+    streams, index, owned = table.streams, table.index, table.owned
+    found: dict[str, Array] = {
+        "begun_at": streams.begun_at,
+        "frame_at": streams.frame_at,
+        "frame_begun": streams.frame_begun,
+        "starts": streams.starts,
+        "given": streams.given,
+        "times": streams.times,
+        "heads": streams.heads,
+        "low": table.low,
+        "high": table.high,
+    }
+    counters = streams.counters._asdict()
+    found |= {f"counters/{name}": x for name, x in counters.items() if name != "cursor"}
+    found |= _stored("rows", streams.rows, streams.frames)
+    if index is not None:
+        found |= {
+            "index/live": index.live,
+            "index/priority": index.priority,
+            "index/serial": index.serial,
+            "index/times": index.times,
+        }
+    if owned is not None:
+        found |= {"owned/free": owned.free, **_stored("owned", owned.rows, owned.frames)}
+    return found
+
+
+def _stored(name: str, rows: PackedRows, frames: HostFrames) -> dict[str, Array]:
+    found = {f"{name}/block": rows.block}
+    found |= {f"{name}/leaf {at}": x for at, x in rows.alone.items()}
+    return found | {f"{name}/frames {at}": x for at, x in enumerate(frames.stores)}
