@@ -59,9 +59,9 @@ def without_weights(state: Any) -> Any:
 def without_order(state: Any) -> Any:
     """Which of the items that several actors insert at once comes first is not told."""
     held = state.replay.state
-    if held.index is None:
+    if held.items is None:
         return state
-    held = held._replace(index=held.index._replace(serial=np.zeros(())))
+    held = held._replace(items=held.items._replace(serial=np.zeros(())))
     return state._replace(replay=dataclasses.replace(state.replay, state=held))
 
 

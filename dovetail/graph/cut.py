@@ -16,7 +16,15 @@ from dovetail.envs.interface import EnvSpec
 from dovetail.errors import UserError
 from dovetail.graph.cost import flops
 from dovetail.graph.ir import Edge, Fragment, Graph, Node, Side, Slots, Unroll, Value, value_of
-from dovetail.graph.primitives import BOUNDARIES, CROSSINGS, JOINED, crossing_p, mean_p, unroll_p, where
+from dovetail.graph.primitives import (
+    BOUNDARIES,
+    CROSSINGS,
+    JOINED,
+    crossing_p,
+    mean_p,
+    unroll_p,
+    where,
+)
 from dovetail.graph.sides import Sides, check_outputs, infer_sides
 from dovetail.graph.traced import Traced, UnrollSpec
 

@@ -1,8 +1,9 @@
 """The boundaries as JAX primitives: markers that tracing leaves in the jaxpr.
 
 `broadcast`, `gather`, `reduce`, `unroll` and what goes to and from a replay exist only until the
-graph is cut, and become edges and nodes. `mean` stays inside fragments: it lowers to an all-reduce where the replica axis is bound and
-to the identity elsewhere, so one traced program serves any number of learner replicas.
+graph is cut, and become edges and nodes. `mean` stays inside fragments: it lowers to an all-reduce
+where the replica axis is bound and to the identity elsewhere, so one traced program serves any
+number of learner replicas.
 """
 
 from collections.abc import Sequence

@@ -264,7 +264,7 @@ class Tracing:
         return structure.unflatten(arrived)
 
     def _refuse_unsplit(self, leaf: Any, name: str) -> None:
-        """What is gathered or inserted is joined along the environments, so it must have such an axis."""
+        """What is joined along the environments must have such an axis."""
         axis, envs = primitives.ENVIRONMENT_AXIS, self.actor.step.shape[0]
         if jnp.ndim(leaf) <= axis or jnp.shape(leaf)[axis] != envs:
             raise UserError(

@@ -1,4 +1,4 @@
-"""The network of action values: observation → features → hidden layers → a value for each action."""
+"""The network of action values: observation → features → hidden layers → a value per action."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -52,7 +52,8 @@ class OnDevice:
         priorities: Any = None,
         envs: tuple[int, int] | None = None,
     ) -> None:
-        self.state = self._insert(self.state, rows, ends, valid, final, priorities, envs)
+        streams = None if envs is None else np.arange(*envs, dtype=np.int32)
+        self.state = self._insert(self.state, rows, ends, valid, final, priorities, streams)
 
     def sample(self, draws: Array) -> Sample:
         self.state, sample = self._sample(self.state, draws.astype(np.float32))
@@ -73,7 +74,7 @@ def compiled(table: Table) -> Any:
     """The compiled functions of a table, kept for all tests of it."""
     if table not in _compiled:
         _compiled[table] = (
-            jax.jit(lambda state, *given: device.insert(table, state, *given), static_argnums=6),
+            jax.jit(lambda state, *given: device.insert(table, state, *given)),
             jax.jit(lambda state, draws: device.sample(table, state, draws)),
             jax.jit(lambda state, keys, p: device.update_priorities(table, state, keys, p)),
         )
