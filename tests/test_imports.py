@@ -26,12 +26,15 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
     "functions": ((), "equations know nothing of where they are used"),
     "networks": (("functions",), "a network is a pair of pure functions"),
     "envs": ((), "an environment knows no algorithm"),
-    "algorithm": ((), "what a user implements names no machinery"),
+    "algorithm": (("replay",), "what a user implements names no machinery"),
     "algorithms": (
-        ("algorithm", "functions", "networks"),
+        ("algorithm", "functions", "networks", "replay"),
         "an algorithm is its loop and equations",
     ),
-    "graph": (("algorithm", "envs"), "what is traced, before anyone decides where it runs"),
+    "graph": (
+        ("algorithm", "envs", "replay"),
+        "what is traced, before anyone decides where it runs",
+    ),
     "policies": (("graph", "plan.ir"), "a pure object: graph in, plan out"),
     "plan": (("graph", "policies"), "the plan and its passes; no runtime"),
     "runtime": (

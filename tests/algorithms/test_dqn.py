@@ -1,0 +1,136 @@
+"""DQN: what it learns from, what it refuses, and that it learns."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dovetail as dt
+from dovetail.algorithms import DQN
+from dovetail.algorithms.dqn import Row
+from dovetail.errors import UserError
+from dovetail.replay import device
+from dovetail.replay.table import Table, Transitions
+
+CARTPOLE = dt.envs.resolve("dovetail:CartPole-v1").spec
+
+
+def bound(**options: Any) -> DQN:
+    return DQN(hidden=(4,), **options).bind(dt.Task(CARTPOLE, num_envs=2, steps=1000))
+
+
+def test_the_error_is_that_of_the_chosen_action() -> None:
+    algorithm = bound(double=False, discount=0.5)
+    params = algorithm.network.init(jax.random.key(1))
+    observation = jnp.stack([jnp.full((2, 4), 0.1), jnp.full((2, 4), -0.2)])
+    rows = Row(
+        observation=observation,
+        action=jnp.array([[1, 0], [0, 0]]),
+        reward=jnp.array([[2.0, 0.0], [3.0, 0.0]]),
+        terminated=jnp.array([[False, False], [True, False]]),
+    )
+    mask = jnp.array([[True, False], [True, False]])
+    _, (errors, metrics) = algorithm._loss(params, params, rows, mask, jnp.ones(2))
+    values = algorithm.network.apply(params, observation[:, 0])
+    after = algorithm.network.apply(params, observation[:, 1])
+    goals = [2.0 + 0.5 * float(after[0].max()), 3.0]
+    wanted = [abs(float(values[0, 1]) - goals[0]), abs(float(values[1, 0]) - goals[1])]
+    np.testing.assert_allclose(errors, wanted, rtol=1e-6)
+    assert float(metrics["value"]) == pytest.approx((values[0, 1] + values[1, 0]) / 2)
+
+
+def test_nothing_is_learned_before_there_is_enough() -> None:
+    algorithm = bound(unroll_length=2, begin_at=8, batch_size=4, capacity=40, gradient_steps=1)
+    state = algorithm.init(jax.random.key(0))
+    seen = []
+    for _ in range(3):
+        state, metrics, *_ = run_once(algorithm, state)
+        seen.append(float(metrics["loss"]))
+    assert seen[0] == 0.0 and seen[2] > 0.0  # 2 complete items, then 6, then 10
+
+
+def run_once(algorithm: DQN, state: Any) -> Any:
+    from dovetail.envs import batched
+    from dovetail.envs.resolve import resolve
+    from dovetail.graph.interpret import interpret
+    from dovetail.training.start import first_state
+
+    env = resolve("dovetail:CartPole-v1").jax
+    assert env is not None
+    actor = first_state(algorithm, env, 2, 0)[1]
+    step: Any = lambda *a: batched.step(env, *a)  # noqa: E731
+    return interpret(algorithm, step, state, actor)
+
+
+def test_the_share_of_random_actions_falls() -> None:
+    algorithm = bound(unroll_length=10, epsilon_start=0.9, epsilon_end=0.1, epsilon_share=0.5)
+    state = algorithm.init(jax.random.key(0))
+    shares = [
+        float(algorithm.acting(state._replace(updates=jnp.int32(n))).epsilon) for n in (0, 5, 50)
+    ]
+    assert shares == pytest.approx([0.9, 0.74, 0.1])  # of 500 steps, 0, 100 and more
+
+
+def test_an_episode_that_was_broken_off_teaches_nothing_wrong() -> None:
+    """Environments that are set up anew begin an episode where the last one did not end."""
+    table = Table(Transitions(2), 32)
+    state = device.init(table, {"x": jnp.int32(0)}, 1)
+
+    def insert(state: Any, *values: int) -> Any:
+        rows = {"x": jnp.array(values, jnp.int32)[:, None]}
+        none = jnp.zeros((len(values), 1), bool)
+        return device.insert(table, state, rows, ends=none, final={"x": rows["x"]})
+
+    stream = jnp.zeros(1, jnp.int32)
+    state = insert(state, 1, 2, 3, 4)
+    state = device.break_off(table, state, jnp.array([False]), stream)
+    assert int(device.size(table, state)) == 2  # 1-2-3 and 2-3-4
+    state = device.break_off(table, state, jnp.array([True]), stream)
+    state = insert(state, 10, 11, 12)
+    _, found = device.sample(table, state, (jnp.arange(5) + 0.5) / 5)
+    items = [
+        [int(x) for x, is_step in zip(rows, mask, strict=True) if is_step]
+        for rows, mask in zip(found.rows["x"], found.mask, strict=True)
+    ]
+    assert items == [[1, 2], [2], [], [], [10, 11]]
+    assert found.rows["x"][1].tolist()[:2] == [2, 3]  # what came after the only step
+    assert int(found.size) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"capacity": 0}, "capacity is 0"),
+        ({"n_step": 0}, "n_step is 0"),
+        ({"epsilon_end": 1.5}, "epsilon_end is 1.5"),
+        ({"begin_at": 100, "capacity": 50}, "begin_at is 100"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        DQN(**options)
+
+
+def test_a_sample_larger_than_the_replay() -> None:
+    algorithm = DQN(batch_size=64, capacity=32, begin_at=1)
+    with pytest.raises(UserError, match="sample of 128 items .* table that holds 32"):
+        dt.explain(algorithm, "CartPole-v1", "local")
+
+
+def test_several_replicas_are_refused() -> None:
+    with pytest.raises(UserError, match="2 learner replicas, but the replay of DQN is in one"):
+        dt.explain(DQN(), "dovetail:CartPole-v1", dt.policies.Fused(devices=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"prioritised": True, "n_step": 3, "duelling": True}])
+def test_cartpole_is_solved(tmp_path: Path, options: dict[str, Any]) -> None:
+    settings = dt.Settings(
+        folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=2, until=475
+    )
+    policy = dt.policies.Fused(envs=8)
+    run = dt.train(DQN(**options), "dovetail:CartPole-v1", policy, steps=400_000, settings=settings)
+    assert run.summary["final_return"] >= 475

@@ -1,0 +1,23 @@
+"""Exploration: how many actions are random, and which."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.functions.exploration import epsilon_greedy, linear
+
+
+def test_the_schedule_falls_and_stays() -> None:
+    at = jnp.array([0, 25, 50, 100, 1000])
+    np.testing.assert_allclose(linear(1.0, 0.2, 100, at), [1.0, 0.8, 0.6, 0.2, 0.2], rtol=1e-6)
+    np.testing.assert_allclose(linear(1.0, 0.2, 0, jnp.array([0, 1])), [1.0, 0.2])
+
+
+def test_a_share_of_actions_is_random() -> None:
+    keys = jax.random.split(jax.random.key(0), 4000)
+    values = jnp.array([0.0, 3.0, 1.0, 2.0])
+    chosen = jax.vmap(epsilon_greedy, (0, None, None))(keys, values, jnp.float32(0.4))
+    shares = np.bincount(np.asarray(chosen), minlength=4) / len(keys)
+    np.testing.assert_allclose(shares, [0.1, 0.7, 0.1, 0.1], atol=0.02)
+    greedy = jax.vmap(epsilon_greedy, (0, None, None))(keys[:50], values, jnp.float32(0.0))
+    assert set(greedy.tolist()) == {1}
