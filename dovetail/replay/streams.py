@@ -57,11 +57,11 @@ class Streams:
         self.frame_at = np.zeros(layout.lane if self.stacks else 0, np.int64)
         """Of each row, where its newest frame is."""
         self.frame_begun = np.zeros(layout.frame_lane, np.int64)
-        self.starts = np.zeros(layout.slots * envs, np.int32)
+        self.starts = np.zeros(layout.slots * envs, np.int64)
         """Of each item, where its first row is."""
         self.given = np.zeros(layout.slots * envs, np.float32)
         """Of each item, the priority it began with."""
-        self.times = np.zeros(layout.slots * envs, np.int32)
+        self.times = np.zeros(layout.slots * envs, np.int64)
         """Of each item, how often it has been sampled."""
         self._numbers = np.arange(envs)
         self.heads = np.stack([self._numbers] * 2)
@@ -76,7 +76,7 @@ class Streams:
             steps=np.zeros(envs, np.int64),
             fresh=np.ones(envs, bool),
         )
-        self._window = np.arange(0, layout.window * envs, envs)
+        self._window = range(0, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions) and not self.stacks
 
     def insert(self, steps: Steps, first: int, last: int, default: float) -> None:
@@ -219,7 +219,11 @@ class Streams:
 
     def windows(self, slots: Array) -> Array:
         """Where the rows of items are [n, W]; beyond the end, they go on at the beginning."""
-        return self.starts.take(slots)[:, None] + self._window
+        first = self.starts.take(slots)
+        places = np.empty((slots.size, self.layout.window), np.int64)
+        for at, ahead in enumerate(self._window):  # a column at a time: rows are short
+            np.add(first, ahead, out=places[:, at])
+        return places
 
     def frame_places(self, places: Array) -> Array:
         """Where the frames of windows [n, W] are: [n, W + k - 1], or [n, W, k] across episodes."""
