@@ -55,7 +55,7 @@ def test_ten_million_weights_are_told_apart() -> None:
 
 def test_draws_come_out_in_proportion() -> None:
     tree = HostTree(1000)
-    weights = np.arange(1000) ** 0.5
+    weights = np.sqrt(np.arange(1000.0))
     tree.set(np.arange(1000), weights)
     targets = (np.arange(100_000) + 0.5) / 100_000 * tree.total
     counts = np.bincount(tree.find(targets), minlength=1000)
@@ -79,7 +79,7 @@ def test_a_compiled_loop_copies_no_storage(sampler: Uniform | Prioritised) -> No
 
     loop = jax.jit(lambda state, draws: jax.lax.scan(step, state, draws), donate_argnums=0)
     state = device.init(table, ROW, 4)
-    text = loop.lower(state, jnp.zeros((10, 8))).compile().as_text()
+    text = loop.lower(state, jnp.zeros((10, 8))).compile().as_text() or ""
     assert re.search(r"f32\[5\d{4},3\]", text)  # the rings are there
     sizes = [
         int(np.prod([int(n) for n in found.split(",")]))
