@@ -52,6 +52,7 @@ class ReplayService:
         self._changed = threading.Condition()
         self._waiting = {"insert": 0, "sample": 0}
         self._moves = 0
+        self._stuck_since = (-1, 0.0)
         self._inserters: int | None = None
         self._closed = False
 
@@ -155,6 +156,9 @@ class ReplayService:
                     moves, still_since = self._moves, now
                 self._refuse_if_alone(side, count)
                 if now - still_since >= PATIENCE:
+                    self._stuck_since = (self._moves, now)  # the other side is told the same
+                    self._changed.notify_all()
+                if self._stuck_since[0] == self._moves and began <= self._stuck_since[1]:
                     self._refuse(
                         "Replay stands still, as each side waits for the other", side, count
                     )

@@ -77,7 +77,7 @@ class Streams:
             fresh=np.ones(envs, bool),
         )
         self._window = range(0, layout.window * envs, envs)
-        self._plainly = isinstance(table.items, Transitions) and not self.stacks
+        self._plainly = isinstance(table.items, Transitions)
 
     def insert(self, steps: Steps, first: int, last: int, default: float) -> None:
         """Appends steps to the streams from `first` to `last`."""
@@ -85,9 +85,10 @@ class Streams:
             self._plainly
             and (steps.valid is None or np.count_nonzero(steps.valid) == steps.valid.size)
             and (steps.ends is None or not np.count_nonzero(steps.ends))
+            and not (self.stacks and np.count_nonzero(self.counters.fresh[first:last]))
         ):
             self._insert_plain(steps, first, last, default)
-        elif self._plainly and steps.leaves[0].shape[0] == 1:
+        elif self._plainly and not self.stacks and steps.leaves[0].shape[0] == 1:
             self._insert_step(steps, first, last, default)
         else:
             self._insert_any(steps, slice(first, last), default)
@@ -103,11 +104,28 @@ class Streams:
             all_heads = (heads[:, None] + ahead * self.layout.envs) % self._laps[:, None]
             places, slots = all_heads.reshape(2, -1)
             numbers = (begun + ahead).ravel()
-        self.rows.write_steps(places, steps.leaves, (length, last - first))
+        leaves = [steps.leaves[at] for at in self.plain] if self.stacks else steps.leaves
+        self.rows.write_steps(places, leaves, (length, last - first))
         self._begin(slots, places, numbers, default if priorities is None else priorities.ravel())
+        if self.stacks:
+            self._frame_plain(steps, first, last, places, numbers)
         begun += length
         heads += length * self.layout.envs
         np.remainder(heads, self._laps, out=heads)
+
+    def _frame_plain(
+        self, steps: Steps, first: int, last: int, places: Array, numbers: Array
+    ) -> None:
+        """The newest frames of steps within episodes."""
+        cursor, length = self.counters.frame_cursor[first:last], steps.leaves[0].shape[0]
+        ahead = np.arange(length + 1)[:, None] * self.layout.envs
+        newest = (cursor + ahead) % self.layout.frame_lane
+        at = newest[:-1].ravel()
+        stacks = [steps.leaves[leaf] for leaf in self.stacked]
+        self.frames.write(at, [x.reshape(-1, *x.shape[2:]) for x in stacks], -1)
+        self.frame_at[places] = at
+        self.frame_begun[at] = numbers
+        cursor[...] = newest[-1]
 
     def _insert_step(self, steps: Steps, first: int, last: int, default: float) -> None:
         """One step of which some are no rows, or some end episodes."""
