@@ -204,7 +204,8 @@ class HostTable:
         output = self._output(draws.size)
         if self.index is None:
             slots, numbers = self._choose(draws, count)
-            probabilities = np.full(draws.size, 1 / count, np.float32)
+            probabilities = output.alike
+            probabilities.fill(1 / count)
             times = self.streams.times.take(slots)
             np.add.at(self.streams.times, slots, 1)
             output.read(slots)

@@ -76,7 +76,7 @@ class Streams:
             steps=np.zeros(envs, np.int64),
             fresh=np.ones(envs, bool),
         )
-        self._window = range(0, layout.window * envs, envs)
+        self._window = range(envs, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions)
 
     def insert(self, steps: Steps, first: int, last: int, default: float) -> None:
@@ -236,18 +236,18 @@ class Streams:
         return (start[stream] + age) % self.layout.slots * self.layout.envs + stream
 
     def windows(self, slots: Array) -> Array:
-        """Where the rows of items are [n, W]; beyond the end, they go on at the beginning."""
-        first = self.starts.take(slots)
-        places = np.empty((slots.size, self.layout.window), np.int64)
-        for at, ahead in enumerate(self._window):  # a column at a time: rows are short
-            np.add(first, ahead, out=places[:, at])
+        """Where the rows of items are [W, n]; beyond the end, they go on at the beginning."""
+        places = np.empty((self.layout.window, slots.size), np.int64)
+        first = self.starts.take(slots, out=places[0], mode="clip")
+        for at, ahead in enumerate(self._window, start=1):
+            np.add(first, ahead, out=places[at])
         return places
 
     def frame_places(self, places: Array) -> Array:
-        """Where the frames of windows [n, W] are: [n, W + k - 1], or [n, W, k] across episodes."""
+        """Where the frames of windows [W, n] are: [n, W + k - 1], or [n, W, k] across episodes."""
         layout = self.layout
         if self.table.items.cut:
-            first = self.frame_at[places[:, 0] % layout.lane]
+            first = self.frame_at[places[0] % layout.lane]
             return first[:, None] + np.arange(1 - layout.stack, layout.window) * layout.envs
-        newest = self.frame_at[places % layout.lane]
+        newest = self.frame_at[places.T % layout.lane]
         return newest[..., None] + np.arange(1 - layout.stack, 1) * layout.envs
