@@ -63,9 +63,9 @@ def test_a_table_that_is_too_small_for_its_environments() -> None:
 )
 def test_a_history_of_what_is_no_stack(path: str, frames: int, sentence: str) -> None:
     options = Table(history=(History(path, frames),))
-    for make in (HostTable, device.init):
+    for build in (HostTable, device.init):
         with pytest.raises(UserError, match=sentence):
-            make(options, ROW, 1)
+            build(options, ROW, 1)
 
 
 @pytest.mark.parametrize(
