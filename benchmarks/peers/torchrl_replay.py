@@ -4,15 +4,10 @@ python -m benchmarks.peers.torchrl_replay [--image] [--prioritised]
 """
 
 from itertools import cycle
-from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torchrl.data import (
-    LazyTensorStorage,
-    TensorDictPrioritizedReplayBuffer,
-    TensorDictReplayBuffer,
-)
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from benchmarks import replay_protocol as p
 
@@ -21,24 +16,14 @@ def main() -> None:
     work = p.parse_work()
     torch.set_num_threads(1)
     storage = LazyTensorStorage(work.capacity)
-    made: Any
-    if work.prioritised:
-        made = TensorDictPrioritizedReplayBuffer(
-            alpha=p.EXPONENT, beta=0.4, storage=storage, batch_size=p.SAMPLED, priority_key="error"
-        )
-    else:
-        made = TensorDictReplayBuffer(storage=storage, batch_size=p.SAMPLED)
+    made = TensorDictReplayBuffer(storage=storage, batch_size=p.SAMPLED)
     batches = cycle([rows(torch.from_numpy(x)) for x in p.observations(work)])
-    errors = torch.rand(p.SAMPLED)
 
     def insert() -> None:
         made.extend(next(batches))
 
     def sample() -> None:
-        found = made.sample()
-        if work.prioritised:
-            found["error"] = errors
-            made.update_tensordict_priority(found)
+        made.sample()
 
     p.answer(work, insert, sample)
 

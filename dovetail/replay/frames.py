@@ -4,7 +4,6 @@ The ring of frames has, for every row, its newest frame, and before the first ro
 older frames of its stack, so that every stack comes back as it was, whatever it was padded with.
 """
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,18 +29,6 @@ class Stack:
     def frame(self, stacks: Any, number: int) -> Any:
         """One frame of each stack [m, …], of numpy or JAX."""
         return stacks[(slice(None),) * (self.axis + 1) + (number,)]
-
-    def newest(self, stacks: Array, into: Array, places: Slots) -> None:
-        """Stores the newest frame of each stack [m, …]."""
-        fits = self.count == 4 and self.dtype == np.uint8 and self.axis == len(self.shape)
-        if not (fits and stacks.flags.c_contiguous and sys.byteorder == "little"):
-            into[places] = self.frame(stacks, -1)
-            return
-        words = stacks.view(np.uint32)[..., 0]  # four neighbouring bytes at a time
-        room = np.empty(self.shape, np.uint32)
-        for place, word in zip(places.tolist(), words, strict=True):
-            np.right_shift(word, 24, out=room)
-            into[place] = room
 
     def shared(self, frames: Array) -> Array:
         """The stacks of consecutive rows [n, W, …] as a view of their frames [n, W + k - 1, …]."""
@@ -75,7 +62,6 @@ class HostFrames:
         for stack, store, array in zip(self.stacks, self.stores, arrays, strict=True):
             if array is None:
                 store[places] = 0
-            elif number == -1:
-                stack.newest(array, store, places)
             else:
-                store[places] = stack.frame(array, number)
+                for place, frame in zip(places.tolist(), stack.frame(array, number), strict=True):
+                    store[place] = frame  # one by one: a frame is large, and its copy strided

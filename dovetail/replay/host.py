@@ -32,6 +32,7 @@ class HostTable:
         check_history(self.leaves, table.history)
         self.layout = make_layout(table, self.leaves, num_envs)
         self.structure = jax.tree.structure(example)
+        self._chunk = self.layout.chunk
         self.streams = Streams(table, self.layout, self.leaves)
         self.index = None if table.ranged else HostIndex(table, self.layout.size)
         self.owned = OwnedItems(self.streams) if self.layout.owned else None
@@ -108,13 +109,17 @@ class HostTable:
                 refuse_shape("priorities", priorities, shape)
             self._note_priorities(priorities)
         steps = Steps(leaves, ends, valid, finals, priorities)
-        chunk = self.layout.chunk
-        for start in range(0, length, chunk):
-            part = steps if length <= chunk else steps.part(start, start + chunk)
-            self.streams.insert(part, first, last, self.highest)
-            self._settled = False
-            if self._in_order or self.owned is not None:
-                self.settle()
+        if length <= self._chunk:
+            self._insert(steps, first, last)
+        else:
+            for start in range(0, length, self._chunk):
+                self._insert(steps.part(start, start + self._chunk), first, last)
+
+    def _insert(self, steps: Steps, first: int, last: int) -> None:
+        self.streams.insert(steps, first, last, self.highest)
+        self._settled = False
+        if self._in_order or self.owned is not None:
+            self.settle()
 
     def _check(
         self, rows: Any, leaves: Sequence[Array], structure: Any, first: int, last: int
@@ -199,7 +204,8 @@ class HostTable:
         output = self._output(draws.size)
         if self.index is None:
             slots, numbers = self._choose(draws, count)
-            probabilities = np.full(draws.size, 1 / count, np.float32)
+            probabilities = output.alike
+            probabilities.fill(1 / count)
             times = self.streams.times.take(slots)
             np.add.at(self.streams.times, slots, 1)
             output.read(slots)

@@ -24,7 +24,7 @@ class HostIndex:
         self.priority = np.zeros(size, np.float32)
         self.serial = np.zeros(size, np.int64)
         """A number that grows with each item, and tells the items of one slot apart."""
-        self.times = np.zeros(size, np.int32)
+        self.times = np.zeros(size, np.int64)
         self.count = 0
         self.added = 0
         self.removals = 0

@@ -19,11 +19,11 @@ class Output:
     ) -> None:
         layout, cut = streams.layout, streams.table.items.cut
         self._streams, self._owned, self._cut = streams, owned, cut
-        self._rows = (owned or streams).rows.buffer((count, layout.window))
+        self._rows = (owned or streams).rows.buffer((layout.window, count))
         shape = (layout.window + layout.stack - 1,) if cut else (layout.window, layout.stack)
         self._frames = [np.zeros((count, *shape, *s.shape), s.dtype) for s in streams.stacks]
         leaves: list[Any] = [None] * len(streams.leaves)
-        *plain, self._final = self._rows.leaves
+        *plain, self._final = (np.swapaxes(leaf, 0, 1) for leaf in self._rows.leaves)
         for at, leaf in zip(streams.plain, plain, strict=True):
             leaves[at] = leaf
         for at, stack, frames in zip(streams.stacked, streams.stacks, self._frames, strict=True):
@@ -31,6 +31,8 @@ class Output:
         self.tree = jax.tree.unflatten(structure, leaves)
         self.mask = np.zeros((count, layout.window), bool)
         self.mask[:, 0] = True
+        self.alike = np.zeros(count, np.float32)
+        """The probabilities of items that are all alike."""
 
     def read(self, slots: Array) -> None:
         """Copies the windows of items."""

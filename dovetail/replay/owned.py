@@ -45,20 +45,20 @@ class OwnedItems:
 
     def _copy(self, places: Array, slot: Array) -> None:
         layout, source = self.streams.layout, self.streams.rows
-        target, places = self.windows(slot)[0], places[0] % layout.lane
+        target, places = self.windows(slot)[:, 0], places[:, 0] % layout.lane
         self.rows.block[target] = source.block[places]
         for at, store in self.rows.alone.items():
             store[target] = source.alone[at][places]
         if layout.frames:
-            frames = self.streams.frame_places(places[None])[0] % layout.frame_lane
+            frames = self.streams.frame_places(places[:, None])[0] % layout.frame_lane
             target = self.frame_places(slot)[0]
             for to, store in zip(self.frames.stores, self.streams.frames.stores, strict=True):
                 to[target] = store[frames]
 
     def windows(self, slots: Array) -> Array:
-        """Where the rows of items are [n, W]."""
+        """Where the rows of items are [W, n]."""
         window = self.streams.layout.window
-        return slots[:, None] * window + np.arange(window)
+        return slots * window + np.arange(window)[:, None]
 
     def frame_places(self, slots: Array) -> Array:
         """Where the frames of items are: [n, W + k - 1], or [n, W, k] across episodes."""

@@ -80,6 +80,7 @@ class PackedRows:
         self.alone = {
             at: np.zeros((size, *leaves[at].shape), leaves[at].dtype) for at in self.packing.alone
         }
+        self._last = len(self.leaves) - 1
         self._stages: dict[tuple[int, ...], tuple[Block, list[tuple[int, Block]]]] = {}
 
     @property
@@ -91,9 +92,10 @@ class PackedRows:
         """Stores rows given as [T, B, …], in the order of time; the leaf behind theirs is zero."""
         known = self._stages.get(shape)
         stage, views = known if known is not None else self._stage(shape)
-        for at, view in views[:-1]:
-            view[...] = arrays[at]
-        self.block[places] = stage.reshape(-1, self.packing.words)
+        for at, view in views:
+            if at < self._last:
+                view[...] = arrays[at]
+        self.block[places] = stage
         for at, store in self.alone.items():
             store[places] = arrays[at].reshape(-1, *store.shape[1:])
 
@@ -115,7 +117,8 @@ class PackedRows:
             if len(self._stages) > STAGES:
                 self._stages.clear()
             stage = np.zeros((*shape, self.packing.words), WORD)
-            known = self._stages[shape] = (stage, list(self.packing.views(stage).items()))
+            views = list(self.packing.views(stage).items())
+            known = self._stages[shape] = (stage.reshape(-1, self.packing.words), views)
         return known
 
     def buffer(self, shape: tuple[int, ...]) -> "Rows":

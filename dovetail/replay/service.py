@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,9 +16,12 @@ import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.replay.host import HostTable
+from dovetail.replay.journal import Journal
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.sample import Keys, Sample
 
+GROWN = 1 << 30
+"""Bytes of a durable service's log after which it makes a snapshot."""
 PATIENCE = 1.0
 """Seconds without any progress after which two sides that wait for each other are told so."""
 
@@ -30,14 +34,25 @@ class ReplayService:
     """
 
     def __init__(
-        self, table: HostTable, limiter: RateLimiter | None = None, timeout: float = 60.0
+        self,
+        table: HostTable,
+        limiter: RateLimiter | None = None,
+        timeout: float = 60.0,
+        durable: Path | None = None,
+        grown: int = GROWN,
     ) -> None:
         self.table = table
         self.limiter = limiter or RateLimiter()
+        self._journal = None if durable is None else Journal(durable, table, self.limiter, grown)
+        self.restored = None if self._journal is None else self._journal.restored
+        """How the durable folder was found."""
+        self.epoch = time.time_ns() if self.restored is None else self.restored.epoch
+        """Clients that knew another number have lost what they inserted."""
         self._timeout = timeout
         self._changed = threading.Condition()
         self._waiting = {"insert": 0, "sample": 0}
         self._moves = 0
+        self._stuck_since = (-1, 0.0)
         self._inserters: int | None = None
         self._closed = False
 
@@ -82,6 +97,9 @@ class ReplayService:
             before = self.table.completed
             self.table.insert(rows, ends, valid, final, priorities, envs)
             self.limiter.insert(self.table.completed - before)
+            if self._journal is not None:
+                given = {"ends": ends, "valid": valid, "priorities": priorities, "final": final}
+                self._journal.insert(rows, given, envs)
             self._moved()
 
     def sample(self, draws: Any, timeout: float | None = None) -> Sample:
@@ -92,6 +110,8 @@ class ReplayService:
             self._wait("sample", count, lambda: self._may_sample(count), timeout)
             sample = self.table.sample(draws)
             self.limiter.sample(count)
+            if self._journal is not None:
+                self._journal.sample(np.asarray(draws))
             self._moved()
             return sample
 
@@ -101,11 +121,16 @@ class ReplayService:
     def update_priorities(self, keys: Keys, priorities: Any) -> None:
         """`HostTable.update_priorities`."""
         with self._changed:
+            self._refuse_if_closed()
             self.table.update_priorities(keys, priorities)
+            if self._journal is not None:
+                self._journal.update(keys, priorities)
 
     def close(self) -> None:
         """Ends every wait; whoever comes later is refused."""
         with self._changed:
+            if self._journal is not None and not self._closed:
+                self._journal.close()
             self._closed = True
             self._changed.notify_all()
 
@@ -131,6 +156,9 @@ class ReplayService:
                     moves, still_since = self._moves, now
                 self._refuse_if_alone(side, count)
                 if now - still_since >= PATIENCE:
+                    self._stuck_since = (self._moves, now)  # the other side is told the same
+                    self._changed.notify_all()
+                if self._stuck_since[0] == self._moves and began <= self._stuck_since[1]:
                     self._refuse(
                         "Replay stands still, as each side waits for the other", side, count
                     )

@@ -57,11 +57,11 @@ class Streams:
         self.frame_at = np.zeros(layout.lane if self.stacks else 0, np.int64)
         """Of each row, where its newest frame is."""
         self.frame_begun = np.zeros(layout.frame_lane, np.int64)
-        self.starts = np.zeros(layout.slots * envs, np.int32)
+        self.starts = np.zeros(layout.slots * envs, np.int64)
         """Of each item, where its first row is."""
         self.given = np.zeros(layout.slots * envs, np.float32)
         """Of each item, the priority it began with."""
-        self.times = np.zeros(layout.slots * envs, np.int32)
+        self.times = np.zeros(layout.slots * envs, np.int64)
         """Of each item, how often it has been sampled."""
         self._numbers = np.arange(envs)
         self.heads = np.stack([self._numbers] * 2)
@@ -76,8 +76,8 @@ class Streams:
             steps=np.zeros(envs, np.int64),
             fresh=np.ones(envs, bool),
         )
-        self._window = np.arange(0, layout.window * envs, envs)
-        self._plainly = isinstance(table.items, Transitions) and not self.stacks
+        self._window = range(envs, layout.window * envs, envs)
+        self._plainly = isinstance(table.items, Transitions)
 
     def insert(self, steps: Steps, first: int, last: int, default: float) -> None:
         """Appends steps to the streams from `first` to `last`."""
@@ -85,9 +85,10 @@ class Streams:
             self._plainly
             and (steps.valid is None or np.count_nonzero(steps.valid) == steps.valid.size)
             and (steps.ends is None or not np.count_nonzero(steps.ends))
+            and not (self.stacks and np.count_nonzero(self.counters.fresh[first:last]))
         ):
             self._insert_plain(steps, first, last, default)
-        elif self._plainly and steps.leaves[0].shape[0] == 1:
+        elif self._plainly and not self.stacks and steps.leaves[0].shape[0] == 1:
             self._insert_step(steps, first, last, default)
         else:
             self._insert_any(steps, slice(first, last), default)
@@ -103,11 +104,28 @@ class Streams:
             all_heads = (heads[:, None] + ahead * self.layout.envs) % self._laps[:, None]
             places, slots = all_heads.reshape(2, -1)
             numbers = (begun + ahead).ravel()
-        self.rows.write_steps(places, steps.leaves, (length, last - first))
+        leaves = [steps.leaves[at] for at in self.plain] if self.stacks else steps.leaves
+        self.rows.write_steps(places, leaves, (length, last - first))
         self._begin(slots, places, numbers, default if priorities is None else priorities.ravel())
+        if self.stacks:
+            self._frame_plain(steps, first, last, places, numbers)
         begun += length
         heads += length * self.layout.envs
         np.remainder(heads, self._laps, out=heads)
+
+    def _frame_plain(
+        self, steps: Steps, first: int, last: int, places: Array, numbers: Array
+    ) -> None:
+        """The newest frames of steps within episodes."""
+        cursor, length = self.counters.frame_cursor[first:last], steps.leaves[0].shape[0]
+        ahead = np.arange(length + 1)[:, None] * self.layout.envs
+        newest = (cursor + ahead) % self.layout.frame_lane
+        at = newest[:-1].ravel()
+        stacks = [steps.leaves[leaf] for leaf in self.stacked]
+        self.frames.write(at, [x.reshape(-1, *x.shape[2:]) for x in stacks], -1)
+        self.frame_at[places] = at
+        self.frame_begun[at] = numbers
+        cursor[...] = newest[-1]
 
     def _insert_step(self, steps: Steps, first: int, last: int, default: float) -> None:
         """One step of which some are no rows, or some end episodes."""
@@ -218,14 +236,18 @@ class Streams:
         return (start[stream] + age) % self.layout.slots * self.layout.envs + stream
 
     def windows(self, slots: Array) -> Array:
-        """Where the rows of items are [n, W]; beyond the end, they go on at the beginning."""
-        return self.starts.take(slots)[:, None] + self._window
+        """Where the rows of items are [W, n]; beyond the end, they go on at the beginning."""
+        places = np.empty((self.layout.window, slots.size), np.int64)
+        first = self.starts.take(slots, out=places[0], mode="clip")
+        for at, ahead in enumerate(self._window, start=1):
+            np.add(first, ahead, out=places[at])
+        return places
 
     def frame_places(self, places: Array) -> Array:
-        """Where the frames of windows [n, W] are: [n, W + k - 1], or [n, W, k] across episodes."""
+        """Where the frames of windows [W, n] are: [n, W + k - 1], or [n, W, k] across episodes."""
         layout = self.layout
         if self.table.items.cut:
-            first = self.frame_at[places[:, 0] % layout.lane]
+            first = self.frame_at[places[0] % layout.lane]
             return first[:, None] + np.arange(1 - layout.stack, layout.window) * layout.envs
-        newest = self.frame_at[places % layout.lane]
+        newest = self.frame_at[places.T % layout.lane]
         return newest[..., None] + np.arange(1 - layout.stack, 1) * layout.envs

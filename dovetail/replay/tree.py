@@ -39,7 +39,8 @@ class HostTree:
     """
 
     def __init__(self, size: int) -> None:
-        self.levels = [np.zeros(n) for n in level_sizes(size, TOP)]
+        *lower, top = level_sizes(size, TOP)
+        self.levels = [np.zeros(n) for n in (*lower, -(-top // FAN) * FAN)]
         self.leaves = self.levels[0]
         self._stale: list[Slots] = []
         self._stale_count = 0
@@ -72,7 +73,9 @@ class HostTree:
             else:
                 nodes = nodes // FAN
                 upper[nodes] = np.einsum("ij->i", families.take(nodes, axis=0))
-        np.cumsum(self.levels[-1], out=self._cumulative)
+        families = self.levels[-1].reshape(-1, FAN) @ self._running  # faster than one long sum
+        families[1:] += np.cumsum(families[:-1, -1])[:, None]
+        self._cumulative = families.reshape(-1)
 
     def find(self, targets: Weights) -> Slots:
         """The leaf in whose part of the running sum each target lies; some weight must be > 0."""

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from replay_tables import make
 
 from dovetail.errors import UserError
 from dovetail.replay import (
@@ -62,9 +63,9 @@ def test_a_table_that_is_too_small_for_its_environments() -> None:
 )
 def test_a_history_of_what_is_no_stack(path: str, frames: int, sentence: str) -> None:
     options = Table(history=(History(path, frames),))
-    for make in (HostTable, device.init):
+    for build in (HostTable, device.init):
         with pytest.raises(UserError, match=sentence):
-            make(options, ROW, 1)
+            build(options, ROW, 1)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +116,11 @@ def test_priorities_that_are_none(bad: float) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
 def test_the_device_passes_over_priorities_that_are_none(bad: float) -> None:
-    options = Table(capacity=8, sampler=Prioritised(1.0))
-    state = device.insert(options, device.init(options, ROW, 2), rows(2))
-    state, sample = device.sample(options, state, jnp.array([0.5, 0.5]))
-    state = device.update_priorities(options, state, sample.keys, jnp.array([bad, 3.0]))
-    state, sample = device.sample(options, state, jnp.array([0.1, 0.9]))
+    made = make("device", Table(capacity=8, sampler=Prioritised(1.0)), ROW, 2)
+    made.insert(rows(2))
+    sample = made.sample(np.array([0.5, 0.5]))
+    made.update_priorities(sample.keys, np.array([bad, 3.0], np.float32))
+    sample = made.sample(np.array([0.1, 0.9]))
     np.testing.assert_allclose(sample.probabilities, [0.25, 0.75])
 
 

@@ -28,11 +28,11 @@ def test_a_tree_finds_what_a_running_sum_finds(size: int) -> None:
         assert host.total > -1
     assert host.total == running[-1]
     np.testing.assert_array_equal(host.find(targets), expected)
-    tree = set_weights(
+    tree = jax.jit(set_weights)(
         device_tree(size), jnp.asarray(order), jnp.asarray(weights[order]), jnp.arange(0)
     )
     assert tree_total(tree) == running[-1]
-    found, weight = find_leaves(tree, jnp.asarray(targets, jnp.float32))
+    found, weight = jax.jit(find_leaves)(tree, jnp.asarray(targets, jnp.float32))
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(weight, weights[expected])
 
@@ -55,7 +55,7 @@ def test_ten_million_weights_are_told_apart() -> None:
 
 def test_draws_come_out_in_proportion() -> None:
     tree = HostTree(1000)
-    weights = np.arange(1000) ** 0.5
+    weights = np.sqrt(np.arange(1000.0))
     tree.set(np.arange(1000), weights)
     targets = (np.arange(100_000) + 0.5) / 100_000 * tree.total
     counts = np.bincount(tree.find(targets), minlength=1000)
@@ -79,7 +79,7 @@ def test_a_compiled_loop_copies_no_storage(sampler: Uniform | Prioritised) -> No
 
     loop = jax.jit(lambda state, draws: jax.lax.scan(step, state, draws), donate_argnums=0)
     state = device.init(table, ROW, 4)
-    text = loop.lower(state, jnp.zeros((10, 8))).compile().as_text()
+    text = loop.lower(state, jnp.zeros((10, 8))).compile().as_text() or ""
     assert re.search(r"f32\[5\d{4},3\]", text)  # the rings are there
     sizes = [
         int(np.prod([int(n) for n in found.split(",")]))
@@ -94,8 +94,10 @@ def test_tables_side_by_side() -> None:
     table = Table(Sequences(2, 1), 16)
     states = jax.vmap(lambda _: device.init(table, ROW, 1))(jnp.arange(3))
     rows = {"observation": jnp.arange(3 * 4 * 3, dtype=jnp.float32).reshape(3, 4, 1, 3)}
-    states = jax.vmap(lambda state, rows: device.insert(table, state, rows))(states, rows)
+    insert = jax.jit(jax.vmap(lambda state, rows: device.insert(table, state, rows)))
+    states = insert(states, rows)
     draws = jnp.tile(jnp.array([[0.0, 0.99]]), (3, 1))
-    _, sample = jax.vmap(lambda state, draws: device.sample(table, state, draws))(states, draws)
+    read = jax.jit(jax.vmap(lambda state, draws: device.sample(table, state, draws)))
+    _, sample = read(states, draws)
     first = sample.rows["observation"][..., 0]
     assert first.tolist() == [[[0, 3], [6, 9]], [[12, 15], [18, 21]], [[24, 27], [30, 33]]]

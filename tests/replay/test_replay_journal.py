@@ -1,0 +1,155 @@
+"""A durable service comes back with all it acknowledged, however it ended, or says what is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.errors import UserError
+from dovetail.replay import HostTable, Prioritised, RateLimiter, ReplayService, Table, Transitions
+from dovetail.replay.saving import save
+
+ROW = {"observation": np.zeros(2, np.float32), "reward": np.zeros((), np.float32)}
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_replay_journal import made, work
+service = made(Path(sys.argv[1]), grown=20_000)
+for seed in range(100_000):
+    work(service, seed)
+    print(seed, flush=True)
+"""
+
+
+def made(folder: Path | None, capacity: int = 40, grown: int = 1 << 30) -> ReplayService:
+    table = HostTable(Table(Transitions(2), capacity, Prioritised()), ROW, 2)
+    return ReplayService(table, RateLimiter(2), durable=folder, grown=grown)
+
+
+def work(service: ReplayService, seed: int) -> None:
+    """An insert, a sample and a change of priorities, all told by the seed."""
+    random = np.random.default_rng(seed)
+    rows = {
+        "observation": random.random((3, 2, 2), np.float32),
+        "reward": random.random((3, 2), np.float32),
+    }
+    ends = random.random((3, 2)) < 0.2
+    final = {"observation": random.random((3, 2, 2), np.float32)}
+    service.insert(rows, ends, random.random((3, 2)) < 0.9, final, random.random((3, 2)))
+    if service.limiter.may_sample(1):
+        sample = service.sample(random.random(4))
+        service.update_priorities(sample.keys, random.random(4))
+
+
+def state(service: ReplayService) -> dict[str, Any]:
+    limits = (service.limiter.inserted, service.limiter.sampled)
+    return {"limits": limits} | {name: x.tolist() for name, x in save(service.table).items()}
+
+
+def test_a_service_comes_back_as_it_was(tmp_path: Path) -> None:
+    plain, durable = made(None), made(tmp_path / "replay")
+    for seed in range(5):
+        work(plain, seed)
+        work(durable, seed)
+    durable.close()
+    again = made(tmp_path / "replay")
+    assert again.restored is not None
+    assert (again.restored.records, again.restored.lost, again.epoch) == (15, None, 1)
+    assert state(again) == state(plain)
+    for seed in range(5, 8):
+        work(plain, seed)
+        work(again, seed)
+    assert state(again) == state(plain)
+
+
+def test_snapshots_take_the_place_of_logs(tmp_path: Path) -> None:
+    plain, durable = made(None), made(tmp_path, grown=3000)
+    for seed in range(40):
+        work(plain, seed)
+        work(durable, seed)
+    durable.close()
+    names = sorted(path.name.rpartition("-")[0] for path in tmp_path.iterdir())
+    assert names.count("snapshot") == 1
+    again = made(tmp_path)
+    assert again.restored is not None and again.restored.records < 3 * 40
+    limits = (again.limiter.inserted, again.limiter.sampled)
+    assert limits == (plain.limiter.inserted, plain.limiter.sampled)
+    draws = np.linspace(0, 0.99, 8)
+    for found, wanted in zip(again.sample(draws), plain.sample(draws), strict=True):
+        if isinstance(found, np.ndarray):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_nothing_acknowledged_is_lost_when_it_is_killed(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), here], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip() == "60":
+                os.kill(process.pid, signal.SIGKILL)
+                break
+        acknowledged = max([60, *(int(x) for x in process.stdout.read().split())])
+    again = made(tmp_path)
+    assert again.restored is not None and again.restored.lost is None and again.epoch == 1
+    counts: list[tuple[int, int]] = []
+    plain = made(None)
+    for seed in range(acknowledged + 3):  # it may have begun one more
+        work(plain, seed)
+        counts.append((plain.limiter.inserted, plain.limiter.sampled))
+    found = (again.limiter.inserted, again.limiter.sampled)
+    assert counts[acknowledged] <= found <= counts[acknowledged + 1]
+
+
+def test_a_log_that_is_cut_restores_what_is_whole(tmp_path: Path) -> None:
+    durable, plain = made(tmp_path), made(None)
+    for seed in range(4):
+        work(durable, seed)
+    durable.close()
+    (log,) = tmp_path.glob("log-*")
+    os.truncate(log, log.stat().st_size - 5)
+    again = made(tmp_path)
+    assert again.restored is not None
+    assert (again.restored.records, again.restored.lost, again.epoch) == (11, None, 1)
+    for seed in range(4):
+        work(plain, seed)
+    assert again.limiter.sampled == plain.limiter.sampled
+
+
+def test_a_damaged_log_says_what_is_lost(tmp_path: Path) -> None:
+    durable = made(tmp_path)
+    for seed in range(4):
+        work(durable, seed)
+    durable.close()
+    (log,) = tmp_path.glob("log-*")
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 1
+    log.write_bytes(data)
+    again = made(tmp_path)
+    assert again.restored is not None and again.restored.lost is not None
+    assert "fails its check sum" in again.restored.lost
+    assert 0 < again.restored.records < 12
+    assert again.epoch == 2
+    found = state(again)
+    work(again, 9)
+    again.close()
+    third = made(tmp_path)
+    assert third.restored is not None and third.restored.lost is None and third.epoch == 2
+    assert state(third) != found
+
+
+def test_another_configuration_is_refused(tmp_path: Path) -> None:
+    made(tmp_path).close()
+    with pytest.raises(UserError, match="other options .table .*capacity=40.*, not .*capacity=20"):
+        made(tmp_path, capacity=20)
+
+
+def test_without_a_folder_each_start_is_another_epoch() -> None:
+    assert made(None).epoch != made(None).epoch
