@@ -245,6 +245,8 @@ class _Start:
             except Exception as error:
                 if stop:  # environments in processes of their own may be stopped before us
                     raise stop.stopped("before training began.") from error
+                if restore and isinstance(error, UserError):
+                    status.withdraw()
                 raise
             recorder = make_recorder(self.run, self.config, self.settings, loop.reached, tell)
             stack.callback(recorder.close)
