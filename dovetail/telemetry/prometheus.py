@@ -1,8 +1,8 @@
 """A run's numbers for Prometheus, at http://host:port/metrics: the same names under every policy.
 
-The loop publishes: it copies what was counted, and puts the copy in the place of the last one.
-Whoever scrapes reads that copy in a thread of the server, so that training never waits. However
-many workers and metrics there are, the answer has a bounded number of lines.
+The loop publishes: it copies what was counted, and the copy takes the place of the last one, in a
+process that only serves (`exporting.py`). Whoever scrapes reads that copy: training never waits.
+However many workers and metrics there are, the answer has a bounded number of lines.
 """
 
 import errno
@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -103,6 +103,19 @@ class Published:
     up: bool = True
     diverged: bool = False
 
+    def after(self, row: Mapping[str, float], timeline: Timeline) -> "Published":
+        """With the scalars of another report, and what all spans so far come to."""
+        episodes = self.scalars["episodes"] + row.get("episodes", 0.0)
+        return Published(
+            scalars={**self.scalars, **row, "episodes": episodes},
+            totals={
+                key: Sums(t.calls, t.seconds, t.nbytes, t.items, dict(t.buckets))
+                for key, t in timeline.totals.items()
+            },
+            staleness=dict(timeline.staleness),
+            dropped_spans=timeline.dropped,
+        )
+
 
 class PortTaken(UserError):
     """Somebody else listens on the port."""
@@ -143,25 +156,14 @@ class Exporter(Collector):
 
     def publish(self, row: Mapping[str, float], timeline: Timeline) -> None:
         """Takes the scalars of a report, and what all spans so far come to."""
-        known = self._published.scalars
-        episodes = known["episodes"] + row.get("episodes", 0.0)
-        self._published = Published(
-            scalars={**known, **row, "episodes": episodes},
-            totals={
-                key: Sums(t.calls, t.seconds, t.nbytes, t.items, dict(t.buckets))
-                for key, t in timeline.totals.items()
-            },
-            staleness=dict(timeline.staleness),
-            dropped_spans=timeline.dropped,
-        )
+        self.show(self._published.after(row, timeline))
 
-    def ended(self) -> None:
-        """Shows that training is over, while the run is being finished."""
-        self._published = replace(self._published, up=False)
+    def show(self, published: Published) -> None:
+        """Has scrapes tell this from now on."""
+        self._published = published
 
-    def diverged(self) -> None:
-        """Shows that training diverged; where somebody scrapes, until it was seen."""
-        self._published = replace(self._published, up=False, diverged=True)
+    def linger(self) -> None:
+        """Where somebody scrapes, waits until a training that diverged was seen."""
         if self._scraped:
             self._seen.wait(LINGER)
 

@@ -14,10 +14,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from dovetail.errors import UserError
-from dovetail.run import Run
+from dovetail.run import Run, write_atomically
 
 FILE, STACKS = "status.json", "stacks.txt"
 EVERY = 2.0
@@ -41,6 +42,7 @@ class Status:
         self._messages: deque[tuple[float, str]] = deque(maxlen=MESSAGES)
         self._ended = threading.Event()
         self._ending = self._traceback = ""
+        self._before = self._file.read_bytes() if self._file.exists() else None
         self._stacks = open(run.path / STACKS, "w", encoding="utf-8")  # noqa: SIM115
         faulthandler.register(ASKED, self._stacks, all_threads=True)
         self._thread = threading.Thread(target=self._work, name="dovetail-status", daemon=True)
@@ -49,6 +51,16 @@ class Status:
     def message(self, text: str) -> None:
         """Keeps what people were told."""
         self._messages.append((time.time(), text))
+
+    @property
+    def _file(self) -> Path:
+        return self._run.path / FILE
+
+    def withdraw(self) -> None:
+        """Ends it as if nothing had been written: this start was refused."""
+        self.close()
+        if self._before is not None:
+            write_atomically(self._file, self._before)
 
     def close(self, ending: str = "", error: BaseException | None = None) -> None:
         """Writes for the last time, with how the run ended, and the traceback of the error that

@@ -12,7 +12,7 @@ from dovetail.telemetry.tensorboard import TensorBoardSink
 from dovetail.training.loop import Reached
 
 if TYPE_CHECKING:
-    from dovetail.telemetry.prometheus import Exporter
+    from dovetail.telemetry.exporting import ExporterProcess
 
 Tell = Callable[[str], None]
 
@@ -30,23 +30,24 @@ def make_recorder(
 
 def make_exporter(
     config: dict[str, Any], settings: Settings, plan: Plan, resumed: bool, tell: Tell
-) -> "Exporter | None":
+) -> "ExporterProcess | None":
     """What Prometheus reads, if asked for; a resumed run, which did not choose its port now, takes
     another if that is taken."""
     if settings.metrics_port is None:
         return None
-    from dovetail.telemetry.prometheus import Exporter, PortTaken
+    from dovetail.telemetry.exporting import ExporterProcess
+    from dovetail.telemetry.prometheus import PortTaken
 
     host, port = settings.metrics_host, settings.metrics_port
     info = {name: str(config[name]) for name in ("algorithm", "policy", "seed")}
     info["env"] = str(config["env_id"])
     try:
-        exporter = Exporter(host, port, info, plan.staleness, worker_nodes(plan))
+        exporter = ExporterProcess(host, port, info, plan.staleness, worker_nodes(plan), tell)
     except PortTaken:
         if not resumed:
             raise
         tell(f"Port {port} is taken, so metrics are served on another.")
-        exporter = Exporter(host, 0, info, plan.staleness, worker_nodes(plan))
+        exporter = ExporterProcess(host, 0, info, plan.staleness, worker_nodes(plan), tell)
     tell(f"Metrics for Prometheus: {exporter.url}")
     return exporter
 

@@ -39,7 +39,7 @@ from dovetail.training.stopping import Stop, stopping
 from dovetail.training.telling import make_exporter, make_recorder
 
 if TYPE_CHECKING:
-    from dovetail.telemetry.prometheus import Exporter
+    from dovetail.telemetry.exporting import ExporterProcess
 
 
 def train(
@@ -218,7 +218,7 @@ class _Start:
     began: float
     place: Place
     _running: Loop | None = None
-    _exporting: "Exporter | None" = None
+    _exporting: "ExporterProcess | None" = None
 
     def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
@@ -245,6 +245,8 @@ class _Start:
             except Exception as error:
                 if stop:  # environments in processes of their own may be stopped before us
                     raise stop.stopped("before training began.") from error
+                if restore and isinstance(error, UserError):
+                    status.withdraw()
                 raise
             recorder = make_recorder(self.run, self.config, self.settings, loop.reached, tell)
             stack.callback(recorder.close)

@@ -170,4 +170,5 @@ def test_a_learner_that_is_stopped_is_told_of(nodes: Nodes) -> None:
         going_on = threading.Timer(4.0, os.kill, (learner, signal.SIGCONT))
         going_on.start()
         assert coming.wait().iterations == 200
-    assert sum("does not answer" in line for line in running.told) == 1
+    told = sum("does not answer" in line for line in running.told)
+    assert 1 <= told <= 2  # once; a slow machine may bring another silence before its end

@@ -25,7 +25,8 @@ from dovetail.errors import UserError
 from dovetail.policies import ActorLearner, Fused, Local
 from dovetail.run import Run
 from dovetail.telemetry import prometheus
-from dovetail.telemetry.prometheus import Exporter, PortTaken
+from dovetail.telemetry.exporting import ExporterProcess
+from dovetail.telemetry.prometheus import Exporter, PortTaken, Published
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT, Span
 from dovetail.telemetry.timeline import Timeline
 
@@ -71,7 +72,7 @@ def serving(info: dict[str, str] = INFO, bound: int = 2) -> Generator[Exporter]:
         exporter.close()
 
 
-def scrape(exporter: Exporter) -> dict[str, Metric]:
+def scrape(exporter: Exporter | ExporterProcess) -> dict[str, Metric]:
     """The families, by name."""
     with urllib.request.urlopen(exporter.url) as answer:
         text = answer.read().decode()
@@ -308,7 +309,8 @@ def test_who_scrapes_sees_that_it_diverged(monkeypatch: pytest.MonkeyPatch) -> N
     with serving() as exporter:
         exporter.publish({"loss": float("inf")}, timeline())
         assert samples(scrape(exporter))["dovetail_nonfinite_metrics",] == 1
-        ending = threading.Thread(target=exporter.diverged)
+        exporter.show(diverged(exporter))
+        ending = threading.Thread(target=exporter.linger)
         ending.start()
         told: dict[tuple[str, ...], float] = {}
         while ending.is_alive():
@@ -317,9 +319,14 @@ def test_who_scrapes_sees_that_it_diverged(monkeypatch: pytest.MonkeyPatch) -> N
         assert told["dovetail_nonfinite_metrics",] == 2 and told["dovetail_up",] == 0
 
 
+def diverged(exporter: Exporter) -> Published:
+    return dataclasses.replace(exporter._published, up=False, diverged=True)
+
+
 def test_nobody_waits_for_scrapes_that_there_never_were() -> None:
     with serving() as exporter:
-        exporter.diverged()
+        exporter.show(diverged(exporter))
+        exporter.linger()
         assert not exporter._seen.is_set()
         assert samples(scrape(exporter))["dovetail_nonfinite_metrics",] == 1
 
@@ -331,14 +338,25 @@ def test_nobody_waits_for_scrapes_that_there_never_were() -> None:
 def last(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Metric]]:
     """What a scrape finds when a training's last report was published."""
     found: list[dict[str, Metric]] = []
-    ended = Exporter.ended
+    ended = ExporterProcess.ended
 
-    def scrape_and_end(self: Exporter) -> None:
-        found.append(scrape(self))
+    def scrape_and_end(self: ExporterProcess) -> None:
+        found.append(scrape_when(self, self._published.scalars["env_steps"]))
         ended(self)
 
-    monkeypatch.setattr(Exporter, "ended", scrape_and_end)
+    monkeypatch.setattr(ExporterProcess, "ended", scrape_and_end)
     return found
+
+
+def scrape_when(exporter: ExporterProcess, steps: float) -> dict[str, Metric]:
+    """What a scrape finds once so many steps were told, which takes a second at most."""
+    limit = time.monotonic() + 30
+    while time.monotonic() < limit:
+        found = scrape(exporter)
+        if samples(found).get(("dovetail_env_steps_total",)) == steps:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{steps} steps were not told")
 
 
 TRAININGS: dict[str, tuple[Any, str, Any]] = {
@@ -385,13 +403,13 @@ class Diverges(A2C):
 
 def test_a_training_that_diverges_shows_it_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[dict[str, Metric]] = []
-    diverged = Exporter.diverged
+    diverged = ExporterProcess.diverged
 
-    def diverge_and_scrape(self: Exporter) -> None:
+    def diverge_and_scrape(self: ExporterProcess) -> None:
         diverged(self)
         found.append(scrape(self))
 
-    monkeypatch.setattr(Exporter, "diverged", diverge_and_scrape)
+    monkeypatch.setattr(ExporterProcess, "diverged", diverge_and_scrape)
     settings = dataclasses.replace(QUIET, metrics_port=0)
     with pytest.raises(UserError, match="Training diverged: loss became nan"):
         algorithm = Diverges(unroll_length=LENGTH, hidden=(8,))
@@ -403,7 +421,7 @@ def test_nothing_is_served_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(prometheus, "start_http_server", refuse)
+    monkeypatch.setattr(ExporterProcess, "__init__", refuse)
     dovetail.train(a2c(), "dovetail:Chain-v0", Fused(4), steps=16, settings=QUIET)
 
 
@@ -426,6 +444,59 @@ def test_a_resumed_run_takes_another_port_and_says_so(
     told = capsys.readouterr().err
     assert f"Port {port} is taken, so metrics are served on another." in told
     assert f"http://127.0.0.1:{port}/metrics" not in told
+
+
+# The process.
+
+
+def process(told: list[str]) -> ExporterProcess:
+    return ExporterProcess(HOST, 0, INFO, 2, {}, told.append)
+
+
+def test_what_is_handed_over_is_told_by_another_process() -> None:
+    exporter = process([])
+    try:
+        spans = timeline(("learner", Span(LINK, "gather", 0.0, 0.5, 1, 7, 3, 2, 2)))
+        exporter.publish({"env_steps": 64.0, "loss": float("nan")}, spans)
+        exporter.publish({"env_steps": 96.0}, spans)
+        told = samples(scrape_when(exporter, 96.0))
+    finally:
+        exporter.close()
+        exporter.close()
+    assert told["dovetail_bytes_total", "gather", "learner"] == 7
+    assert told["dovetail_nonfinite_metrics",] == 1
+    assert exporter._process.returncode == 0
+
+
+def test_a_port_that_is_taken_is_told_by_the_process_too() -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(PortTaken, match=f"--metrics-port {port} is taken"):
+            ExporterProcess(HOST, port, INFO, 0, {}, print)
+
+
+def test_a_process_that_died_is_told_of_once_and_nobody_waits() -> None:
+    told: list[str] = []
+    exporter = process(told)
+    try:
+        exporter._process.kill()
+        exporter._process.wait()
+        for step in range(3):
+            exporter.publish({"env_steps": float(step)}, timeline())
+        exporter._thread.join(10)
+    finally:
+        exporter.close()
+    assert told == ["The process that serves --metrics-port died: nobody can scrape now."]
+
+
+def test_the_process_ends_with_its_input() -> None:
+    exporter = process([])
+    assert exporter._process.stdin is not None
+    exporter._process.stdin.close()
+    assert exporter._process.wait(20) == 0
+    exporter.close()
 
 
 # The files beside it, and the page.
