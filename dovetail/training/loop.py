@@ -7,7 +7,7 @@ dealt with meanwhile. Nothing is saved before its metrics were seen to be finite
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,7 +123,8 @@ class Loop:
         while True:
             # What waited for a running program could hold the threads that it needs.
             report = ahead.wait() if ahead is not None else None
-            arrived = time.perf_counter()  # the next dispatch may be done in this very thread
+            # the next dispatch may be done in this very thread
+            arrived, spent = time.perf_counter(), self.runtime.seconds
             ahead = None
             due = report is not None and arrived - last_checkpoint >= self.settings.checkpoint_every
             # what a replay holds changes in place: a checkpoint is taken while nothing goes on
@@ -141,7 +142,7 @@ class Loop:
                 last_report = arrived
                 self.training_seconds = arrived - started
                 self._collect(evaluations, row)
-                self._show(progress, row)
+                self._show(progress, row, spent)
                 recorder.record(int(row["env_steps"]), row)
                 if not evaluations.busy and self._wants_evaluation(now - last_evaluation):
                     evaluations.ask(self._acting(self.good.state()), self.good)
@@ -314,10 +315,9 @@ class Loop:
         ideal = iterations * REPORT_SECONDS / max(seconds, 1e-6)
         self._chunk = max(1, min(int(ideal), 2 * self._chunk))
 
-    def _show(self, progress: Progress, row: dict[str, float]) -> None:
-        seconds = self.runtime.seconds
+    def _show(self, progress: Progress, row: dict[str, float], spent: Mapping[str, float]) -> None:
         total = max(self.training_seconds, 1e-9)
-        shares = {name: spent / total for name, spent in seconds.items()}
+        shares = {name: seconds / total for name, seconds in spent.items()}
         row |= {f"share_{name}": share for name, share in shares.items()}
         progress.update(
             self.reached.env_steps,
