@@ -103,10 +103,10 @@ def test_an_episode_that_was_broken_off_teaches_nothing_wrong() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"capacity": 0}, "capacity is 0"),
-        ({"n_step": 0}, "n_step is 0"),
-        ({"epsilon_end": 1.5}, "epsilon_end is 1.5"),
-        ({"begin_at": 100, "capacity": 50}, "begin_at is 100"),
+        ({"capacity": 0}, "--capacity is 0"),
+        ({"n_step": 0}, "--n-step is 0"),
+        ({"epsilon_end": 1.5}, "--epsilon-end is 1.5"),
+        ({"begin_at": 100, "capacity": 50}, "--begin-at is 100"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
