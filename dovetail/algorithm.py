@@ -16,6 +16,7 @@ from dovetail.envs.interface import Continuous, Discrete, EnvSpec, MultiDiscrete
 from dovetail.errors import UserError
 from dovetail.replay.replay import Replay
 from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.table import Table
 
 Params = Any
 Carry = Any
@@ -85,10 +86,16 @@ class Task:
     steps: int
     all_envs: int = 0
     """Environments in all; as many unless given."""
+    shards: int = 1
+    """Equal parts in which a replay is kept."""
 
     def __post_init__(self) -> None:
         if self.all_envs == 0:
             object.__setattr__(self, "all_envs", self.num_envs)
+
+    def replay(self, table: Table, example: Any) -> Replay:
+        """An empty replay for rows like `example` of every environment."""
+        return Replay.empty(table, example, self.all_envs, self.shards)
 
 
 class RL(Protocol):

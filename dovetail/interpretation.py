@@ -33,15 +33,17 @@ def interpret(
     num_envs: int = 2,
     steps: int = 200_000,
     seed: int = 0,
+    shards: int = 1,
     debug: bool = True,
 ) -> Interpreted:
     """Runs some iterations without compiling the loop; every synchronous policy equals it.
 
     With `debug`, jit is off and `act` is called for one environment after another: breakpoints
     and prints work anywhere. Without, it is faster, and only `iteration` itself sees values.
+    `shards` is the number of equal parts in which a replay is kept.
     """
     found = resolve(env)
-    bound = algorithm.bind(Task(found.spec, num_envs, steps))
+    bound = algorithm.bind(Task(found.spec, num_envs, steps, shards=shards))
     stepped = found.jax if found.jax is not None else _made(found.host, num_envs)
     try:
         state, actor = first_state(bound, found.jax, num_envs, seed)

@@ -54,7 +54,8 @@ def traced(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Graph:
     split = policy.split
     # where no process can be made, threads have to do
     spec = dataclasses.replace(env.spec, threads=env.spec.threads or env.process is None)
-    task = Task(spec, policy.envs * split.joined // split.actors, steps, policy.envs)
+    update_envs = policy.envs * split.joined // split.actors
+    task = Task(spec, update_envs, steps, policy.envs, split.shards)
     return trace_task(
         algorithm,
         task,

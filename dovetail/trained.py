@@ -15,6 +15,7 @@ from dovetail.export import load_policy
 from dovetail.graph.trace import abstract_actor
 from dovetail.keys import seed_key
 from dovetail.policies.interface import Policy
+from dovetail.replay.replay import all_shards
 from dovetail.run import Run
 from dovetail.telemetry.video import record_video, show_window
 from dovetail.training.config import rebuild_all
@@ -39,10 +40,10 @@ def load_trained(run: Run, env: Any = None) -> Trained:
     config = run.config
     algorithm, policy, settings = rebuild_all(config)
     found = _environment(run, policy, env)
-    task = Task(found.spec, policy.envs, config["steps"])
+    task = Task(found.spec, policy.envs, config["steps"], shards=policy.split.shards)
     bound = algorithm.bind(task)
     like = {
-        "state": jax.eval_shape(bound.init, seed_key(0)),
+        "state": jax.eval_shape(lambda key: all_shards(bound.init(key)), seed_key(0)),
         "actor": abstract_actor(bound, task, found.jax),
     }
     if settings.seeds > 1:

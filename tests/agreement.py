@@ -66,21 +66,22 @@ def without_order(state: Any) -> Any:
 
 
 @cache
-def interpreted(algorithm: str, env: str) -> tuple[Any, Any]:
+def interpreted(algorithm: str, env: str, shards: int = 1) -> tuple[Any, Any]:
     """(state, actor) where the plain loop takes them."""
     found, chosen = resolve(env), ALGORITHMS[algorithm]
     if found.jax is None:
         told: dict[str, Any] = {"iterations": UPDATES, "num_envs": ENVS, "steps": STEPS}
+        told["shards"] = shards
         state, _, actor = dovetail.interpret(chosen, env, seed=SEED, debug=False, **told)
         return state, actor
-    bound = chosen.bind(Task(found.spec, ENVS, STEPS))
+    bound = chosen.bind(Task(found.spec, ENVS, STEPS, shards=shards))
     start = first_state(bound, found.jax, ENVS, SEED)
     return interpreted_from(bound, jax.jit(stepper(found.jax)), *start, UPDATES)
 
 
 def advance_and_compare(running: Started, algorithm: str, env: str) -> None:
     """Some updates of a running training lead where the plain loop does."""
-    state, actor = interpreted(algorithm, env)
+    state, actor = interpreted(algorithm, env, running.plan.shards)
     before = numbers(running.state.params)
     running.advance(1)
     running.advance(UPDATES - 1)

@@ -21,6 +21,7 @@ from dovetail.graph.trace import abstract_actor
 from dovetail.keys import seed_key
 from dovetail.planning import plan_for
 from dovetail.policies.interface import Policy
+from dovetail.replay.replay import all_shards
 from dovetail.run import Run
 from dovetail.runtime.local import Runtime
 from dovetail.runtime.report import Report
@@ -75,7 +76,10 @@ class Started:
         self.plan = planned.plan
         self.graph = planned.graph
         self.runtime = Runtime(planned.graph, planned.plan, found, seeds)
-        bound = algorithm.bind(Task(found.spec, planned.plan.update_envs, STEPS))
+        plan = planned.plan
+        bound = algorithm.bind(
+            Task(found.spec, plan.update_envs, STEPS, plan.num_envs, plan.shards)
+        )
         try:
             start = start or first_state(bound, found.jax, policy.envs, seed, seeds)
             self.state: Any = start[0]
@@ -121,10 +125,11 @@ def saved(run: Run, step: int | None = None) -> tuple[dict[str, Any], dict[str, 
     algorithm, policy, settings = rebuild_all(config)
     env = resolve(config["env"], traced=policy.traced_envs)
     split, steps = policy.split, config["steps"]
-    task = Task(env.spec, policy.envs * split.joined // split.actors, steps)
+    update_envs = policy.envs * split.joined // split.actors
+    task = Task(env.spec, update_envs, steps, policy.envs, split.shards)
     bound = algorithm.bind(task)
     like: Any = {
-        "state": jax.eval_shape(bound.init, seed_key(0)),
+        "state": jax.eval_shape(lambda key: all_shards(bound.init(key)), seed_key(0)),
         "actor": abstract_actor(bound, Task(env.spec, policy.envs, steps), env.jax),
     }
     if settings.seeds > 1:

@@ -144,7 +144,7 @@ class DQN(Algorithm):
             params=params,
             target=params,
             optimiser=self.optimiser().init(params),
-            replay=Replay.empty(self.table, example, self.task.all_envs),
+            replay=self.task.replay(self.table, example),
             key=key,
             updates=jnp.zeros((), jnp.int32),
         )
@@ -202,7 +202,7 @@ class DQN(Algorithm):
             lambda x: x.reshape(self.gradient_steps, self.batch_size, *x.shape[1:]),
             (sample.rows, sample.mask, weights),
         )
-        enough = sample.size >= self.begin_at
+        enough = jnp.min(sample.size) >= self.begin_at
 
         def step(state: LearnerState, part: Any) -> tuple[LearnerState, Any]:
             gradients, (errors, metrics) = jax.grad(self._loss, has_aux=True)(

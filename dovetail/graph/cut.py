@@ -18,6 +18,7 @@ from dovetail.graph.cost import flops
 from dovetail.graph.ir import Edge, Fragment, Graph, Node, Side, Slots, Unroll, Value, value_of
 from dovetail.graph.primitives import (
     BOUNDARIES,
+    COLLECTED,
     CROSSINGS,
     JOINED,
     crossing_p,
@@ -63,7 +64,7 @@ class _Cut:
         self.arrived_by = {
             var: eqn.primitive.name
             for eqn in self.jaxpr.eqns
-            if eqn.primitive in BOUNDARIES and Side.ACTOR in CROSSINGS.get(eqn.primitive.name, ())
+            if eqn.primitive in BOUNDARIES and self._comes_in_parts(eqn.primitive.name)
             for var in eqn.outvars
         }
         self.fires, self.places = self._stages()
@@ -94,6 +95,7 @@ class _Cut:
             env=env.id,
             num_envs=num_envs,
             pieces=self.traced.pieces,
+            shards=self.traced.shards,
             correction=algorithm.correction.name,
             staleness=algorithm.correction.staleness,
             threads=env.threads,
@@ -104,6 +106,11 @@ class _Cut:
             metrics=tuple(zip(self.traced.metric_names, metrics, strict=True)),
             episodes=outputs[sum(sizes) + len(metrics) :],
         )
+
+    def _comes_in_parts(self, name: str) -> bool:
+        """Whether several send what crosses there: actors, or the shards of a replay."""
+        shards = name == COLLECTED and self.traced.shards > 1
+        return shards or Side.ACTOR in CROSSINGS.get(name, ())
 
     def _sources(self) -> dict[Var, Atom]:
         """For what came over a boundary: the value that was sent."""

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import Algorithm, Params, Trajectory
+from dovetail.graph.primitives import ENVIRONMENT_AXIS
 from dovetail.graph.unroll import (
     ActorState,
     Episodes,
@@ -28,7 +29,7 @@ from dovetail.graph.unroll import (
     step_once,
     with_last,
 )
-from dovetail.replay.replay import Replay, insertion
+from dovetail.replay.replay import Replay, insertion, of_shards
 from dovetail.replay.sample import Keys, Sample
 
 
@@ -62,15 +63,27 @@ class Interpreting:
     ) -> Replay:
         """Actors → replay."""
         sent = insertion(trajectory, rows, final, priorities, self.actor.index)
-        return replay.insert(sent)
+        if replay.shards == 1:
+            return replay.insert(sent)
+        parts = jax.tree.map(
+            lambda x: jnp.stack(jnp.split(x, replay.shards, ENVIRONMENT_AXIS)), sent
+        )
+        return jax.vmap(Replay.insert)(replay, parts)
 
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
         """Replay → learner."""
-        return replay.sample(draws)
+        if replay.shards == 1:
+            return replay.sample(draws)
+        replay, found = jax.vmap(Replay.sample)(replay, draws.reshape(replay.shards, -1))
+        joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+        return replay, of_shards(joined, replay.shards)
 
     def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
         """Learner → replay."""
-        return replay.update_priorities(keys, priorities)
+        if replay.shards == 1:
+            return replay.update_priorities(keys, priorities)
+        parts = jax.tree.map(lambda x: x.reshape(replay.shards, -1), (keys, priorities))
+        return jax.vmap(Replay.update_priorities)(replay, *parts)
 
     def reduce(self, tree: Any) -> Any:
         """Actors → learner, averaged over the one actor."""

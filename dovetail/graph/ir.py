@@ -179,6 +179,8 @@ class Graph:
     """Environments whose steps make one update of one learner replica."""
     pieces: int
     """How many actors they are split among: actor-side values are one piece's."""
+    shards: int
+    """How many equal parts a replay has: replay-side values are one part's."""
     correction: str
     """What the algorithm corrects old trajectories with, in words."""
     staleness: int | None

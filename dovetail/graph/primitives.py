@@ -6,7 +6,7 @@ where the replica axis is bound and to the identity elsewhere, so one traced pro
 number of learner replicas.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -39,25 +39,54 @@ JOINED = frozenset({"gather", "insert"})
 """Those at which what several actors send is joined along the environments."""
 
 
+DIVIDED = frozenset({"draw", "update_priorities"})
+"""Those at which each shard of a replay gets its part of what is sent."""
+COLLECTED = "sample"
+"""That at which what the shards of a replay send is joined, one behind the other."""
+
+
 ENVIRONMENT_AXIS = 1
 """Which axis of a gathered array is the environments': trajectories are time-major."""
+ITEM_AXIS = 0
+"""Which axis of what goes to and from a replay's shards is the items'."""
 
 
 def _joined(*leaves: ShapedArray, pieces: int) -> list[ShapedArray]:
-    """What the learner gets when `pieces` actors each send arrays like these."""
+    """What one gets when `pieces` actors each send arrays like these."""
+    return [_scaled(leaf, ENVIRONMENT_AXIS, pieces) for leaf in leaves]
 
-    def join(leaf: ShapedArray) -> ShapedArray:
-        shape = list(leaf.shape)
-        shape[ENVIRONMENT_AXIS] *= pieces
-        return leaf.update(shape=tuple(shape))
 
-    return [join(leaf) for leaf in leaves] if pieces > 1 else list(leaves)
+def _divided(*leaves: ShapedArray, shards: int = 1) -> list[ShapedArray]:
+    """What one of `shards` gets of arrays like these."""
+    return [_scaled(leaf, ITEM_AXIS, 1, shards) for leaf in leaves]
+
+
+def _collected(*leaves: ShapedArray, shards: int = 1) -> list[ShapedArray]:
+    """What one gets when `shards` each send arrays like these."""
+    return [_scaled(leaf, ITEM_AXIS, shards) for leaf in leaves]
+
+
+def _scaled(leaf: ShapedArray, axis: int, times: int, parts: int = 1) -> ShapedArray:
+    if times == parts == 1:
+        return leaf
+    shape = list(leaf.shape)
+    shape[axis] = shape[axis] * times // parts
+    return leaf.update(shape=tuple(shape))
+
+
+def _abstract(name: str) -> Callable[..., Sequence[ShapedArray]]:
+    """The shapes that arrive over a boundary."""
+    if name in JOINED:
+        return _joined
+    if name in DIVIDED:
+        return _divided
+    return _collected if name == COLLECTED else lambda *leaves: leaves
 
 
 def _crossing(name: str) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = True
-    primitive.def_abstract_eval(_joined if name in JOINED else lambda *leaves: leaves)
+    primitive.def_abstract_eval(_abstract(name))
 
     def keep_used(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
         if not any(used):

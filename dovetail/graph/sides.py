@@ -46,6 +46,7 @@ def check_outputs(jaxpr: Jaxpr, sides: Sides, traced: Traced) -> None:
     for (what, wanted), var in zip(_output_names(traced), jaxpr.outvars, strict=False):
         side = None if isinstance(var, Literal) else sides[var]
         if what and side is not None and side is not wanted:
+            assert isinstance(var, Var)
             raise UserError(
                 f"{_made_at(var, makers)}iteration returns {what}, which lives on the {side} side; "
                 f"bring it over with {REMEDY[side, wanted]} first."

@@ -39,7 +39,7 @@ from dovetail.graph.unroll import (
     unroll_scan,
 )
 from dovetail.keys import seed_key
-from dovetail.replay.replay import Replay, insertion
+from dovetail.replay.replay import Replay, insertion, of_shards, shards_of
 from dovetail.replay.sample import Keys, Sample
 
 PACKAGE = os.path.dirname(os.path.abspath(dovetail.__file__))
@@ -117,7 +117,7 @@ def trace_iteration(
         ) from error
     closed = _without_dead_code(closed)
     trees = jax.tree.structure(state), _sides(state), jax.tree.structure(actor)
-    return Traced(closed, *trees, tuple(names), pieces)
+    return Traced(closed, *trees, tuple(names), pieces, shards_of(state))
 
 
 def _sides(state: Any) -> tuple[Side, ...]:
@@ -207,16 +207,26 @@ class Tracing:
         sent = insertion(trajectory, rows, final, priorities, self.actor.index)
         for leaf in jax.tree.leaves(sent):
             self._refuse_unsplit(leaf, "insert")
-        return replay.insert(self._cross("insert", sent, pieces=self._pieces), self._pieces)
+        _refuse_uneven(self._pieces, replay.shards, "shards of the replay", "actors")
+        pieces = self._pieces // replay.shards
+        return replay.insert(self._cross("insert", sent, pieces=pieces), pieces)
 
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
         """Replay → learner."""
-        replay, found = replay.sample(self._cross("draw", draws))
-        return replay, self._cross("sample", found)
+        shards = replay.shards
+        if draws.shape[0] % shards:
+            raise UserError(
+                f"{primitives.where(jex.source_info_util.current())}: a sample of "
+                f"{draws.shape[0]} items cannot be taken in equal parts from {shards} shards: "
+                f"choose a multiple of {shards} items, or other --shards."
+            )
+        replay, found = replay.sample(self._cross("draw", draws, shards=shards))
+        return replay, of_shards(self._cross("sample", found, shards=shards), shards)
 
     def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
         """Learner → replay."""
-        return replay.update_priorities(*self._cross("update_priorities", (keys, priorities)))
+        sent = self._cross("update_priorities", (keys, priorities), shards=replay.shards)
+        return replay.update_priorities(*sent)
 
     def reduce(self, tree: Any) -> Any:
         """Actors → learner, averaged: over the actors of every replica too."""

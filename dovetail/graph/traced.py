@@ -37,3 +37,5 @@ class Traced:
     metric_names: tuple[str, ...]
     pieces: int
     """How many actors' results the learner joins in one update."""
+    shards: int = 1
+    """How many equal parts a replay has; its side's values are one part's."""

@@ -11,7 +11,7 @@ from dovetail.errors import UserError, nearest
 from dovetail.graph.ir import Fragment, Graph, Side, Unroll
 from dovetail.graph.show import count
 from dovetail.plan.ir import LinkKind, Plan, WorkerKind
-from dovetail.plan.passes import STATE, pairs
+from dovetail.plan.passes import STATE, pairs, replay_workers
 
 
 def check(plan: Plan, graph: Graph, devices: int | None = None) -> None:
@@ -30,12 +30,14 @@ def check_placement(plan: Plan, graph: Graph, devices: int | None = None) -> Non
 
 
 def _sizes_are_positive(plan: Plan, graph: Graph) -> None:
-    if min(plan.num_envs, plan.replicas, plan.actors, plan.joined) < 1 or plan.staleness < 0:
+    sizes = plan.num_envs, plan.replicas, plan.actors, plan.joined, plan.shards
+    if min(sizes) < 1 or min(plan.staleness, plan.prefetch) < 0:
         raise _refusal(
             plan,
             f"has {plan.num_envs} environments, {plan.actors} actors of which {plan.joined} make "
-            f"an update, {plan.replicas} replicas and a staleness of {plan.staleness}; it needs at "
-            "least 1 of each, and a staleness of 0 or more",
+            f"an update, {plan.replicas} replicas, {plan.shards} shards, a staleness of "
+            f"{plan.staleness} and a prefetch of {plan.prefetch}; it needs at least 1 of each, and "
+            "a staleness and a prefetch of 0 or more",
         )
 
 
@@ -137,6 +139,8 @@ def _fragments_are_placed(plan: Plan, graph: Graph) -> None:
             _ranges_cover(plan, f"{node.name}.step", None)
         elif node.side is Side.ACTOR:
             _ranges_cover(plan, node.name, plan.actors)
+        elif node.side is Side.REPLAY and plan.shards > 1:
+            _ranges_cover(plan, node.name, plan.shards)
         elif len(plan.instances_of(node.name)) != 1:
             raise _refusal(
                 plan,
@@ -150,7 +154,7 @@ def _ranges_cover(plan: Plan, fragment: str, copies: int | None) -> None:
     ranges = sorted(i.envs or (0, plan.num_envs) for i in plan.instances_of(fragment))
     ends = [0, *(last for _, last in ranges)]
     whole = [first for first, _ in ranges] == ends[:-1] and ends[-1] == plan.num_envs
-    size = plan.num_envs // plan.actors
+    size = plan.num_envs // min(plan.actors, copies or plan.actors)
     inside = all(first // size == (last - 1) // size for first, last in ranges if last > first)
     if not whole or not inside or (copies is not None and len(ranges) != copies):
         served = ", ".join(f"{first}–{last - 1}" for first, last in ranges) or "none"
@@ -315,6 +319,41 @@ def _a_replay_is_one(plan: Plan, graph: Graph) -> None:
         )
 
 
+def _a_replay_has_its_shards(plan: Plan, graph: Graph) -> None:
+    """A replay in several parts, or one that answers ahead, is with workers of its own; who acts
+    is then apart from who learns."""
+    apart = replay_workers(plan, graph)
+    if max(plan.shards, graph.shards) > 1 and not any(n.side is Side.REPLAY for n in graph.nodes):
+        raise _refusal(
+            plan,
+            f"keeps a replay in {plan.shards} shards, but {graph.algorithm} has none; leave "
+            "--shards out",
+        )
+    if plan.shards != graph.shards or plan.actors % plan.shards:
+        raise _refusal(
+            plan,
+            f"keeps the replay of {plan.actors} actors in {plan.shards} shards, but the graph was "
+            f"traced for {graph.shards}; make the replay with self.task.replay, and choose a "
+            "number of actors that the shards divide",
+        )
+    if (plan.prefetch or plan.shards > 1) and not apart:
+        raise _refusal(
+            plan,
+            f"keeps the replay with the learner, but in {count(plan.shards, 'shard')} and "
+            f"{count(plan.prefetch, 'update')} ahead; give each shard a worker",
+        )
+    acting = {i.worker for u in graph.unrolls for i in plan.instances_of(f"{u.name}.act")}
+    learning = {
+        i.worker for n in graph.nodes if n.side is Side.LEARNER for i in plan.instances_of(n.name)
+    }
+    if apart and (acting & learning or acting & set(apart)):
+        raise _refusal(
+            plan,
+            "keeps the replay on workers of its own, but acts on one that learns or keeps; give "
+            "the actors workers of their own, too",
+        )
+
+
 def _means_are_joined(plan: Plan, graph: Graph) -> None:
     """`mean` on the actors' side joins replicas only where all is one program."""
     if plan.replicas == 1 or all(worker.fused for worker in plan.workers):
@@ -344,6 +383,7 @@ PLACEMENT_CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
     _exchange_allows_staleness,
     _replicas_are_joined,
     _a_replay_is_one,
+    _a_replay_has_its_shards,
     _means_are_joined,
 )
 """In this order: a check may rely on those before it."""

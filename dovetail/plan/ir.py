@@ -96,8 +96,8 @@ class Instance:
     fragment: str
     worker: str
     envs: tuple[int, int] | None = None
-    """The environments it serves, from the first up to (without) the second; None on the learner's
-    side, which serves all."""
+    """The environments it serves, from the first up to (without) the second; None for all, on the
+    learner's side and for a replay beside it."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,8 @@ class Station:
     part of its worker in each."""
     node: str = ""
     """Where it is to be; empty until there is room for it."""
+    keeps: bool = False
+    """Whether it keeps a part of the replay, and does not act."""
     cpus: float = 1.0
     gpus: float = 0.0
     others: tuple[tuple[str, float], ...] = ()
@@ -154,6 +156,10 @@ class Plan:
     ordered: bool = True
     """Whether every actor gives each update its one unroll, made by weights that are exactly
     `staleness` old; otherwise the learner takes what has arrived."""
+    shards: int = 1
+    """Equal parts in which a replay is kept."""
+    prefetch: int = 0
+    """How many updates ahead workers of their own that keep a replay answer."""
     fewest: int | None = None
     """On a cluster, how many actors must be there to begin; the others join when there is room.
     None for all of them."""

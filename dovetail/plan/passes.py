@@ -7,7 +7,7 @@ which kind of link carries each edge, and what a reader of the plan should be to
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from dovetail.graph.ir import Fragment, Graph
+from dovetail.graph.ir import Fragment, Graph, Side
 from dovetail.graph.show import count
 from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Resources, WorkerKind
 from dovetail.plan.stations import spread
@@ -25,7 +25,9 @@ def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
         for name in edge.targets:
             target = acting.get(name, name)
             kind = _kind(plan, graph, source, target)
-            links.append(Link(edge.boundary, source, target, kind, edge.nbytes, plan.joined))
+            between = {edge.from_side, edge.to_side} == {Side.LEARNER, Side.REPLAY}
+            times = plan.shards if between else plan.joined
+            links.append(Link(edge.boundary, source, target, kind, edge.nbytes, times))
     for unroll in graph.unrolls:
         act, step = f"{unroll.name}.act", f"{unroll.name}.step"
         shares = max(1, len(plan.instances_of(step)) // max(1, plan.actors))
@@ -89,10 +91,26 @@ def _told(plan: Plan, graph: Graph, resources: Resources) -> Iterator[str]:
             f"trajectories are {how} {count(plan.staleness, 'version')} old{start} when learned "
             f"from; {graph.algorithm} corrects with {graph.correction}"
         )
+    apart = replay_workers(plan, graph)
+    if apart:
+        ahead = f", {count(plan.prefetch, 'update')} ahead" if plan.prefetch else ""
+        yield (
+            f"{count(len(apart), 'worker')} of {'its' if len(apart) == 1 else 'their'} own "
+            f"{'keeps' if len(apart) == 1 else 'keep'} the replay, and "
+            f"{'answers' if len(apart) == 1 else 'answer'} the learner{ahead}"
+        )
     if plan.replicas > 1 and plan.ranks == 1:
         yield f"mean is an all-reduce over {count(plan.replicas, 'device')}"
     if len(plan.workers) > resources.cores and not plan.stations:
         yield f"{len(plan.workers)} workers share {resources.cores} cores"
+
+
+def replay_workers(plan: Plan, graph: Graph) -> list[str]:
+    """The workers that keep the replay without learning from it."""
+    learners = {instance.worker for instance in _learners(plan, graph)}
+    names = [node.name for node in graph.nodes if node.side is Side.REPLAY]
+    kept = [i.worker for name in names for i in plan.instances_of(name)]
+    return [name for name in dict.fromkeys(kept) if name not in learners]
 
 
 PASSES: tuple[Callable[[Plan, Graph, Resources], Plan], ...] = (

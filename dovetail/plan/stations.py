@@ -128,13 +128,28 @@ class _Grouping:
             )
             for rank, names in beside.items()
         ]
+        made += [self._keeper(name) for name in self._keeping()]
         return made + [self._outpost(rank, names) for (rank, _), names in groups.items()]
+
+    def _keeping(self) -> list[str]:
+        """The workers that keep a part of the replay, apart from the learner."""
+        names = [node.name for node in self._graph.nodes if node.side is Side.REPLAY]
+        workers = [i.worker for name in names for i in self._plan.instances_of(name)]
+        return [name for name in dict.fromkeys(workers) if name != self._learner.name]
+
+    def _keeper(self, name: str) -> Station:
+        needs = self._cluster.actors
+        return Station(
+            name, (name,), False, cpus=needs.cpus, gpus=needs.gpus, others=needs.others, keeps=True
+        )
 
     def _outpost(self, rank: int, names: list[str]) -> Station:
         """What steps in processes of its own needs a core for each; who acts then mostly waits."""
         needs, unique = self._cluster.actors, tuple(dict.fromkeys(names))
         cpus = needs.cpus * max(1, self._processes(names))
-        return Station(unique[0], unique, False, rank, "", cpus, needs.gpus, needs.others)
+        return Station(
+            unique[0], unique, False, rank, cpus=cpus, gpus=needs.gpus, others=needs.others
+        )
 
     def _acting(self) -> list[Instance]:
         return [
@@ -211,8 +226,9 @@ def place(
             and (not needs.nodes or _is_named(room.node, needs.nodes))
             and (needs.per_node is None or there[station.learns, room.node.id] < needs.per_node)
         ]
-        actors = sum(not other.learns for other in placed)
-        if not fitting and not station.learns and fewest is not None and actors >= fewest:
+        actors = sum(not (other.learns or other.keeps) for other in placed)
+        acts = not (station.learns or station.keeps)
+        if not fitting and acts and fewest is not None and actors >= fewest:
             placed.append(station)
             continue
         if not fitting:
@@ -277,7 +293,13 @@ def _told(plan: Plan, stations: tuple[Station, ...], cluster: Cluster) -> Iterat
             f"{len(ranks)} learner processes, apart from each other on {where}, reserved together; "
             f"mean is a collective between them (jax.distributed), not a message"
         )
-    outposts = [station for station in stations if not station.learns]
+    keepers = [station for station in stations if station.keeps]
+    if keepers:
+        yield (
+            f"{count(len(keepers), 'replay process', 'replay processes')}, each with the "
+            f"experience of its own actors"
+        )
+    outposts = [station for station in stations if not (station.learns or station.keeps)]
     if outposts:
         yield (
             f"{count(len(outposts), 'actor process', 'actor processes')}, each where most is free; "

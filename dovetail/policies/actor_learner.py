@@ -8,7 +8,7 @@ be too old when it is learned from.
 
 from dataclasses import dataclass
 
-from dovetail.errors import check_option
+from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker, WorkerKind
 from dovetail.policies.interface import (
@@ -20,6 +20,7 @@ from dovetail.policies.interface import (
     on_actor,
     on_environment,
     on_learner,
+    on_replay,
     shares,
     staleness_of,
 )
@@ -40,6 +41,12 @@ class ActorLearner(Policy):
     """Whether each actor's environments step in a process of their own. By default where they are
     written in Python, and the actors are threads of one process."""
 
+    shards: int = 0
+    """Workers that keep the replay, each an equal part with the experience of its own actors; 0
+    leaves it with the learner."""
+    prefetch: int | None = None
+    """How many updates ahead such workers sample for the learner. 1 unless given, or 0 if
+    staleness is 0."""
     fewest: int | None = None
     """On a cluster, how many actors a run begins with; others join when there is room. All unless
     given; `--actors 2..8` says both."""
@@ -50,11 +57,19 @@ class ActorLearner(Policy):
         check_fewest(self.fewest, self.actors, "actors")
         bound = self.staleness
         check_option("staleness", bound, bound is None or bound >= 0, "0 or more")
+        check_option("shards", self.shards, self.shards >= 0, "0 or more")
+        ahead = self.prefetch
+        check_option("prefetch", ahead, ahead is None or ahead >= 0, "0 or more")
+        if self.shards and self.actors % self.shards:
+            raise UserError(
+                f"{self.actors} actors cannot be split evenly among {self.shards} shards: choose a "
+                f"multiple of {self.shards} (--actors)."
+            )
 
     @property
     def split(self) -> Split:
         """An update takes as many unrolls as there are actors."""
-        return Split(actors=self.actors, joined=self.actors)
+        return Split(actors=self.actors, joined=self.actors, shards=max(1, self.shards))
 
     @property
     def traced_envs(self) -> bool:
@@ -64,7 +79,12 @@ class ActorLearner(Policy):
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """A worker for the learner, one for each actor, one for its environments if need be."""
         bound = staleness_of(graph, self.staleness, 2)
-        workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
+        workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner", not self.shards)
+        for i, share in enumerate(
+            shares(0, self.envs, self.shards, "shards") if self.shards else ()
+        ):
+            workers.append(Worker(f"replay-{i}", (0,)))
+            placed += on_replay(graph, f"replay-{i}", share)
         processes = self.processes
         if processes is None and resources.cluster is not None:
             processes = False  # each actor is in a process of its own there
@@ -76,6 +96,13 @@ class ActorLearner(Policy):
                 workers.append(stepping)
                 steps = stepping.name
             placed += on_actor(graph, actor, share) + on_environment(graph, steps, share)
+        ahead = (1 if bound else 0) if self.prefetch is None else self.prefetch
         return self.place(
-            graph, workers, placed, staleness=bound, fewest=self.fewest, ordered=bound == 0
+            graph,
+            workers,
+            placed,
+            staleness=bound,
+            prefetch=ahead if self.shards else 0,
+            fewest=self.fewest,
+            ordered=bound == 0,
         )

@@ -25,6 +25,8 @@ class Split(NamedTuple):
     """Copies of the actor side, each with an equal share."""
     joined: int = 1
     """How many actors' results make one update: all of them, or 1 to learn as they arrive."""
+    shards: int = 1
+    """Equal parts in which a replay is kept."""
     batch: int | None = None
     """Environments that one call of acting serves; None for all that an actor has."""
 
@@ -80,6 +82,7 @@ class Policy:
             replicas=self.split.replicas,
             actors=self.split.actors,
             joined=self.split.joined,
+            shards=self.split.shards,
             workers=tuple(workers),
             instances=tuple(sorted(instances, key=lambda i: order.get(i.fragment, len(order)))),
             **more,
@@ -114,13 +117,19 @@ def shares(first: int, envs: int, parts: int, whom: str) -> list[tuple[int, int]
     return [(first + i * size, first + (i + 1) * size) for i in range(parts)]
 
 
-def on_learner(graph: Graph, worker: str) -> list[Instance]:
+def on_learner(graph: Graph, worker: str, replay: bool = True) -> list[Instance]:
     """Every fragment of the learner's side, and of its replay's, on one worker."""
+    sides = (Side.LEARNER, Side.REPLAY) if replay else (Side.LEARNER,)
     return [
         Instance(node.name, worker)
         for node in graph.nodes
-        if isinstance(node, Fragment) and node.side is not Side.ACTOR
+        if isinstance(node, Fragment) and node.side in sides
     ]
+
+
+def on_replay(graph: Graph, worker: str, envs: tuple[int, int]) -> list[Instance]:
+    """Every fragment of one shard of a replay, with the rows of some environments, on a worker."""
+    return [Instance(node.name, worker, envs) for node in graph.nodes if node.side is Side.REPLAY]
 
 
 def on_actor(graph: Graph, worker: str, envs: tuple[int, int]) -> list[Instance]:

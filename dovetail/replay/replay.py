@@ -4,11 +4,13 @@ It is part of a learner's state, passed on from one iteration to the next like e
 it, and a pytree: what it holds are its leaves.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from dovetail.errors import UserError
 from dovetail.replay import device
 from dovetail.replay.sample import Keys, Sample
 from dovetail.replay.table import Table
@@ -39,11 +41,23 @@ class Replay:
 
     state: device.State
     table: Table = field(metadata={"static": True})
+    streams: int = field(metadata={"static": True})
+    """Environments whose rows it holds."""
+    shards: int = field(metadata={"static": True})
+    """How many such parts there are; this is one of them."""
 
     @staticmethod
-    def empty(table: Table, example: Any, num_envs: int) -> "Replay":
-        """A table for rows like `example` of so many environments."""
-        return Replay(device.init(table, example, num_envs), table)
+    def empty(table: Table, example: Any, num_envs: int, shards: int = 1) -> "Replay":
+        """A table for rows like `example` of so many environments; or one of several equal shards
+        of it, each with its part of the environments and of the capacity."""
+        if num_envs % shards:
+            raise UserError(
+                f"The rows of {num_envs} environments cannot be split evenly among {shards} shards "
+                f"of a replay: choose a multiple of {shards} environments (--envs)."
+            )
+        part = replace(table, capacity=-(-table.capacity // shards))
+        streams = num_envs // shards
+        return Replay(device.init(part, example, streams), part, streams, shards)
 
     def insert(self, sent: Insertion, pieces: int = 1) -> "Replay":
         """The rows of `pieces` equal groups of environments, one group after the other: two may be
@@ -51,7 +65,7 @@ class Replay:
         state = self.state
         for piece in range(pieces):
             part = jax.tree.map(lambda x, i=piece: _piece(x, i, pieces), sent)
-            streams = part.streams[0]
+            streams = part.streams[0] % self.streams
             state = device.break_off(self.table, state, part.first[0], streams)
             state = device.insert(
                 self.table,
@@ -63,17 +77,18 @@ class Replay:
                 priorities=part.priorities,
                 streams=streams,
             )
-        return Replay(state, self.table)
+        return replace(self, state=state)
 
     def sample(self, draws: jax.Array) -> tuple["Replay", Sample]:
-        """Items for draws [n] from [0, 1)."""
+        """Items for draws [n] from [0, 1); each tells the size [n]."""
         state, found = device.sample(self.table, self.state, draws)
-        return Replay(state, self.table), found
+        size = jnp.broadcast_to(found.size, draws.shape)
+        return replace(self, state=state), found._replace(size=size)
 
     def update_priorities(self, keys: Keys, priorities: jax.Array) -> "Replay":
         """Gives items other priorities [n]."""
         state = device.update_priorities(self.table, self.state, keys, priorities)
-        return Replay(state, self.table)
+        return replace(self, state=state)
 
     @property
     def size(self) -> jax.Array:
@@ -84,6 +99,35 @@ class Replay:
 def _piece(x: jax.Array, index: int, pieces: int) -> jax.Array:
     size = x.shape[1] // pieces
     return x[:, index * size : (index + 1) * size]
+
+
+def of_shards(found: Sample, shards: int) -> Sample:
+    """A sample taken in equal parts from equal shards, as one of the whole replay."""
+    if shards == 1:
+        return found
+    return found._replace(probabilities=found.probabilities / shards, size=found.size * shards)
+
+
+def _is_replay(part: Any) -> bool:
+    return isinstance(part, Replay)
+
+
+def shards_of(state: Any) -> int:
+    """How many shards the replay of a learner's state has; 1 without one."""
+    parts = jax.tree.leaves(state, is_leaf=_is_replay)
+    return max((part.shards for part in parts if isinstance(part, Replay)), default=1)
+
+
+def all_shards(state: Any) -> Any:
+    """A learner's state with all shards of its replay, empty as they are alike: where there are
+    several, each array has an axis of shards before its own."""
+
+    def stacked(part: Any) -> Any:
+        if not isinstance(part, Replay) or part.shards == 1:
+            return part
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (part.shards, *x.shape)), part)
+
+    return jax.tree.map(stacked, state, is_leaf=_is_replay)
 
 
 def insertion(

@@ -42,6 +42,14 @@ class Outpost(Protocol):
         state as it is then."""
         ...
 
+    def hold(self, leaves: list[Any]) -> None:
+        """Starts the process if it is not there, and gives it its part of the replay: `leaves`."""
+        ...
+
+    def held(self) -> list[Any]:
+        """Its part of the replay as it is by now."""
+        ...
+
     def run(self, stretch: int, given: Sequence[Any], beat: Callable[[], None]) -> Reply:
         """Runs a stretch of its programs with what was taken; calls `beat` on signs of life."""
         ...

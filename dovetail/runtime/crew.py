@@ -8,7 +8,7 @@ growing pause; a learner that fails ends the run. Who waits hears who failed, an
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from dovetail.envs.member import ProcessFailed
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
-from dovetail.graph.ir import Graph, Side
+from dovetail.graph.ir import Graph, Side, Value
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
 from dovetail.runtime.away import Abroad, OutpostLost
@@ -46,6 +46,10 @@ GRACE = 3.0
 """Seconds that a worker has more than its environments' processes to say what is wrong."""
 JOIN_SECONDS = 10.0
 """How long a worker's thread is waited for at the end."""
+
+
+LOST = ", with what it held at the last checkpoint: later items are lost"
+"""What is told of a worker that kept a part of the replay."""
 
 
 class WorkerFailed(UserError):
@@ -120,6 +124,8 @@ class CrewRun:
         self._may_go_on = threading.Condition()
         self._failure: tuple[str, BaseException] | None = None
         self._actor_states: list[list[Any]] = []
+        self._replay_parts: dict[str, list[Any]] = {}
+        """By worker, its part of the replay as it was at the start, or at the last checkpoint."""
         self._threads: list[threading.Thread] = []
         self._stopping = threading.Event()
         self._staleness: deque[int] = deque(maxlen=10_000)
@@ -146,8 +152,7 @@ class CrewRun:
         """Sets what the next iteration starts from, and begins an episode in every host
         environment; returns the actors' state with what these show."""
         graph, plan = self._graph, self._plan
-        for exchange in self._crew.exchanges:
-            exchange.begin_at(first_turn)
+        self._crew.begin_at(first_turn)
         self._limit = self._done = first_turn
         self._watched = watched
         self._keys = episode_keys
@@ -159,10 +164,17 @@ class CrewRun:
             self._actor_states.append(jax.tree.leaves(own))
         for worker in self._crew.workers:
             worker.held = {}
+            leaves = zip(graph.state.inputs, jax.tree.leaves(state), strict=True)
+            if worker.errands is not None:
+                self._replay_parts[worker.name] = self._part(worker.copy, leaves)
+                self._begin_keeper(worker)
+                continue
             if worker is self._crew.learner:
-                leaves = zip(graph.state.inputs, jax.tree.leaves(state), strict=True)
+                apart = bool(self._crew.keepers)
                 worker.held |= {
-                    v.id: jnp.copy(x) if v.side is Side.REPLAY else x for v, x in leaves
+                    v.id: jnp.copy(x) if v.side is Side.REPLAY else x
+                    for v, x in leaves
+                    if not apart or v.side is not Side.REPLAY
                 }
             if worker is not self._crew.learner or self._crew.is_one:
                 self._set_actor(worker, self._actor_states[worker.copy])
@@ -171,10 +183,25 @@ class CrewRun:
         self._reach_away()
         return self.actor_state()
 
+    def _part(self, shard: int, leaves: Iterable[tuple[Value, Any]]) -> list[Any]:
+        """What a worker holds of the replay's leaves: they are of all shards if there are more."""
+        several = self._plan.shards > 1
+        kept = [leaf for value, leaf in leaves if value.side is Side.REPLAY]
+        return [leaf[shard] if several else leaf for leaf in kept]
+
+    def _begin_keeper(self, worker: Worker) -> None:
+        """Gives a worker its part of the replay as it last was when that was asked for."""
+        part = self._replay_parts[worker.name]
+        if worker.away is not None:
+            worker.away.hold(part)
+            return
+        numbers = [v.id for v in self._graph.state.inputs if v.side is Side.REPLAY]
+        worker.held = {n: jnp.copy(leaf) for n, leaf in zip(numbers, part, strict=True)}
+
     def _reach_away(self) -> None:
         """Sets the environments of workers in other processes, all at a time; those that the run
         can begin without are waited for by their own threads."""
-        away = [worker for worker in self._crew.workers if worker.away is not None]
+        away = [w for w in self._crew.workers if w.away is not None and w.errands is None]
         coming = {worker.name: self._begin(worker, 0) for worker in away}
         needed = len(away) if self._plan.fewest is None else self._plan.fewest
         for worker in away[:needed]:
@@ -280,8 +307,7 @@ class CrewRun:
         except BaseException as error:
             if self._failure is None and not self._stopping.is_set():
                 self._failure = worker.name, error
-            for exchange in self._crew.exchanges:
-                exchange.close()
+            self._crew.close_links()
 
     def _join(self, worker: Worker) -> None:
         """Waits for a worker that may come later."""
@@ -327,6 +353,8 @@ class CrewRun:
     def _recover(self, worker: Worker, error: Exception) -> None:
         """Sets a worker's environments up again, or raises the error for good."""
         apart = worker is not self._crew.learner or self._crew.steps_apart(worker.name)
+        if worker.errands is not None:
+            apart = worker.away is not None
         restarts = self._restarts[worker.name]
         failed: Exception | None = error
         restarts.failed()
@@ -336,14 +364,18 @@ class CrewRun:
                 raise failed
             pause = restarts.pause()
             again = "it is" if worker.away is not None else "its environments are"
+            lost = "" if worker.errands is None else LOST
             self._tell(
-                f"{worker.name} failed; {again} set up again in {pause:.1f} s "
+                f"{worker.name} failed; {again} set up again in {pause:.1f} s{lost} "
                 f"(restart {restarts.total}): {_sentence(failed)}"
             )
             if self._stopping.wait(pause):
                 raise Closed("stopping")
             try:
-                self._set_stage(worker, restarts.total)
+                if worker.errands is not None:
+                    self._begin_keeper(worker)
+                else:
+                    self._set_stage(worker, restarts.total)
                 failed = None
                 restarts.works()
             except Exception as again:
@@ -422,11 +454,30 @@ class CrewRun:
     def _present(self, leaves: list[Any]) -> list[Any]:
         """The learner's state as it was, with what its replay holds by now: that changes in place,
         and is that of the state only while nothing goes on."""
+        inputs = self._graph.state.inputs
         held = self._crew.learner.held
+        if self._crew.keepers:
+            parts = [self._kept(worker) for worker in self._crew.keepers]
+            columns = map(list, zip(*parts, strict=True))
+            whole = [jnp.stack(column) if len(parts) > 1 else column[0] for column in columns]
+            numbers = [value.id for value in inputs if value.side is Side.REPLAY]
+            held = dict(zip(numbers, whole, strict=True))
         return [
             held[value.id] if value.side is Side.REPLAY else leaf
-            for value, leaf in zip(self._graph.state.inputs, leaves, strict=True)
+            for value, leaf in zip(inputs, leaves, strict=True)
         ]
+
+    def _kept(self, worker: Worker) -> list[Any]:
+        """A worker's part of the replay, once it has done all that it was asked for."""
+        assert worker.errands is not None
+        while not worker.errands.wait_until(self._limit, LOOK_SECONDS):
+            self._look()
+        if worker.away is not None:
+            part = [_array(leaf) for leaf in worker.away.held()]
+            self._replay_parts[worker.name] = part
+            return part
+        numbers = [v.id for v in self._graph.state.inputs if v.side is Side.REPLAY]
+        return [worker.held[number] for number in numbers]
 
     def actor_state(self) -> Any:
         """The actors' state, of all copies."""
@@ -490,8 +541,7 @@ class CrewRun:
         self._watchdog.close()
         with self._may_go_on:
             self._may_go_on.notify_all()
-        for exchange in self._crew.exchanges:
-            exchange.close()
+        self._crew.close_links()
         for thread in self._threads:
             thread.join(JOIN_SECONDS)
         self._crew.close()

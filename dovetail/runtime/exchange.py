@@ -53,7 +53,10 @@ class Exchange:
     trip between two threads is a matter of microseconds.
     """
 
-    def __init__(self, actors: int, joined: int, staleness: int, ordered: bool) -> None:
+    def __init__(
+        self, actors: int, joined: int, staleness: int, ordered: bool, groups: int = 1
+    ) -> None:
+        """`groups`: of neighbouring actors, each of which gives an equal part of every update."""
         self.dropped = 0
         """Parcels that came too late to be learned from."""
         self.depth = 0
@@ -64,8 +67,10 @@ class Exchange:
         self._sent: dict[int, float] = {}
         self._queues: list[deque[Parcel]] = [deque() for _ in range(actors)]
         self._arrived: list[Parcel] = []
-        self._outstanding = self._learning = 0
-        self._most = joined * (staleness + 1)
+        self._groups, self._members = groups, actors // groups
+        self._each = joined // groups
+        self._outstanding, self._learning = [0] * groups, 0
+        self._most = self._each * (staleness + 1)
         self._mutex = threading.Lock()
         self._asleep: list[list[Watch]] = [[], [], []]
         self._closed = False
@@ -82,32 +87,33 @@ class Exchange:
             self._latest = version
             self._weights.pop(version - self._staleness - 1, None)
             self._sent.pop(version - self._staleness - 1, None)
-            self._outstanding -= self._learning
+            self._outstanding = [begun - self._learning for begun in self._outstanding]
             self._learning = 0
             asleep = self._woken(LEAVE)
         _wake(asleep)
 
-    def take_weights(self, turn: int, watch: Watch) -> tuple[int, Values]:
+    def take_weights(self, turn: int, watch: Watch, copy: int = 0) -> tuple[int, Values]:
         """(version, weights) for an actor's unroll number `turn`; waits until it may begin."""
+        group = copy // self._members
         with self._mutex:
             if self._ordered:
                 wanted = max(self._first, turn - self._staleness)
                 while wanted not in self._weights:
                     self._sleep(watch, LEAVE, "weights")
                 return wanted, self._weights[wanted]
-            while not self._weights or self._outstanding >= self._most:
+            while not self._weights or self._outstanding[group] >= self._most:
                 self._sleep(watch, LEAVE, ENOUGH)
-            self._outstanding += 1
+            self._outstanding[group] += 1
             return self._latest, self._weights[self._latest]
 
     def sent_at(self, version: int) -> float | None:
         """When weights were put; None if they are gone by now."""
         return self._sent.get(version)
 
-    def abandon(self) -> None:
-        """An unroll that was begun will not come."""
+    def abandon(self, copy: int = 0) -> None:
+        """An unroll that an actor has begun will not come."""
         with self._mutex:
-            self._outstanding -= 1
+            self._outstanding[copy // self._members] -= 1
             asleep = self._woken(LEAVE)
         _wake(asleep)
 
@@ -134,11 +140,12 @@ class Exchange:
                 self.depth = sum(map(len, self._queues))
                 taken = [queue.popleft() for queue in self._queues]
             else:
-                while len(self._fresh(turn)) < self._joined:
+                while any(len(group) < self._each for group in self._fresh(turn)):
                     self._sleep(watch, RESULTS, "unrolls")
-                self._learning, self.depth = self._joined, len(self._arrived)
-                oldest = sorted(self._arrived, key=lambda parcel: parcel.version)
-                taken, self._arrived = oldest[: self._joined], oldest[self._joined :]
+                self._learning, self.depth = self._each, len(self._arrived)
+                taken = [parcel for group in self._fresh(turn) for parcel in group[: self._each]]
+                chosen = set(map(id, taken))
+                self._arrived = [p for p in self._arrived if id(p) not in chosen]
             asleep = self._woken(ROOM)
         _wake(asleep)
         return taken
@@ -150,17 +157,24 @@ class Exchange:
             asleep = [watch for want in (LEAVE, ROOM, RESULTS) for watch in self._woken(want)]
         _wake(asleep)
 
-    def _fresh(self, turn: int) -> list[Parcel]:
-        """What has arrived; what is too old by now is dropped, and counted."""
+    def _fresh(self, turn: int) -> list[list[Parcel]]:
+        """What has arrived, by group and the oldest first; what is too old by now is dropped, and
+        counted."""
         late = [p for p in self._arrived if turn - p.version > self._staleness]
         if late:
             self._arrived = [p for p in self._arrived if turn - p.version <= self._staleness]
             self.dropped += len(late)
-            self._outstanding -= len(late)
+            for parcel in late:
+                self._outstanding[parcel.copy // self._members] -= 1
             for release in (release for parcel in late for release in parcel.releases):
                 release()
             _wake(self._woken(LEAVE))
-        return self._arrived
+        oldest = sorted(self._arrived, key=lambda parcel: parcel.version)
+        if self._groups == 1:
+            return [oldest]
+        return [
+            [p for p in oldest if p.copy // self._members == group] for group in range(self._groups)
+        ]
 
     def _sleep(self, watch: Watch, want: int, what: str) -> None:
         """Lets go of the mutex until there is more of what is wanted."""

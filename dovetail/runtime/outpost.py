@@ -10,16 +10,17 @@ from itertools import groupby
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from dovetail.envs.resolve import Env
-from dovetail.graph.ir import Graph
+from dovetail.graph.ir import Graph, Side
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
 from dovetail.runtime.away import Reply, Values
 from dovetail.runtime.schedule import Crew
 from dovetail.runtime.stage import begin_episodes
-from dovetail.runtime.wire import pack, unpack
-from dovetail.runtime.worker import Operation, PutResults, Run, Turn, Worker
+from dovetail.runtime.wire import pack, unpack, unpack_all
+from dovetail.runtime.worker import Operation, PutAnswer, PutResults, Run, Turn, Worker
 
 
 class Outworkers:
@@ -41,6 +42,14 @@ class Outworkers:
         """Runs a stretch of a worker's programs."""
         return self._workers[worker].run(stretch, given)
 
+    def hold(self, worker: str, leaves: list[Any]) -> None:
+        """Sets a worker's part of the replay."""
+        self._workers[worker].hold(leaves)
+
+    def held(self, worker: str) -> list[Any]:
+        """A worker's part of the replay."""
+        return self._workers[worker].held()
+
     def pulse(self, worker: str) -> tuple[float, bool, str]:
         """(seconds since it last got on, whether all is compiled, what it is at)."""
         watch = self._workers[worker].worker.watch
@@ -58,6 +67,7 @@ class _Outworker:
         self.worker = worker
         self._graph, self._env, self._crew = graph, env, crew
         self._stretches = _stretches(worker.schedule, graph)
+        self._replay = [v.id for v in graph.state.inputs if v.side is Side.REPLAY]
         self._values: Values = {}
         self._turn = Turn(0)
         self._programs = [p for p, owner in crew.acting if owner is worker]
@@ -75,6 +85,18 @@ class _Outworker:
         worker.watch.idle()
         return [pack(leaf) for leaf in begun]
 
+    def hold(self, leaves: list[Any]) -> None:
+        """Sets what the next turn starts from, of the replay."""
+        self.worker.watch.begin()
+        self.worker.watch.doing("taking its part of the replay")
+        arrays = [jnp.array(unpack(leaf)) for leaf in leaves]
+        self.worker.held = dict(zip(self._replay, arrays, strict=True))
+        self.worker.watch.idle()
+
+    def held(self) -> list[Any]:
+        """What the next turn starts from, of the replay."""
+        return [pack(self.worker.held[number]) for number in self._replay]
+
     def run(self, stretch: int, given: Sequence[Values]) -> Reply:
         """Runs a stretch; with the first a turn begins, with the last it ends."""
         worker, (programs, wanted, last) = self.worker, self._stretches[stretch]
@@ -84,7 +106,7 @@ class _Outworker:
                 release()
             self._values, self._turn = dict(worker.held), Turn(0)
         for values in given:
-            self._values.update({number: unpack(leaf) for number, leaf in values.items()})
+            self._values.update({number: unpack_all(leaf) for number, leaf in values.items()})
         before, began = self._seconds(), time.perf_counter()
         for program in programs:
             program(worker, self._values, self._turn)
@@ -119,9 +141,10 @@ def _stretches(
             found.append((operations, [], False))
         elif found:
             programs, wanted, last = found[-1]
-            puts = [o for o in operations if isinstance(o, PutResults)]
+            puts = [o for o in operations if isinstance(o, PutResults | PutAnswer)]
             wanted += [number for put in puts for number in put.numbers]
-            last = any(put.last for put in puts)
+            last = any(isinstance(put, PutResults) and put.last for put in puts)
             wanted += [v.id for v in (*graph.actor.outputs, *graph.episodes)] if last else []
             found[-1] = programs, list(dict.fromkeys(wanted)), last
-    return found
+    programs, wanted, _ = found[-1]
+    return [*found[:-1], (programs, wanted, True)]

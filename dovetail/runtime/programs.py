@@ -18,7 +18,13 @@ from jax.sharding import PartitionSpec
 from dovetail.envs import batched
 from dovetail.envs.interface import JaxEnv
 from dovetail.graph.ir import Fragment, Graph, Side, Unroll
-from dovetail.graph.primitives import ENVIRONMENT_AXIS, JOINED, REPLICA_AXIS
+from dovetail.graph.primitives import (
+    COLLECTED,
+    ENVIRONMENT_AXIS,
+    ITEM_AXIS,
+    JOINED,
+    REPLICA_AXIS,
+)
 from dovetail.graph.unroll import ActorState, unroll_scan
 from dovetail.runtime.placing import (
     BY_ENVIRONMENT,
@@ -35,6 +41,8 @@ from dovetail.runtime.placing import (
 Values = dict[int, Any]
 """The arrays of a running iteration, by their values' numbers."""
 Leaves = list[jax.Array]
+AXIS = {**dict.fromkeys(JOINED, ENVIRONMENT_AXIS), COLLECTED: ITEM_AXIS}
+"""Along which axis the parts of what comes over a boundary are joined."""
 
 
 class FragmentProgram:
@@ -45,10 +53,12 @@ class FragmentProgram:
         self,
         fragment: Fragment,
         pieces: int = 1,
+        shards: int = 1,
         device: Device | None = None,
         hosted: bool = False,
     ) -> None:
-        """`hosted`: what arrives from actors are numpy arrays."""
+        """`hosted`: what arrives from actors are numpy arrays; each of `pieces` actors, or of
+        `shards` of a replay, sends its own."""
         self.name = fragment.name
         self._inputs = [value.id for value in fragment.inputs]
         self._outputs = [value.id for value in fragment.outputs]
@@ -62,14 +72,14 @@ class FragmentProgram:
 
         self._call: Callable[..., Any] = jax.jit(joined, donate_argnums=_in_place(fragment))
         self._shapes = [
-            _sent(var.aval, how, pieces)
+            _sent(var.aval, how, shards if how == COLLECTED else pieces)
             for var, how in zip(fragment.program.jaxpr.invars, arrivals, strict=True)
         ]
 
     def compile(self) -> None:
         """Compiles by one call on zeros: jit's own way in is faster than a program made ahead."""
         zeros = [
-            jax.tree.map(partial(self._zero, arrives=how is not None), shape)
+            jax.tree.map(partial(self._zero, arrives=how not in (None, COLLECTED)), shape)
             for shape, how in zip(self._shapes, self._arrivals, strict=True)
         ]
         jax.block_until_ready(self._call(*zeros))
@@ -226,8 +236,8 @@ def _sent(aval: Any, how: str | None, pieces: int) -> Any:
     if how is None or pieces == 1:
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     shape = list(aval.shape)
-    if how in JOINED:
-        shape[ENVIRONMENT_AXIS] //= pieces
+    if how in AXIS:
+        shape[AXIS[how]] //= pieces
     return [jax.ShapeDtypeStruct(tuple(shape), aval.dtype)] * pieces
 
 
@@ -235,8 +245,8 @@ def _join(how: str | None, value: Any) -> Any:
     """What the actors sent as one array: joined by environment, or averaged."""
     if not isinstance(value, list):
         return value
-    if how in JOINED:
-        return jnp.concatenate(value, axis=ENVIRONMENT_AXIS)
+    if how in AXIS:
+        return jnp.concatenate(value, axis=AXIS[how])
     return (sum(value[1:], start=value[0]) / len(value)).astype(value[0].dtype)
 
 

@@ -11,20 +11,27 @@ from typing import Any
 import jax
 
 from dovetail.envs.resolve import Env
-from dovetail.graph.ir import Fragment, Graph, Node, Side, Unroll
+from dovetail.graph.ir import Fragment, Graph, Node, Side, Slots, Unroll
+from dovetail.graph.primitives import COLLECTED
 from dovetail.plan.ir import Instance, LinkKind, Plan
 from dovetail.runtime.away import Abroad, Outpost, RemoteProgram
+from dovetail.runtime.errands import Errands
 from dovetail.runtime.exchange import Exchange
 from dovetail.runtime.host import Compiled, HostUnroll
 from dovetail.runtime.inference import BatchedUnroll
 from dovetail.runtime.placing import Device
 from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, UnrollProgram, Values
 from dovetail.runtime.stage import Stage, make_stage
+from dovetail.runtime.wire import pack_all
 from dovetail.runtime.worker import (
+    Ask,
     Operation,
+    PutAnswer,
     PutResults,
     PutWeights,
     Run,
+    TakeAnswers,
+    TakeErrand,
     TakeResults,
     TakeWeights,
     Worker,
@@ -60,6 +67,9 @@ class Crew:
         self._compiled: dict[str, Compiled] = {}
         self._shared: dict[tuple[str, int | None], Any] = {}
         self._learner = _home(plan, graph, Side.LEARNER)
+        self._errands = [Errands() for _ in range(plan.shards if _replay_apart(plan, graph) else 0)]
+        self._unread: dict[int, list[Callable[[], None]]] = {}
+        """By turn, what to call when the workers that keep a replay have read what actors sent."""
         self._report: Exchange | None = None
         """What ends an actor's iteration where every edge has an exchange of its own."""
         self._links = self._exchanges()
@@ -72,6 +82,22 @@ class Crew:
     def learner(self) -> Worker:
         """The worker that learns."""
         return next(worker for worker in self.workers if worker.name == self._learner)
+
+    @property
+    def keepers(self) -> list[Worker]:
+        """The workers that keep the replay, if it is apart, in the order of its shards."""
+        keeping = [worker for worker in self.workers if worker.errands is not None]
+        return sorted(keeping, key=lambda worker: worker.copy)
+
+    def begin_at(self, turn: int) -> None:
+        """The number of the first turn; before any."""
+        for link in (*self.exchanges, *self._errands):
+            link.begin_at(turn)
+
+    def close_links(self) -> None:
+        """Wakes who waits."""
+        for link in (*self.exchanges, *self._errands):
+            link.close()
 
     @property
     def is_one(self) -> bool:
@@ -95,8 +121,7 @@ class Crew:
 
     def close(self) -> None:
         """Wakes who waits, and ends the environments."""
-        for exchange in self.exchanges:
-            exchange.close()
+        self.close_links()
         for stage in self.stages.values():
             stage.close()
 
@@ -114,7 +139,8 @@ class Crew:
         crossing = [i for i, ends in enumerate(sides) if Side.ACTOR in ends]
 
         def exchange() -> Exchange:
-            made = Exchange(plan.actors, plan.joined, plan.staleness, plan.ordered)
+            groups = max(1, len(self._errands))
+            made = Exchange(plan.actors, plan.joined, plan.staleness, plan.ordered, groups)
             self.exchanges.append(made)
             return made
 
@@ -138,23 +164,32 @@ class Crew:
     def _worker(self, name: str, hosted: list[Node]) -> Worker:
         learns = any(node.side is Side.LEARNER for node in hosted)
         acts = any(node.side is Side.ACTOR for node in hosted)
-        copy = self._copy(name) if acts else 0
-        slots = [*([self._graph.state] if learns else []), *([self._graph.actor] if acts else [])]
+        keeps = not learns and any(node.side is Side.REPLAY for node in hosted)
+        copy = self._shard(name) if keeps else self._copy(name) if acts else 0
+        slots = [self._state_slots(keeps)] if learns or keeps else []
+        slots += [self._graph.actor] if acts else []
+        errands = self._errands[copy] if keeps else None
         away = None
         if self._abroad is not None and not self._is_here(name):
             away = self._abroad.outpost(name)
         schedule: list[Operation] = []
-        worker = Worker(name, copy, schedule, slots, away)
+        worker = Worker(name, copy, schedule, slots, away, errands)
         put, taken = self._puts(learns, acts), set[int]()
         schedule += put("state")
-        for node in hosted:
-            schedule += self._takes(node, learns, acts, taken)
+        for node in self._graph.nodes:
+            if learns and node.side is Side.REPLAY and self._errands:
+                schedule += [*self._takes(node, learns, acts, taken), *self._asks(node)]
+            if node not in hosted:
+                continue
+            schedule += self._errand(node, errands, away) if errands is not None else []
+            schedule += self._takes(node, learns, acts, taken) if errands is None else []
             program = self._program(node, worker) if away is None else node
             schedule.append(Run(program, noted=isinstance(program, HostUnroll)))
             schedule += put(node.name)
+            schedule += [PutAnswer(errands, node.name, self._answer(node))] if errands else []
         if acts and not learns:
             schedule += self._last_put()
-        elif self._report is not None:
+        elif learns and self._report is not None:
             schedule.append(TakeResults(self._report, alone=False, name="report"))
         if away is not None:
             self._run_away(worker, schedule, away)
@@ -169,6 +204,7 @@ class Crew:
             if not is_run:
                 made += operations
                 taken += [self._place(o.exchange) for o in operations if isinstance(o, TakeWeights)]
+                taken += [ERRAND for o in operations if isinstance(o, TakeErrand)]
                 continue
             program = RemoteProgram(worker.name, outpost, stretch, taken)
             program.heard_by(worker.watch.beat, worker.track)
@@ -176,6 +212,60 @@ class Crew:
             made.append(Run(program, noted=True))
             stretch, taken = stretch + 1, []
         schedule[:] = made
+
+    def _asks(self, node: Node) -> list[Operation]:
+        """What the learner does where a node runs on the workers that keep the replay."""
+        inputs = {value.id for value in node.inputs}
+        coming = [edge for edge in self._graph.edges if node.name in edge.targets]
+        sent = {
+            side: tuple(
+                dict.fromkeys(
+                    value.id
+                    for edge in coming
+                    if edge.from_side is side
+                    for value in edge.values
+                    if value.id in inputs
+                )
+            )
+            for side in (Side.ACTOR, Side.LEARNER)
+        }
+        names = "+".join(dict.fromkeys(edge.boundary for edge in coming))
+        errands, unread = tuple(self._errands), self._unread
+        asks: list[Operation] = [
+            Ask(errands, node.name, sent[Side.ACTOR], sent[Side.LEARNER], unread, names)
+        ]
+        numbers = self._answer(node)
+        if numbers or sent[Side.ACTOR]:
+            ahead = self._plan.prefetch
+            asks.append(TakeAnswers(errands, node.name, numbers, ahead, unread, COLLECTED))
+        return asks
+
+    def _answer(self, node: Node) -> tuple[int, ...]:
+        """What goes from a replay's node to the learner."""
+        made = {value.id for value in node.outputs}
+        edges = [e for e in self._graph.edges if e.from_side is Side.REPLAY]
+        return tuple(dict.fromkeys(v.id for e in edges for v in e.values if v.id in made))
+
+    def _errand(self, node: Node, errands: Errands, away: Outpost | None) -> list[Operation]:
+        """What a worker that keeps a part of the replay takes before it runs a node."""
+        coming = [edge for edge in self._graph.edges if node.name in edge.targets]
+        names = "+".join(dict.fromkeys(edge.boundary for edge in coming))
+        wrap = dict if away is None else _wrapped
+        return [TakeErrand(errands, node.name, wrap, names)]
+
+    def _state_slots(self, keeps: bool) -> Slots:
+        """What of the learner's state a worker holds: its part of the replay, or all the rest."""
+        state = self._graph.state
+        if not self._errands:
+            return state
+        pairs = zip(state.inputs, state.outputs, strict=True)
+        own = [pair for pair in pairs if (pair[0].side is Side.REPLAY) == keeps]
+        return Slots(state.tree, *(tuple(values) for values in zip(*own, strict=True)))
+
+    def _shard(self, worker: str) -> int:
+        """Which part of the replay a worker keeps."""
+        first, _ = next(i.envs for i in self._plan.instances if i.worker == worker and i.envs)
+        return first * self._plan.shards // self._plan.num_envs
 
     def _place(self, exchange: Exchange) -> int:
         """Where what stands for a link's shared values lies among the values of a turn."""
@@ -280,9 +370,11 @@ class Crew:
         return None if self._devices is None else self._devices[number]
 
     def _fragment_program(self, node: Fragment, device: Device | None) -> FragmentProgram:
-        pieces = self._graph.pieces if node.side is not Side.ACTOR else 1
-        hosted = any(unroll.step.program is None for unroll in self._graph.unrolls)
-        return FragmentProgram(node, pieces, device, hosted)
+        graph = self._graph
+        pieces = {Side.ACTOR: 1, Side.REPLAY: graph.pieces // graph.shards}
+        hosted = any(unroll.step.program is None for unroll in graph.unrolls)
+        each = pieces.get(node.side, graph.pieces)
+        return FragmentProgram(node, each, graph.shards, device, hosted)
 
     def _unroll(self, node: Unroll, worker: Worker) -> Any:
         plan, env = self._plan, self._env
@@ -331,6 +423,22 @@ class Crew:
         """Which copy of the actor side a worker hosts."""
         served = next(i.envs for i in self._plan.instances if i.worker == worker and i.envs)
         return served[0] // (self._plan.num_envs // self._plan.actors)
+
+
+ERRAND = -1_000_000
+"""Where what a worker elsewhere is asked for lies among the values of a turn."""
+
+
+def _wrapped(values: Values) -> Values:
+    """What a worker elsewhere is asked for, as it is sent there."""
+    return {ERRAND: {number: pack_all(leaf) for number, leaf in values.items()}}
+
+
+def _replay_apart(plan: Plan, graph: Graph) -> bool:
+    """Whether workers of their own keep the replay."""
+    learner = _home(plan, graph, Side.LEARNER)
+    kept = [node.name for node in graph.nodes if node.side is Side.REPLAY]
+    return any(i.worker != learner for name in kept for i in plan.instances_of(name))
 
 
 def _fragment(node: Node) -> str:

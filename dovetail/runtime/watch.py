@@ -29,6 +29,7 @@ class Watch:
         """Whether it steps environments: each step is a sign of life."""
         self.waited = 0.0
         """Seconds spent waiting for others, in all."""
+        self._began_to_wait = 0.0
         self._thread: int | None = None
         self._bed = threading.Lock()
         self._bed.acquire()
@@ -52,11 +53,19 @@ class Watch:
 
     def sleep(self, what: str) -> None:
         """It waits for another worker until `wake` is called, once for each sleep."""
-        self.waits, self.awaited = True, what
-        began = time.perf_counter()
+        self.waiting(what)
         self._bed.acquire()
+        self.waited_until_now()
+
+    def waiting(self, what: str) -> None:
+        """It begins to wait for another worker."""
+        self.waits, self.awaited = True, what
+        self._began_to_wait = time.perf_counter()
+
+    def waited_until_now(self) -> None:
+        """What it waited for is there."""
         self.since = time.perf_counter()
-        self.waited += self.since - began
+        self.waited += self.since - self._began_to_wait
         self.waits = False
 
     def wake(self) -> None:

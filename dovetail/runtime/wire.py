@@ -29,6 +29,16 @@ def pack(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
+def pack_all(leaf: Any) -> Any:
+    """An array, or a list of them."""
+    return [pack(piece) for piece in leaf] if isinstance(leaf, list) else pack(leaf)
+
+
+def unpack_all(leaf: Any) -> Any:
+    """What `pack_all` was given, as numpy or random keys."""
+    return [unpack(piece) for piece in leaf] if isinstance(leaf, list) else unpack(leaf)
+
+
 def unpack(leaf: Any) -> Any:
     """What `pack` was given, as numpy or random keys."""
     if isinstance(leaf, Keys) and not leaf.kind:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dovetail.graph.ir import Graph, Slots
+from dovetail.graph.primitives import ITEM_AXIS
 from dovetail.runtime.away import Outpost
+from dovetail.runtime.errands import Errands
 from dovetail.runtime.exchange import ENOUGH, Exchange, Parcel
 from dovetail.runtime.programs import Values
 from dovetail.runtime.watch import Watch
@@ -51,12 +53,15 @@ class Worker:
         schedule: list[Operation],
         slots: list[Slots],
         away: Outpost | None = None,
+        errands: Errands | None = None,
     ) -> None:
         self.name = name
+        self.errands = errands
+        """What it does for the learner, if it keeps a part of the replay."""
         self.away = away
         """The process where its programs run, if that is another: it only takes and puts here."""
         self.copy = copy
-        """Which copy of the actor side it hosts, if it does."""
+        """Which copy of the actor side it hosts, or which part of the replay, if it does."""
         self.watch = Watch(name)
         self.track = Track(name)
         self.held: Values = {}
@@ -72,11 +77,13 @@ class Worker:
                 operation(self, values, turn)
         except BaseException:
             for exchange in turn.begun:
-                exchange.abandon()
+                exchange.abandon(self.copy)
             for release in turn.releases:
                 release()
             raise
         self.held = self.kept(values)
+        if self.errands is not None:
+            self.errands.finish(number)
         self.watch.warm = True
         self.watch.idle()
         return values, turn
@@ -142,7 +149,7 @@ class TakeWeights:
     def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
         """Waits until this unroll may begin."""
         began, waited = time.perf_counter(), worker.watch.waited
-        turn.version, found = self.exchange.take_weights(turn.number, worker.watch)
+        turn.version, found = self.exchange.take_weights(turn.number, worker.watch, worker.copy)
         _note_wait(worker, "weights", began, waited, turn.version)
         now = time.perf_counter()
         sent = self.exchange.sent_at(turn.version) or now
@@ -208,9 +215,121 @@ class TakeResults:
             values.update({number: [p.values[number] for p in parcels] for number in numbers})
 
 
+@dataclass(frozen=True)
+class Ask:
+    """Asks the workers that keep a replay to run a node of theirs, each on its part."""
+
+    errands: tuple[Errands, ...]
+    """To each shard's worker."""
+    node: str
+    joined: tuple[int, ...]
+    """Values that the actors sent: each shard gets those of its own."""
+    divided: tuple[int, ...]
+    """Values of the learner's, of which each shard gets an equal part."""
+    unread: dict[int, list[Callable[[], None]]]
+    """By turn, what to call when what the actors sent has been read."""
+    name: str
+
+    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
+        """Does not wait for them."""
+        began, sent = time.perf_counter(), 0
+        for i, errands in enumerate(self.errands):
+            request = {number: self._pieces(values[number], i) for number in self.joined}
+            request |= {number: self._part(values[number], i) for number in self.divided}
+            errands.ask(self.node, turn.number, request)
+            sent += size(request)
+        releases = self.unread.setdefault(turn.number, [])
+        for parcel in turn.parcels:
+            releases += parcel.releases
+            parcel.releases = []
+        spent, count = time.perf_counter() - began, len(self.errands)
+        worker.track.add(LINK, self.name, began, spent, count, sent, 1, turn.number)
+
+    def _pieces(self, pieces: Any, shard: int) -> Any:
+        """The pieces of a shard's own actors, or the one piece that there is."""
+        if not isinstance(pieces, list):
+            return pieces
+        each = len(pieces) // len(self.errands)
+        own = pieces[shard * each : (shard + 1) * each]
+        return own if each > 1 else own[0]
+
+    def _part(self, leaf: Any, shard: int) -> Any:
+        if len(self.errands) == 1:
+            return leaf
+        each = leaf.shape[ITEM_AXIS] // len(self.errands)
+        return leaf[shard * each : (shard + 1) * each]
+
+
+@dataclass(frozen=True)
+class TakeAnswers:
+    """Takes what the workers that keep a replay made of a node."""
+
+    errands: tuple[Errands, ...]
+    node: str
+    numbers: tuple[int, ...]
+    ahead: int
+    """How many turns ago it was asked for."""
+    unread: dict[int, list[Callable[[], None]]]
+    name: str
+
+    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
+        """Waits for all of them."""
+        asked = max(self.errands[0].first, turn.number - self.ahead)
+        began, waited = time.perf_counter(), worker.watch.waited
+        found = [e.answered(self.node, asked, worker.watch) for e in self.errands]
+        _note_wait(worker, "answers", began, waited, turn.number)
+        for number in self.numbers:
+            parts = [answer[number] for answer in found]
+            values[number] = parts if len(parts) > 1 else parts[0]
+        for read in [number for number in self.unread if number <= asked]:
+            turn.releases += self.unread.pop(read)
+        at, taken = began + worker.watch.waited - waited, sum(map(size, found))
+        spent = time.perf_counter() - at
+        worker.track.add(LINK, self.name, at, spent, len(found), taken, 1, asked)
+
+
+@dataclass(frozen=True)
+class TakeErrand:
+    """Takes what a node of a kept replay is to be run on."""
+
+    errands: Errands
+    node: str
+    wrap: Callable[[Values], Values] = dict
+    """What goes among the values: these, or what stands for them."""
+    name: str = "draw"
+
+    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
+        """Waits until the learner asks."""
+        turn.version = turn.number
+        began, waited = time.perf_counter(), worker.watch.waited
+        found, sent = self.errands.asked(self.node, turn.number, worker.watch)
+        _note_wait(worker, "requests", began, waited, turn.number)
+        lay = time.perf_counter() - sent
+        worker.track.add(QUEUE, self.name, sent, lay, version=turn.number)
+        values.update(self.wrap(found))
+
+
+@dataclass(frozen=True)
+class PutAnswer:
+    """Sends what a node of a kept replay made to the learner."""
+
+    errands: Errands
+    node: str
+    numbers: tuple[int, ...]
+
+    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
+        """Nobody is waited for."""
+        answer = {number: values[number] for number in self.numbers}
+        self.errands.answer(self.node, turn.number, answer)
+
+
 def size(values: Values) -> int:
     """Bytes of the arrays."""
-    return sum(getattr(leaf, "nbytes", 0) for leaf in values.values())
+    return sum(
+        getattr(leaf, "nbytes", 0)
+        for found in values.values()
+        for leaf in (found if isinstance(found, list) else [found])
+    )
 
 
 def _note_wait(worker: Worker, what: str, began: float, before: float, version: int) -> None:

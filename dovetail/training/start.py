@@ -17,6 +17,7 @@ from dovetail.envs.interface import JaxEnv
 from dovetail.graph.trace import abstract_actor
 from dovetail.graph.unroll import ActorState, environment_keys, initial_actor
 from dovetail.keys import seed_key
+from dovetail.replay.replay import all_shards
 
 
 def enable_compile_cache() -> None:
@@ -55,7 +56,7 @@ def shapes(algorithm: Algorithm, env: JaxEnv | None, num_envs: int, seeds: int) 
     """The shapes of the first state, found without computing it."""
     if env is None:
         task = dataclasses.replace(algorithm.task, num_envs=num_envs)
-        state = jax.eval_shape(algorithm.init, seed_key(0))
+        state = jax.eval_shape(lambda key: all_shards(algorithm.init(key)), seed_key(0))
         return state, abstract_actor(algorithm, task, None)
     one = partial(_traced_state, algorithm, env, num_envs)
     if seeds == 1:
@@ -65,7 +66,7 @@ def shapes(algorithm: Algorithm, env: JaxEnv | None, num_envs: int, seeds: int) 
 
 def _keys_and_state(algorithm: Algorithm, num_envs: int, key: jax.Array) -> tuple[jax.Array, Any]:
     keys = environment_keys(jax.random.fold_in(key, 1), num_envs)
-    return keys, algorithm.init(jax.random.fold_in(key, 0))
+    return keys, all_shards(algorithm.init(jax.random.fold_in(key, 0)))
 
 
 def _traced_state(

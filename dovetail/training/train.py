@@ -223,7 +223,8 @@ class _Start:
     def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
         env, plan = self.planned.env, self.planned.plan
-        task = Task(env.spec, plan.update_envs, self.config["steps"], plan.num_envs)
+        steps = self.config["steps"]
+        task = Task(env.spec, plan.update_envs, steps, plan.num_envs, plan.shards)
         with ExitStack() as stack:
             progress = make_progress(self.settings.display, self.config["steps"])
             stack.callback(progress.close)

@@ -37,6 +37,9 @@ POLICIES: dict[str, Policy] = {
     "2 actors": ActorLearner(ENVS, actors=2, staleness=0, processes=False),
     "4 actors": ActorLearner(ENVS, actors=4, staleness=0, processes=False),
     "2 actors' processes": ActorLearner(ENVS, actors=2, staleness=0, processes=True),
+    "replay apart": ActorLearner(ENVS, actors=2, staleness=0, shards=1, processes=False),
+    "2 shards": ActorLearner(ENVS, actors=4, staleness=0, shards=2, processes=False),
+    "4 shards": ActorLearner(ENVS, actors=4, staleness=0, shards=4, processes=False),
     "inference": CentralInference(ENVS, workers=4, processes=False),
     "inference, one at a time": CentralInference(ENVS, workers=4, batch=2, processes=False),
     "inference, processes": CentralInference(ENVS, workers=4, processes=True),
@@ -64,7 +67,7 @@ COMPILED = {
     "reinforce-recurrent": (*SOME, "fused on 2 devices"),
     "impala-recurrent": ("fused", "split devices, 2 and 2"),
     "dqn": (*SOME, "2 actors", "4 actors", "inference", "environments", "1 replica"),
-    "dqn-prioritised": (*SOME, "2 actors", "split devices"),
+    "dqn-prioritised": (*SOME, "2 actors", "split devices", "replay apart", "2 shards", "4 shards"),
 }
 """On a JAX environment: every policy with some algorithm, and every algorithm with some."""
 ON_THE_HOST = {
@@ -78,7 +81,7 @@ ON_THE_HOST = {
     "a3c": ("local", "parameter server"),
     "ppo-recurrent": ("local", "inference, processes", "2 replicas"),
     "dqn": ("local", "2 actors", "4 actors", "inference, processes", "environments"),
-    "dqn-prioritised": ("local", "2 actors' processes"),
+    "dqn-prioritised": ("local", "2 actors' processes", "replay apart", "2 shards"),
 }
 
 

@@ -36,9 +36,11 @@ class RayAbroad:
         """Starts them at once: they come up while the learner does."""
         self._stopping = threading.Event()
         own = [s for s in job.plan.stations if s.rank == rank and not s.learns]
+        acting = [station.name for station in own if not station.keeps]
+        fewest = len(acting) if job.plan.fewest is None else job.plan.fewest
         self._processes = [
-            _Process(job, order, station, self._stopping, _is_optional(job, i), tell)
-            for i, station in enumerate(own)
+            _Process(job, order, station, self._stopping, station.name in acting[fewest:], tell)
+            for station in own
         ]
 
     @staticmethod
@@ -66,12 +68,6 @@ class RayAbroad:
             process.kill(process.actor)
 
 
-def _is_optional(job: Job, position: int) -> bool:
-    """Whether a run begins, and goes on, without it."""
-    plan = job.plan
-    return plan.fewest is not None and position >= plan.fewest
-
-
 class _Process:
     """A station's process, started again when it is gone."""
 
@@ -84,6 +80,7 @@ class _Process:
         optional: bool,
         tell: Callable[[str], None],
     ) -> None:
+        """`optional`: whether a run begins, and goes on, without it."""
         self.station = station
         self.stopping = stopping
         self.optional = optional
@@ -222,11 +219,30 @@ class RayOutpost:
 
         return begun
 
-    def run(self, stretch: int, given: Sequence[Any], beat: Callable[[], None]) -> Reply:
-        """One call; what was shared goes as it is."""
+    def hold(self, leaves: list[Any]) -> None:
+        """Gives it its part of the replay, once the process is there."""
+        process, worker = self._process, self._worker
+        actor, ready = process.started()
+        called = actor.hold.remote(worker, [pack(leaf) for leaf in leaves])
+        process.wait_until_there(actor, ready)
+        process.wait(actor, called, worker, lambda: None)
+        self._actor = actor
+
+    def held(self) -> list[Any]:
+        """Its part of the replay as it is by now."""
+        process, actor = self._process, self._there()
+        made = process.wait(actor, actor.held.remote(self._worker), self._worker, lambda: None)
+        return [unpack(leaf) for leaf in made]
+
+    def _there(self) -> Any:
         process, actor = self._process, self._actor
         if actor is None or process.actor is not actor:
             raise OutpostLost(f"{process.station.name}, the process of {self._worker}, is gone.")
+        return actor
+
+    def run(self, stretch: int, given: Sequence[Any], beat: Callable[[], None]) -> Reply:
+        """One call; what was shared goes as it is."""
+        process, actor = self._process, self._there()
         called = actor.run.remote(self._worker, stretch, *given)
         reply = process.wait(actor, called, self._worker, beat)
         values = {number: unpack(leaf) for number, leaf in reply.values.items()}

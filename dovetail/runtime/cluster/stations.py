@@ -45,7 +45,7 @@ class Order:
 
 
 class ActorStation:
-    """Hosts workers that act, and the environments they step."""
+    """Hosts workers that act, and the environments they step; or one that keeps a replay."""
 
     def __init__(self, order: "Order", rank: int, name: str) -> None:
         self._order, self._rank, self._name = order, rank, name
@@ -70,6 +70,16 @@ class ActorStation:
         if not self._there.wait(SET_UP_SECONDS):
             raise UserError(f"{worker} was not set up within {SET_UP_SECONDS:.0f} s.")
         return self._workers.begin(worker, leaves, keys)
+
+    def hold(self, worker: str, leaves: list[Any]) -> None:
+        """See `Outworkers`; may be asked before all is set up."""
+        if not self._there.wait(SET_UP_SECONDS):
+            raise UserError(f"{worker} was not set up within {SET_UP_SECONDS:.0f} s.")
+        self._workers.hold(worker, leaves)
+
+    def held(self, worker: str) -> list[Any]:
+        """See `Outworkers`."""
+        return self._workers.held(worker)
 
     def run(self, worker: str, stretch: int, *given: Any) -> Reply:
         """See `Outworkers`."""
