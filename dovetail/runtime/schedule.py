@@ -166,12 +166,12 @@ class Crew:
         acts = any(node.side is Side.ACTOR for node in hosted)
         keeps = not learns and any(node.side is Side.REPLAY for node in hosted)
         copy = self._shard(name) if keeps else self._copy(name) if acts else 0
-        slots = [self._state_slots(keeps)] if learns or keeps else []
-        slots += [self._graph.actor] if acts else []
         errands = self._errands[copy] if keeps else None
         away = None
         if self._abroad is not None and not self._is_here(name):
             away = self._abroad.outpost(name)
+        slots = [self._state_slots(keeps)] if learns or (keeps and away is None) else []
+        slots += [self._graph.actor] if acts else []
         schedule: list[Operation] = []
         worker = Worker(name, copy, schedule, slots, away, errands)
         put, taken = self._puts(learns, acts), set[int]()

@@ -91,7 +91,9 @@ class OnCluster(Started):
         except BaseException:
             connection.close()
             raise
-        bound = algorithm.bind(Task(found.spec, planned.plan.update_envs, STEPS))
+        plan = planned.plan
+        task = Task(found.spec, plan.update_envs, STEPS, plan.num_envs, plan.shards)
+        bound = algorithm.bind(task)
         try:
             start = first_state(bound, found.jax, policy.envs, seed)
             self.state: Any = start[0]

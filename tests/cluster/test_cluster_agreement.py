@@ -32,6 +32,11 @@ CASES: dict[str, tuple[str, str, Policy, int]] = {
         ActorLearner(ENVS, actors=2, staleness=0, processes=True),
         3,
     ),
+    "2 shards": (
+        *("dqn-prioritised", HOST),
+        ActorLearner(ENVS, actors=4, staleness=0, shards=2),
+        7,
+    ),
     "inference": ("impala", HOST, CentralInference(ENVS, workers=2), 2),
     "2 learners": ("ppo", HOST, DataParallel(ENVS, devices=2), 2),
     "2 learners, compiled": ("impala", CARTPOLE, DataParallel(ENVS, devices=2), 2),

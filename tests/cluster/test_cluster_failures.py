@@ -9,19 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from agreement import ENVS
 from nodes import Nodes, OnCluster, eventually, fresh_nodes, processes_of
 from small import LENGTH, QUIET
 
 import dovetail
-from dovetail.algorithms import IMPALA
+from dovetail.algorithms import DQN, IMPALA
 from dovetail.deployment import Deployment, Share
 from dovetail.errors import UserError
 from dovetail.policies import ActorLearner
 
 IMPALA_SMALL = IMPALA(LENGTH, hidden=(8,))
+HALF = Share(cpus=0.5)
 ACTORS, LEARNER = "ray::ActorStation", "ray::LearnerStation"
+REPLAYS = "ray::ReplayStation"
 COMMAND = [sys.executable, "-c", "from dovetail.cli.main import main; raise SystemExit(main())"]
 FRAGILE = Path(__file__).parent.parent / "fragile.py"
 
@@ -50,6 +53,22 @@ def test_an_actor_that_is_killed_is_replaced(nodes: Nodes) -> None:
     gone = [line for line in running.told if "was killed" in line]
     assert {line.split()[0] for line in gone} == {"actor-0", "actor-1"}
     assert report.measures["staleness_max"] <= 2
+
+
+def test_a_replay_that_is_killed_comes_back_as_it_was_saved(nodes: Nodes) -> None:
+    policy = ActorLearner(ENVS, actors=2, staleness=1, shards=2)
+    dqn = DQN(LENGTH, batch_size=4, capacity=1024, begin_at=1, hidden=(8,))
+    with OnCluster(dqn, "CartPole-v1", policy, Deployment(nodes.address, HALF, HALF)) as running:
+        running.advance(10)
+        saved = np.asarray(running.state.replay.state.counters.begun)  # as for a checkpoint
+        assert saved.shape == (2, 4) and 30 < saved.min() <= saved.max() <= 10 * LENGTH
+        for process in processes_of(REPLAYS):
+            os.kill(process, signal.SIGKILL)
+        running.advance(5)
+        after = np.asarray(running.state.replay.state.counters.begun)
+    lost = [line for line in running.told if "later items are lost" in line]
+    assert {line.split()[0] for line in lost} == {"replay-0", "replay-1"}
+    assert (saved < after).all() and after.max() <= 15 * LENGTH
 
 
 def test_an_actor_that_hangs_is_replaced(nodes: Nodes, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from small import LENGTH, QUIET, numbers, saved, stop_after
 
 import dovetail
 from dovetail.algorithms import DQN
-from dovetail.policies import Fused, Local
+from dovetail.policies import ActorLearner, Fused, Local
 from dovetail.run import Run
 
 ENVS, UPDATES = 4, 30
@@ -20,7 +20,12 @@ def dqn(**options: Any) -> DQN:
     return DQN(LENGTH, 2, 4, capacity=64, begin_at=8, hidden=(8,), n_step=2, **options)
 
 
-@pytest.mark.parametrize("policy", [Fused(ENVS), Local(ENVS)], ids=["fused", "local"])
+SHARDED = ActorLearner(ENVS, actors=2, staleness=0, shards=2)
+
+
+@pytest.mark.parametrize(
+    "policy", [Fused(ENVS), Local(ENVS), SHARDED], ids=["fused", "local", "2 shards"]
+)
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_it_resumes_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch, policy: Any, prioritised: bool

@@ -16,7 +16,7 @@ from dovetail.plan.ir import Station
 from dovetail.runtime.away import OutpostLost, Reply, Values
 from dovetail.runtime.cluster.connection import node_names
 from dovetail.runtime.cluster.job import Job
-from dovetail.runtime.cluster.stations import ActorStation, Order
+from dovetail.runtime.cluster.stations import ActorStation, Order, ReplayStation
 from dovetail.runtime.exchange import Closed
 from dovetail.runtime.watch import COMPILE_SECONDS
 from dovetail.runtime.wire import pack, unpack
@@ -99,7 +99,7 @@ class _Process:
         if node in ids:
             strategy = NodeAffinitySchedulingStrategy(ids[node], soft=True)
         self.actor = (
-            ray.remote(ActorStation)
+            ray.remote(ReplayStation if station.keeps else ActorStation)
             .options(
                 num_cpus=station.cpus,
                 num_gpus=station.gpus,

@@ -1,4 +1,4 @@
-"""The two kinds of Ray actors: a learner's process, and one of its actors'."""
+"""The kinds of Ray actors: a learner's process, one of its actors', one of its replay's."""
 
 import socket
 import threading
@@ -45,7 +45,7 @@ class Order:
 
 
 class ActorStation:
-    """Hosts workers that act, and the environments they step; or one that keeps a replay."""
+    """Hosts workers that act, and the environments they step."""
 
     def __init__(self, order: "Order", rank: int, name: str) -> None:
         self._order, self._rank, self._name = order, rank, name
@@ -95,6 +95,10 @@ class ActorStation:
         """Ends the environments."""
         if self._workers is not None:
             self._workers.close()
+
+
+class ReplayStation(ActorStation):
+    """Hosts a worker that keeps a part of the replay: as an actor's, by another name."""
 
 
 class LearnerStation:
