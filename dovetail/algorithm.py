@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
+import numpy as np
 
 from dovetail.envs.interface import Continuous, Discrete, EnvSpec, MultiDiscrete
 from dovetail.errors import UserError
@@ -32,6 +33,8 @@ class Timestep(NamedTuple):
     """The last action's reward; 0 at an episode's first step."""
     first: jax.Array
     """Whether an episode begins here; the carry was reset if so."""
+    number: Any = np.int32(0)
+    """The environment's number among all that train; 0 when evaluated."""
 
 
 class Trajectory(NamedTuple):

@@ -78,18 +78,19 @@ class Toy(Algorithm):
 
 @dataclass(frozen=True)
 class RecurrentToy(Toy):
-    """As `Toy`, with a carry that remembers past observations."""
+    """As `Toy`, with a carry that remembers past observations, and no two actors alike."""
 
     def initial_carry(self) -> Any:
         return {"memory": jnp.full((4,), 0.5), "steps": jnp.int32(0)}
 
     def act(self, params: Any, carry: Any, timestep: Timestep, key: jax.Array) -> Any:
-        memory = 0.5 * carry["memory"] + timestep.observation
+        memory = 0.5 * carry["memory"] + timestep.observation + 0.1 * timestep.number
         action, log_prob, _ = super().act(params, (), timestep._replace(observation=memory), key)
         return action, (log_prob, carry), {"memory": memory, "steps": carry["steps"] + 1}
 
     def value(self, params: Any, carry: Any, timestep: Timestep) -> jax.Array:
-        return ((timestep.observation + carry["memory"]) @ params["w"]).sum()
+        seen = timestep.observation + 0.1 * timestep.number
+        return ((seen + carry["memory"]) @ params["w"]).sum()
 
     def loss(self, params: Any, batch: Any) -> jax.Array:
         memory = batch.extras[1]["memory"] + batch.carry["memory"]

@@ -117,7 +117,7 @@ class Interpreting:
             record = step_once(batched_act, self._step, params, actor, keys)
             row = record.row
             if value is not None:
-                found = value(params, record.actor.carry, final_timestep(row))
+                found = value(params, record.actor.carry, final_timestep(record))
                 row = row._replace(bootstrap=jax.tree.map(partial(_where, row.truncated), found))
             rows.append(row)
             self.actor = record.actor

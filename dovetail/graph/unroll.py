@@ -70,9 +70,10 @@ def env_key(key: jax.Array, step: jax.Array) -> jax.Array:
 def initial_actor(env_state: Any, observation: Any, carry: Carry, keys: jax.Array) -> ActorState:
     """Every environment at the start of an episode; `carry` is one environment's."""
     batch = keys.shape[0]
+    number = jnp.arange(batch, dtype=jnp.int32)
     return ActorState(
         env=env_state,
-        timestep=Timestep(observation, jnp.zeros(batch), jnp.ones(batch, bool)),
+        timestep=Timestep(observation, jnp.zeros(batch), jnp.ones(batch, bool), number),
         carry=jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *jnp.shape(x))), carry),
         keys=keys,
         index=jnp.arange(batch, dtype=jnp.int32),
@@ -125,9 +126,11 @@ def step_once(
         carry=(),
         last=(),  # type: ignore[arg-type]
     )
+    reward = jnp.where(after.first, 0, after.reward)
+    number = actor.timestep.number
     following = ActorState(
         env=after.state,
-        timestep=Timestep(after.observation, jnp.where(after.first, 0, after.reward), after.first),
+        timestep=Timestep(after.observation, reward, after.first, number),
         carry=carry,
         keys=actor.keys,
         index=actor.index,
@@ -138,9 +141,10 @@ def step_once(
     return Record(row, following, episodes)
 
 
-def final_timestep(row: Trajectory) -> Timestep:
+def final_timestep(record: Record) -> Timestep:
     """What an actor would see at the true successor of a row, were the episode to go on."""
-    return Timestep(row.next_observation, row.reward, jnp.zeros_like(row.first))
+    row, number = record.row, record.actor.timestep.number
+    return Timestep(row.next_observation, row.reward, jnp.zeros_like(row.first), number)
 
 
 def unroll_scan(
@@ -181,7 +185,7 @@ def _at_truncation(bootstrap: Bootstrap, params: Params, record: Record) -> Any:
     row = record.row
 
     def evaluate() -> Any:
-        values = bootstrap(params, record.actor.carry, final_timestep(row))
+        values = bootstrap(params, record.actor.carry, final_timestep(record))
         return jax.tree.map(lambda v: jnp.where(_like(row.truncated, v), v, 0), values)
 
     shapes = jax.eval_shape(evaluate)

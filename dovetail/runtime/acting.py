@@ -42,13 +42,14 @@ class Acting:
         wanted = [True] * self._action.num_leaves + live_extras + [True] * self._carry.num_leaves
         jaxpr, used = pe.dce_jaxpr(inner.program.jaxpr, wanted)
         self._function = jaxpr_as_fun(ClosedJaxpr(jaxpr, inner.program.consts))
-        weights = len(used) - self._carry.num_leaves - num_observations - 3
-        ends = [weights, weights + self._carry.num_leaves, len(used) - 3]
+        weights = len(used) - self._carry.num_leaves - num_observations - 4
+        ends = [weights, weights + self._carry.num_leaves, len(used) - 4]
         self._weights, self._carries = used[: ends[0]], used[ends[0] : ends[1]]
         self.observed = used[ends[1] : ends[2]]
         """Which leaves of the observation it looks at."""
-        self.rewarded, self.begun, self.random = used[ends[2] :]
-        """Whether it looks at the last reward, at whether an episode begins, and at its key."""
+        self.rewarded, self.begun, self.numbered, self.random = used[ends[2] :]
+        """Whether it looks at the last reward, at whether an episode begins, at the environment's
+        number, and at its key."""
         taken: list[Any] = [var.aval for var in jaxpr.invars[: sum(self._weights)]]
         self._pieces = _parts(taken)
         self._small = (
@@ -104,8 +105,8 @@ class Acting:
     ) -> Any:
         """(what `unpack` takes, carry) of the batch.
 
-        `sees` are the observed leaves; `last` the reward and the beginnings, if looked at; `words`
-        those of the keys, if looked at.
+        `sees` are the observed leaves; `last` the reward, the beginnings and the environments'
+        numbers, if looked at; `words` those of the keys, if looked at.
         """
         if self._small:
             weights = [weights[0][part].reshape(shape) for part, _, shape in self._pieces]

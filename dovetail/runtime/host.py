@@ -135,7 +135,7 @@ class HostUnroll:
         acting, rows = self._acting, self._rows()
         weights = acting.weights(self._unroll.act_inputs(inputs))
         reward = [_as_host(actor.timestep.reward)] if acting.rewarded else []
-        last = [*reward, *rows.begins[0]]
+        last = [*reward, *self._begins(actor, rows)[0]]
         words = self._words(actor)
         acting.call(weights, actor.carry, rows.seen[0], last, words[0])
         self._warm_up_bootstrap(inputs, actor)
@@ -186,11 +186,12 @@ class HostUnroll:
         length, clock, some = unroll.length, time.perf_counter, np.count_nonzero
         weights, rewarded = self._acting.weights(unroll.act_inputs(inputs)), self._acting.rewarded
         words = self._words(actor)
-        observations, seen, begins = rows.observations, rows.seen, rows.begins
+        observations, seen, begins = rows.observations, rows.seen, self._begins(actor, rows)
         buffers: Any = rows.trajectory
         rewards, terminations, truncations = buffers.reward, buffers.terminated, buffers.truncated
         valid, firsts, keep = buffers.valid, buffers.first, rows.keeper.put
         carry, reward = actor.carry, _as_host(actor.timestep.reward)
+        number = _as_host(actor.timestep.number)
         start = int(np.asarray(actor.step)[0])
         _copy(actor.timestep.observation, observations[0])
         for i, buffer in rows.carry:
@@ -218,7 +219,7 @@ class HostUnroll:
             for i, buffer in rows.next_observation:
                 buffer[t] = jax.tree.leaves(after.next_observation)[i]
             if rows.bootstrap and some(after.truncated):
-                final = _timestep(after.next_observation, reward, self._never)
+                final = _timestep(after.next_observation, reward, self._never, number)
                 self._write_bootstrap(rows, t, inputs, carry, final, after.truncated)
             if (rewarded or t + 1 == length) and some(after.first):
                 reward = np.where(after.first, np.float32(0), reward)
@@ -227,7 +228,7 @@ class HostUnroll:
                 firsts[t + 1] = after.first
         rows.keeper.finish()
         observation = jax.tree.map(np.copy, after.observation)
-        following = _timestep(observation, reward, np.copy(after.first))
+        following = _timestep(observation, reward, np.copy(after.first), number)
         for i, buffer in rows.last:
             buffer[0] = jax.tree.leaves(following)[i]
         if rows.bootstrap:
@@ -242,6 +243,13 @@ class HostUnroll:
         if not self._acting.random:
             return [[]] * self._unroll.length
         return [[row] for row in self._acting.words(actor.keys, int(np.asarray(actor.step)[0]))]
+
+    def _begins(self, actor: ActorState, rows: Rows) -> list[list[np.ndarray]]:
+        """For each step what acting takes of beginnings and of the environments' numbers."""
+        if not self._acting.numbered:
+            return rows.begins
+        number = _as_host(actor.timestep.number)
+        return [[*begins, number] for begins in rows.begins]
 
     def _note(self, acting: float, stepping: float) -> None:
         """The two halves of an unroll, each as if it had been done in one go."""
@@ -262,9 +270,9 @@ class HostUnroll:
             buffer[t] = np.where(chosen, found[i], buffer[t])
 
 
-def _timestep(observation: Any, reward: Any, first: Any) -> Timestep:
+def _timestep(observation: Any, reward: Any, first: Any, number: Any) -> Timestep:
     """What actors see, as numpy arrays."""
-    return Timestep(observation, reward, first)
+    return Timestep(observation, reward, first, number)
 
 
 def _copy(tree: Any, rows: Any) -> None:

@@ -154,6 +154,7 @@ class _Turn:
         self._carry_tree = jax.tree.structure(actor.carry)
         self._carry = [np.array(leaf) for leaf in jax.tree.leaves(actor.carry)]
         self._reward = np.array(actor.timestep.reward)
+        self._number = np.array(actor.timestep.number)
         self._last_first = np.zeros(len(self._reward), np.bool_)
         self._words = [acting.words(actor.keys, self.start)] if acting.random else []
         self._acting = acting
@@ -174,6 +175,7 @@ class _Turn:
             "carry": [np.zeros((batch, *leaf.shape[1:]), leaf.dtype) for leaf in self._carry],
             "reward": np.zeros(batch, np.float32),
             "first": np.zeros(batch, np.bool_),
+            "number": np.zeros(batch, np.int32),
             "words": [np.zeros((batch, *w.shape[2:]), w.dtype) for w in self._words],
         }
 
@@ -190,6 +192,8 @@ class _Turn:
                 buffer[into] = leaf[part]
             batch["reward"][into] = self._reward[part]
             batch["first"][into] = trajectory.first[t, part]
+            if self._acting.numbered:
+                batch["number"][into] = self._number[part]
             for buffer, words in zip(batch["words"], self._words, strict=True):
                 buffer[into] = words[t, part]
 
@@ -199,6 +203,7 @@ class _Turn:
         seen = [leaf for leaf, used in zip(self._seen, acting.observed, strict=True) if used]
         last = [batch["reward"]] if acting.rewarded else []
         last += [batch["first"]] if acting.begun else []
+        last += [batch["number"]] if acting.numbered else []
         carry = self._carry_tree.unflatten(batch["carry"])
         return carry, seen, last, batch["words"]
 
@@ -248,7 +253,7 @@ class _Turn:
 
         observation = jax.tree.map(whole, after.next_observation)
         reward, never = whole(after.reward), np.zeros(len(self._reward), np.bool_)
-        timestep: Any = Timestep(observation, reward, never)  # type: ignore[arg-type]
+        timestep: Any = Timestep(observation, reward, never, self._number)  # type: ignore[arg-type]
         return timestep, whole(after.truncated)
 
     def whole_carry(self) -> Any:
@@ -257,4 +262,5 @@ class _Turn:
 
     def following(self) -> Timestep:
         """What the actors see after the last step."""
-        return Timestep(self._observation, self._reward, self._last_first)  # type: ignore[arg-type]
+        seen: dict[str, Any] = {"observation": self._observation, "reward": self._reward}
+        return Timestep(**seen, first=self._last_first, number=self._number)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.algorithm import Timestep
 from dovetail.envs import batched
 from dovetail.envs.interface import HostEnv, JaxEnv
 from dovetail.envs.processes import make_bell
@@ -316,9 +315,10 @@ def begin_episodes(env: Env, stage: Stage | None, actor: ActorState, keys: jax.A
         return actor
     size = len(keys)
     observation = stage.reset(keys)
-    fresh = Timestep(observation, np.zeros(size, np.float32), np.ones(size, np.bool_))  # type: ignore[arg-type]
     zeros = np.zeros(size, np.float32), np.zeros(size, np.int32)
-    return actor._replace(timestep=fresh, episode_return=zeros[0], episode_length=zeros[1])
+    fresh: Any = {"reward": np.zeros(size, np.float32), "first": np.ones(size, np.bool_)}
+    timestep = actor.timestep._replace(observation=observation, **fresh)
+    return actor._replace(timestep=timestep, episode_return=zeros[0], episode_length=zeros[1])
 
 
 def initial_observation(env: HostEnv, keys: jax.Array) -> Any:
