@@ -62,7 +62,7 @@ class Interpreting:
         priorities: Any = None,
     ) -> Replay:
         """Actors → replay."""
-        sent = insertion(trajectory, rows, final, priorities, self.actor.index)
+        sent = insertion(trajectory, rows, final, priorities, self.actor.number)
         if replay.shards == 1:
             return replay.insert(sent)
         parts = jax.tree.map(

@@ -204,7 +204,7 @@ class Tracing:
     ) -> Replay:
         """Actors → replay."""
         self._refuse_nested("insert")
-        sent = insertion(trajectory, rows, final, priorities, self.actor.index)
+        sent = insertion(trajectory, rows, final, priorities, self.actor.number)
         for leaf in jax.tree.leaves(sent):
             self._refuse_unsplit(leaf, "insert")
         _refuse_uneven(self._pieces, replay.shards, "shards of the replay", "actors")

@@ -29,7 +29,7 @@ class ActorState(NamedTuple):
     timestep: Timestep
     carry: Carry
     keys: jax.Array
-    index: jax.Array
+    number: jax.Array
     """The number of each environment among all."""
     step: jax.Array
     episode_return: jax.Array
@@ -76,7 +76,7 @@ def initial_actor(env_state: Any, observation: Any, carry: Carry, keys: jax.Arra
         timestep=Timestep(observation, jnp.zeros(batch), jnp.ones(batch, bool), number),
         carry=jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *jnp.shape(x))), carry),
         keys=keys,
-        index=jnp.arange(batch, dtype=jnp.int32),
+        number=jnp.arange(batch, dtype=jnp.int32),
         step=jnp.zeros(batch, jnp.int32),
         episode_return=jnp.zeros(batch),
         episode_length=jnp.zeros(batch, jnp.int32),
@@ -133,7 +133,7 @@ def step_once(
         timestep=Timestep(after.observation, reward, after.first, number),
         carry=carry,
         keys=actor.keys,
-        index=actor.index,
+        number=actor.number,
         step=actor.step + 1,
         episode_return=jnp.where(done, 0, episode_return),
         episode_length=jnp.where(done, 0, episode_length),
