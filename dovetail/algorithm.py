@@ -138,11 +138,12 @@ class RL(Protocol):
         ...
 
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
-        """Replay → learner: an item for each of `draws` [n], uniform numbers from [0, 1)."""
+        """Replay → learner: K batches of n items for `draws` [K, n], uniform numbers from [0, 1);
+        what is sampled is [K, n, …]."""
         ...
 
     def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
-        """Learner → replay: gives sampled items other priorities [n]."""
+        """Learner → replay: gives sampled items other priorities [K, n]."""
         ...
 
     def mean(self, tree: Any) -> Any:

@@ -44,7 +44,7 @@ REFUSED = {
     (algorithm, "parameter-server"): "use --policy actor-learner, or an algorithm such as a3c."
     for algorithm in ALGORITHMS
     if algorithm != "a3c"
-}
+} | {("dqn", "data-parallel"): "the replay of DQN is in one place; use 1 replica."}
 """What a policy cannot do for an algorithm, by the end of the sentence that says so."""
 OTHERS: dict[str, tuple[Any, Any, Policy]] = {
     "ppo-fused-4-devices": (algorithms.PPO(), JAX, Fused(devices=4)),
@@ -52,6 +52,7 @@ OTHERS: dict[str, tuple[Any, Any, Policy]] = {
     "ppo-split-devices-2-and-2": (algorithms.PPO(), JAX, SplitDevices(16, 2, 2)),
     "impala-actor-learner-jax": (algorithms.IMPALA(), JAX, ActorLearner(actors=4)),
     "a3c-parameter-server-synchronous": (algorithms.A3C(), JAX, ParameterServer(synchronous=True)),
+    "dqn-actor-learner-shards": (algorithms.DQN(), JAX, ActorLearner(actors=4, shards=2)),
     "TwoUnrolls": (TwoUnrolls(), Drift(), Local(envs=4)),
     "TwoUnrolls-actor-learner": (TwoUnrolls(), Drift(), ActorLearner(envs=4)),
     "ActorGradients": (ActorGradients(), Drift(), Local(envs=4)),

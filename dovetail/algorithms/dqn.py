@@ -181,7 +181,7 @@ class DQN(Algorithm):
         final = Row(steps.next_observation, None, None, None)
         replay = rl.insert(state.replay, steps, rows, final)
         key = jax.random.fold_in(state.key, state.updates)
-        draws = jax.random.uniform(key, (self.gradient_steps * self.batch_size,))
+        draws = jax.random.uniform(key, (self.gradient_steps, self.batch_size))
         replay, sample = rl.sample(replay, draws)
         state, errors, metrics = self.learn(rl, state, sample)
         if self.prioritised:
@@ -193,15 +193,11 @@ class DQN(Algorithm):
     ) -> tuple[LearnerState, jax.Array, Metrics]:
         """(state, errors, metrics): a gradient step on each part of a sample, once there is enough
         to sample from."""
-        weights = jnp.asarray(sample.mask[:, 0], jnp.float32)  # what was broken off has no step
+        weights = jnp.asarray(sample.mask[:, :, 0], jnp.float32)  # what was broken off has no step
         if self.prioritised:
             weights *= importance_weights(
                 sample.probabilities, sample.size, self.importance_exponent
             )
-        parts = jax.tree.map(
-            lambda x: x.reshape(self.gradient_steps, self.batch_size, *x.shape[1:]),
-            (sample.rows, sample.mask, weights),
-        )
         enough = jnp.min(sample.size) >= self.begin_at
 
         def step(state: LearnerState, part: Any) -> tuple[LearnerState, Any]:
@@ -217,9 +213,9 @@ class DQN(Algorithm):
             return jax.tree.map(lambda a, b: jnp.where(enough, a, b), new, state), (errors, metrics)
 
         kept = state._replace(replay=())  # type: ignore[arg-type]
-        kept, (errors, metrics) = jax.lax.scan(step, kept, parts)
+        kept, (errors, metrics) = jax.lax.scan(step, kept, (sample.rows, sample.mask, weights))
         means = {name: jnp.where(enough, jnp.mean(x), 0.0) for name, x in metrics.items()}
-        return kept, errors.ravel(), means
+        return kept, errors, means
 
     def _loss(
         self, params: Any, target: Any, rows: Row, mask: jax.Array, weights: jax.Array

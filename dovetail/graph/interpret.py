@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import Algorithm, Params, Trajectory
-from dovetail.graph.primitives import ENVIRONMENT_AXIS
+from dovetail.graph.primitives import PARTS_AXIS
 from dovetail.graph.unroll import (
     ActorState,
     Episodes,
@@ -62,27 +62,24 @@ class Interpreting:
         priorities: Any = None,
     ) -> Replay:
         """Actors → replay."""
-        sent = insertion(trajectory, rows, final, priorities, self.actor.number)
+        sent = insertion(trajectory, rows, final, priorities)
         if replay.shards == 1:
             return replay.insert(sent)
-        parts = jax.tree.map(
-            lambda x: jnp.stack(jnp.split(x, replay.shards, ENVIRONMENT_AXIS)), sent
-        )
-        return jax.vmap(Replay.insert)(replay, parts)
+        return jax.vmap(Replay.insert)(replay, _parts(sent, replay.shards))
 
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
         """Replay → learner."""
         if replay.shards == 1:
             return replay.sample(draws)
-        replay, found = jax.vmap(Replay.sample)(replay, draws.reshape(replay.shards, -1))
-        joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+        replay, found = jax.vmap(Replay.sample)(replay, _parts(draws, replay.shards))
+        joined = jax.tree.map(lambda x: jnp.concatenate(list(x), PARTS_AXIS), found)
         return replay, of_shards(joined, replay.shards)
 
     def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
         """Learner → replay."""
         if replay.shards == 1:
             return replay.update_priorities(keys, priorities)
-        parts = jax.tree.map(lambda x: x.reshape(replay.shards, -1), (keys, priorities))
+        parts = _parts((keys, priorities), replay.shards)
         return jax.vmap(Replay.update_priorities)(replay, *parts)
 
     def reduce(self, tree: Any) -> Any:
@@ -134,6 +131,11 @@ class Interpreting:
         if self._debug:
             return _one_by_one(function)
         return lambda params, *batch: jax.vmap(partial(function, params))(*batch)
+
+
+def _parts(tree: Any, count: int) -> Any:
+    """Equal parts of every leaf, on an axis before its own."""
+    return jax.tree.map(lambda x: jnp.stack(jnp.split(x, count, PARTS_AXIS)), tree)
 
 
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,42 +35,35 @@ CROSSINGS: dict[str, tuple[Side, Side]] = {
 }
 """The boundaries that carry values from one side to another."""
 
-JOINED = frozenset({"gather", "insert"})
-"""Those at which what several actors send is joined along the environments."""
-
-
+COLLECTED = "sample"
+"""That at which what the shards of a replay send is joined."""
+JOINED = frozenset({"gather", "insert", COLLECTED})
+"""Those at which what several send is joined: actors along the environments, shards along the items
+of a batch."""
 DIVIDED = frozenset({"draw", "update_priorities"})
 """Those at which each shard of a replay gets its part of what is sent."""
-COLLECTED = "sample"
-"""That at which what the shards of a replay send is joined, one behind the other."""
 
 
-ENVIRONMENT_AXIS = 1
-"""Which axis of a gathered array is the environments': trajectories are time-major."""
-ITEM_AXIS = 0
-"""Which axis of what goes to and from a replay's shards is the items'."""
+PARTS_AXIS = 1
+"""Along which axis parts are joined and divided: the environments' in trajectories, which are
+time-major, and that of a batch's items in samples."""
 
 
 def _joined(*leaves: ShapedArray, pieces: int) -> list[ShapedArray]:
-    """What one gets when `pieces` actors each send arrays like these."""
-    return [_scaled(leaf, ENVIRONMENT_AXIS, pieces) for leaf in leaves]
+    """What one gets when `pieces` of them each send arrays like these."""
+    return [_scaled(leaf, pieces, 1) for leaf in leaves]
 
 
-def _divided(*leaves: ShapedArray, shards: int = 1) -> list[ShapedArray]:
-    """What one of `shards` gets of arrays like these."""
-    return [_scaled(leaf, ITEM_AXIS, 1, shards) for leaf in leaves]
+def _divided(*leaves: ShapedArray, pieces: int) -> list[ShapedArray]:
+    """What one of `pieces` gets of arrays like these."""
+    return [_scaled(leaf, 1, pieces) for leaf in leaves]
 
 
-def _collected(*leaves: ShapedArray, shards: int = 1) -> list[ShapedArray]:
-    """What one gets when `shards` each send arrays like these."""
-    return [_scaled(leaf, ITEM_AXIS, shards) for leaf in leaves]
-
-
-def _scaled(leaf: ShapedArray, axis: int, times: int, parts: int = 1) -> ShapedArray:
+def _scaled(leaf: ShapedArray, times: int, parts: int) -> ShapedArray:
     if times == parts == 1:
         return leaf
     shape = list(leaf.shape)
-    shape[axis] = shape[axis] * times // parts
+    shape[PARTS_AXIS] = shape[PARTS_AXIS] * times // parts
     return leaf.update(shape=tuple(shape))
 
 
@@ -78,9 +71,7 @@ def _abstract(name: str) -> Callable[..., Sequence[ShapedArray]]:
     """The shapes that arrive over a boundary."""
     if name in JOINED:
         return _joined
-    if name in DIVIDED:
-        return _divided
-    return _collected if name == COLLECTED else lambda *leaves: leaves
+    return _divided if name in DIVIDED else lambda *leaves: leaves
 
 
 def _crossing(name: str) -> Primitive:

@@ -204,7 +204,7 @@ class Tracing:
     ) -> Replay:
         """Actors → replay."""
         self._refuse_nested("insert")
-        sent = insertion(trajectory, rows, final, priorities, self.actor.number)
+        sent = insertion(trajectory, rows, final, priorities)
         for leaf in jax.tree.leaves(sent):
             self._refuse_unsplit(leaf, "insert")
         _refuse_uneven(self._pieces, replay.shards, "shards of the replay", "actors")
@@ -214,18 +214,18 @@ class Tracing:
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
         """Replay → learner."""
         shards = replay.shards
-        if draws.shape[0] % shards:
+        if draws.ndim != 2 or draws.shape[1] % shards:
+            among = f", in equal parts from {shards} shards" if shards > 1 else ""
             raise UserError(
-                f"{primitives.where(jex.source_info_util.current())}: a sample of "
-                f"{draws.shape[0]} items cannot be taken in equal parts from {shards} shards: "
-                f"choose a multiple of {shards} items, or other --shards."
+                f"{primitives.where(jex.source_info_util.current())}: rl.sample takes draws "
+                f"[batches, items]{among}, but was given {list(draws.shape)}."
             )
-        replay, found = replay.sample(self._cross("draw", draws, shards=shards))
-        return replay, of_shards(self._cross("sample", found, shards=shards), shards)
+        replay, found = replay.sample(self._cross("draw", draws, pieces=shards))
+        return replay, of_shards(self._cross("sample", found, pieces=shards), shards)
 
     def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
         """Learner → replay."""
-        sent = self._cross("update_priorities", (keys, priorities), shards=replay.shards)
+        sent = self._cross("update_priorities", (keys, priorities), pieces=replay.shards)
         return replay.update_priorities(*sent)
 
     def reduce(self, tree: Any) -> Any:
@@ -275,7 +275,7 @@ class Tracing:
 
     def _refuse_unsplit(self, leaf: Any, name: str) -> None:
         """What is joined along the environments must have such an axis."""
-        axis, envs = primitives.ENVIRONMENT_AXIS, self.actor.step.shape[0]
+        axis, envs = primitives.PARTS_AXIS, self.actor.step.shape[0]
         if jnp.ndim(leaf) <= axis or jnp.shape(leaf)[axis] != envs:
             raise UserError(
                 f"{primitives.where(jex.source_info_util.current())}: rl.{name} joins actors along "

@@ -379,8 +379,12 @@ def size(table: Table, state: State) -> jax.Array:
     return jnp.sum(state.high - state.low) if state.items is None else state.items.size
 
 
-def sample(table: Table, state: State, draws: jax.Array) -> tuple[State, Sample]:
-    """Items for draws [n] from [0, 1): the same draws choose the same items."""
+def sample(
+    table: Table, state: State, draws: jax.Array, strata: jax.Array | None = None
+) -> tuple[State, Sample]:
+    """Items for draws [n] from [0, 1): the same draws choose the same items. Which of n strata a
+    prioritised one is from is in `strata` [n]: one after the other unless given."""
+    strata = jnp.arange(draws.shape[0]) if strata is None else strata
     view = _view(table, state)
     most = view.layout.owned or view.layout.share * view.layout.envs
     if draws.shape[0] > most:
@@ -395,7 +399,7 @@ def sample(table: Table, state: State, draws: jax.Array) -> tuple[State, Sample]
         times = state.times[slots]
         state = state._replace(times=state.times.at[slots].add(1))
         return state, _read(table, view, state, slots, numbers, probabilities, count, times)
-    slots, probabilities = device_index.choose(table, state.items, draws)
+    slots, probabilities = device_index.choose(table, state.items, draws, strata)
     numbers = state.items.serial[slots]
     index, spent, times = device_index.sampled(table, state.items, slots)
     read = _read(table, view, state, slots, numbers, probabilities, count, times)

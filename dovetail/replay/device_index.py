@@ -105,7 +105,9 @@ def update(
     return index._replace(trees=weigh(table, index, slots, kept, NONE))
 
 
-def choose(table: Table, index: DeviceIndex, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
+def choose(
+    table: Table, index: DeviceIndex, draws: jax.Array, strata: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The slots of a batch of items, and the probability of each."""
     count, sampler = draws.shape[0], table.sampler
     if not isinstance(sampler, Uniform | Prioritised):
@@ -115,7 +117,7 @@ def choose(table: Table, index: DeviceIndex, draws: jax.Array) -> tuple[jax.Arra
     tree = index.trees[0]
     total = tree_total(tree)
     if isinstance(sampler, Prioritised):
-        targets = (jnp.arange(count) + draws) * (total / count)
+        targets = (strata + draws) * (total / count)
     else:
         targets = draws * total
     slots, weights = find_leaves(tree, targets)

@@ -80,14 +80,19 @@ class Replay:
         return replace(self, state=state)
 
     def sample(self, draws: jax.Array) -> tuple["Replay", Sample]:
-        """Items for draws [n] from [0, 1); each tells the size [n]."""
-        state, found = device.sample(self.table, self.state, draws)
-        size = jnp.broadcast_to(found.size, draws.shape)
-        return replace(self, state=state), found._replace(size=size)
+        """Batches of items for draws [K, n] from [0, 1): arrays [K, n, …], the size among them;
+        every batch is of all strata."""
+        batches, each = draws.shape
+        strata = jnp.arange(each) * batches + jnp.arange(batches)[:, None]
+        state, found = device.sample(self.table, self.state, draws.ravel(), strata.ravel())
+        found = found._replace(size=jnp.broadcast_to(found.size, draws.size))
+        shaped = jax.tree.map(lambda x: x.reshape(batches, each, *x.shape[1:]), found)
+        return replace(self, state=state), shaped
 
     def update_priorities(self, keys: Keys, priorities: jax.Array) -> "Replay":
-        """Gives items other priorities [n]."""
-        state = device.update_priorities(self.table, self.state, keys, priorities)
+        """Gives items other priorities [K, n]."""
+        flat = jax.tree.map(jnp.ravel, keys)
+        state = device.update_priorities(self.table, self.state, flat, priorities.ravel())
         return replace(self, state=state)
 
     @property
@@ -130,10 +135,8 @@ def all_shards(state: Any) -> Any:
     return jax.tree.map(stacked, state, is_leaf=_is_replay)
 
 
-def insertion(
-    trajectory: Any, rows: Any, final: Any, priorities: Any, index: jax.Array
-) -> Insertion:
-    """What is sent of a trajectory's rows; `index` [B] are its environments' numbers."""
+def insertion(trajectory: Any, rows: Any, final: Any, priorities: Any) -> Insertion:
+    """What is sent of a trajectory's rows."""
     return Insertion(
         rows=rows,
         terminated=trajectory.terminated,
@@ -142,5 +145,5 @@ def insertion(
         valid=trajectory.valid,
         final=final,
         priorities=priorities,
-        streams=index[None],
+        streams=trajectory.last.number,
     )

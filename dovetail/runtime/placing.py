@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dovetail.graph.primitives import ENVIRONMENT_AXIS, REPLICA_AXIS
+from dovetail.graph.primitives import PARTS_AXIS, REPLICA_AXIS
 from dovetail.runtime.processes import placed
 
 Device = Any
@@ -16,7 +16,7 @@ WHOLE = PartitionSpec()
 """A copy on every device."""
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
 """Each replica's own, along a leading axis."""
-BY_ENVIRONMENT = PartitionSpec(*[None] * ENVIRONMENT_AXIS, REPLICA_AXIS)
+BY_ENVIRONMENT = PartitionSpec(*[None] * PARTS_AXIS, REPLICA_AXIS)
 """A trajectory's leaf, each replica with its share of the environments."""
 
 
@@ -63,7 +63,7 @@ def split_over(pieces: Sequence[Any], mesh: Mesh) -> jax.Array:
         for i, device in enumerate(devices)
     ]
     shape = list(shards[0].shape)
-    shape[ENVIRONMENT_AXIS] *= mesh.size
+    shape[PARTS_AXIS] *= mesh.size
     sharding = NamedSharding(mesh, BY_ENVIRONMENT)
     return jax.make_array_from_single_device_arrays(tuple(shape), sharding, shards)
 
@@ -71,4 +71,4 @@ def split_over(pieces: Sequence[Any], mesh: Mesh) -> jax.Array:
 def _concatenated(pieces: Sequence[Any]) -> Any:
     if len(pieces) == 1:
         return pieces[0]
-    return np.concatenate([np.asarray(piece) for piece in pieces], axis=ENVIRONMENT_AXIS)
+    return np.concatenate([np.asarray(piece) for piece in pieces], axis=PARTS_AXIS)

@@ -18,13 +18,7 @@ from jax.sharding import PartitionSpec
 from dovetail.envs import batched
 from dovetail.envs.interface import JaxEnv
 from dovetail.graph.ir import Fragment, Graph, Side, Unroll
-from dovetail.graph.primitives import (
-    COLLECTED,
-    ENVIRONMENT_AXIS,
-    ITEM_AXIS,
-    JOINED,
-    REPLICA_AXIS,
-)
+from dovetail.graph.primitives import COLLECTED, JOINED, PARTS_AXIS, REPLICA_AXIS
 from dovetail.graph.unroll import ActorState, unroll_scan
 from dovetail.runtime.placing import (
     BY_ENVIRONMENT,
@@ -41,8 +35,6 @@ from dovetail.runtime.placing import (
 Values = dict[int, Any]
 """The arrays of a running iteration, by their values' numbers."""
 Leaves = list[jax.Array]
-AXIS = {**dict.fromkeys(JOINED, ENVIRONMENT_AXIS), COLLECTED: ITEM_AXIS}
-"""Along which axis the parts of what comes over a boundary are joined."""
 
 
 class FragmentProgram:
@@ -236,8 +228,8 @@ def _sent(aval: Any, how: str | None, pieces: int) -> Any:
     if how is None or pieces == 1:
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     shape = list(aval.shape)
-    if how in AXIS:
-        shape[AXIS[how]] //= pieces
+    if how in JOINED:
+        shape[PARTS_AXIS] //= pieces
     return [jax.ShapeDtypeStruct(tuple(shape), aval.dtype)] * pieces
 
 
@@ -245,8 +237,8 @@ def _join(how: str | None, value: Any) -> Any:
     """What the actors sent as one array: joined by environment, or averaged."""
     if not isinstance(value, list):
         return value
-    if how in AXIS:
-        return jnp.concatenate(value, axis=AXIS[how])
+    if how in JOINED:
+        return jnp.concatenate(value, axis=PARTS_AXIS)
     return (sum(value[1:], start=value[0]) / len(value)).astype(value[0].dtype)
 
 

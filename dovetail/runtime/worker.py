@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dovetail.graph.ir import Graph, Slots
-from dovetail.graph.primitives import ITEM_AXIS
+from dovetail.graph.primitives import PARTS_AXIS
 from dovetail.runtime.away import Outpost
 from dovetail.runtime.errands import Errands
 from dovetail.runtime.exchange import ENOUGH, Exchange, Parcel
@@ -256,8 +256,8 @@ class Ask:
     def _part(self, leaf: Any, shard: int) -> Any:
         if len(self.errands) == 1:
             return leaf
-        each = leaf.shape[ITEM_AXIS] // len(self.errands)
-        return leaf[shard * each : (shard + 1) * each]
+        each = leaf.shape[PARTS_AXIS] // len(self.errands)
+        return leaf[:, shard * each : (shard + 1) * each]
 
 
 @dataclass(frozen=True)
