@@ -54,8 +54,19 @@ def _kind(plan: Plan, graph: Graph, source: str, target: str) -> LinkKind:
         return LinkKind.SHARED_MEMORY
     if any(one.worker != other.worker for one, other in joined):
         return LinkKind.QUEUE
+    if joined and _is_next(graph, source, target) and len(known[joined[0][0].worker].devices) == 1:
+        return LinkKind.FUSED
     fused = joined and all(known[name].fused for name in workers if name in known)
     return LinkKind.FUSED if fused else LinkKind.HANDOFF
+
+
+def _is_next(graph: Graph, source: str, target: str) -> bool:
+    """Whether a fragment beside the actors runs after another with nothing of theirs between."""
+    names = [node.name for node in graph.nodes]
+    if source not in names or target not in names:
+        return False
+    between = graph.nodes[names.index(source) : names.index(target) + 1]
+    return bool(between) and all(node.side is not Side.ACTOR for node in between)
 
 
 def pairs(plan: Plan, graph: Graph, source: str, target: str) -> list[tuple[Instance, Instance]]:

@@ -58,11 +58,12 @@ class ParameterServer(Policy):
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """A worker for the master, one for each source of gradients."""
-        gathered = next((edge for edge in graph.edges if edge.boundary == "gather"), None)
-        if gathered is not None:
+        whole = ("gather", "insert")
+        sent = next((edge for edge in graph.edges if edge.boundary in whole), None)
+        if sent is not None:
             raise UserError(
                 f"ParameterServer's workers send gradients (rl.reduce), but {graph.algorithm} "
-                f"sends whole trajectories (rl.gather at {gathered.where}): use --policy "
+                f"sends whole trajectories (rl.{sent.boundary} at {sent.where}): use --policy "
                 f"actor-learner, or an algorithm such as a3c."
             )
         workers, placed = [Worker("master", (0,))], on_learner(graph, "master")

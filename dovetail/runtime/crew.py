@@ -63,8 +63,9 @@ class Record:
     metrics: list[Any]
     episodes: list[Any]
     state: list[Any]
+    """Empty unless it is the last update that was asked for: what nobody reads makes room."""
     actor: list[list[Any]]
-    """Of each copy."""
+    """Of each copy; empty as well."""
     staleness: list[int]
 
 
@@ -119,6 +120,8 @@ class CrewRun:
         self._enough = threading.Event()
         """Set when there are as many records as are wanted: who collects is woken once for all."""
         self._limit = self._done = 0
+        self._ends: set[int] = set()
+        """After which updates the states are wanted."""
         self._lost = 0
         """Unrolls that were begun in another process and never came."""
         self._may_go_on = threading.Condition()
@@ -171,11 +174,12 @@ class CrewRun:
                 continue
             if worker is self._crew.learner:
                 apart = bool(self._crew.keepers)
-                worker.held |= {
+                own = {
                     v.id: jnp.copy(x) if v.side is Side.REPLAY else x
                     for v, x in leaves
                     if not apart or v.side is not Side.REPLAY
                 }
+                worker.hold(own)
             if worker is not self._crew.learner or self._crew.is_one:
                 self._set_actor(worker, self._actor_states[worker.copy])
                 if worker.away is None:
@@ -196,7 +200,8 @@ class CrewRun:
             worker.away.hold(part)
             return
         numbers = [v.id for v in self._graph.state.inputs if v.side is Side.REPLAY]
-        worker.held = {n: jnp.copy(leaf) for n, leaf in zip(numbers, part, strict=True)}
+        worker.held = {}
+        worker.hold({n: jnp.copy(leaf) for n, leaf in zip(numbers, part, strict=True)})
 
     def _reach_away(self) -> None:
         """Sets the environments of workers in other processes, all at a time; those that the run
@@ -264,6 +269,7 @@ class CrewRun:
 
     def advance(self, iterations: int) -> "Coming":
         """Lets the workers go on for that many updates."""
+        self._ends.add(self._limit + iterations)
         if self._crew.is_one:
             [worker] = self._crew.workers
             worker.watch.begin()
@@ -392,11 +398,17 @@ class CrewRun:
             episodes = [values[v.id] for v in graph.episodes]
         else:
             episodes = _joined_episodes(parcels)
+        state: list[Any] = []
+        if turn.number + 1 in self._ends:
+            self._ends.discard(turn.number + 1)
+            values |= worker.apart(values)
+            outputs = graph.state.outputs
+            state = [None if v.side is Side.REPLAY else values[v.id] for v in outputs]
         record = Record(
             metrics=[values[v.id] for _, v in graph.metrics],
             episodes=episodes,
-            state=[None if v.side is Side.REPLAY else values[v.id] for v in graph.state.outputs],
-            actor=list(self._actor_states),
+            state=state,
+            actor=list(self._actor_states) if state else [],
             staleness=staleness_counts(parcels, turn.number),
         )
         for release in [*turn.releases, *(r for parcel in parcels for r in parcel.releases)]:
@@ -455,7 +467,7 @@ class CrewRun:
         """The learner's state as it was, with what its replay holds by now: that changes in place,
         and is that of the state only while nothing goes on."""
         inputs = self._graph.state.inputs
-        held = self._crew.learner.held
+        held = self._crew.learner.all_held()
         if self._crew.keepers:
             parts = [self._kept(worker) for worker in self._crew.keepers]
             columns = map(list, zip(*parts, strict=True))
@@ -477,7 +489,8 @@ class CrewRun:
             self._replay_parts[worker.name] = part
             return part
         numbers = [v.id for v in self._graph.state.inputs if v.side is Side.REPLAY]
-        return [worker.held[number] for number in numbers]
+        held = worker.all_held()
+        return [held[number] for number in numbers]
 
     def actor_state(self) -> Any:
         """The actors' state, of all copies."""

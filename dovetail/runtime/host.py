@@ -18,9 +18,10 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from dovetail.algorithm import Timestep, Trajectory
-from dovetail.graph.ir import Graph, Unroll
+from dovetail.graph.ir import Graph, Unroll, Value
 from dovetail.graph.unroll import ActorState, Episodes
 from dovetail.runtime.acting import Acting
+from dovetail.runtime.bundles import Slab
 from dovetail.runtime.placing import Device, to_device
 from dovetail.runtime.programs import Values
 from dovetail.runtime.stage import Stage
@@ -31,15 +32,18 @@ from dovetail.telemetry.spans import COMPUTE, Track
 class Rows:
     """Buffers for one unroll, with a view of every row made beforehand."""
 
-    def __init__(self, unroll: Unroll) -> None:
+    def __init__(self, unroll: Unroll, slab: Slab | None) -> None:
+        self.memory, arrays = (None, {}) if slab is None else slab.buffers()
+        """What the buffers lie in, if in one piece."""
+        written = {value.id for value in written_values(unroll)}
         self.trajectory: Trajectory = unroll.trajectory_tree.unflatten(
             [
-                np.zeros(value.shape, value.dtype)
-                if live or name in ALWAYS
+                arrays[value.id]
+                if value.id in arrays
+                else np.zeros(value.shape, value.dtype)
+                if value.id in written
                 else np.broadcast_to(np.zeros((), value.dtype), value.shape)
-                for value, live, name in zip(
-                    unroll.trajectory, unroll.live, leaf_fields(unroll), strict=True
-                )
+                for value in unroll.trajectory
             ]
         )
         live = unroll.trajectory_tree.unflatten(unroll.live)
@@ -74,6 +78,12 @@ def leaf_fields(unroll: Unroll) -> list[str]:
     """The field of `Trajectory` to which each leaf belongs."""
     numbered = unroll.trajectory_tree.unflatten(range(len(unroll.trajectory)))
     return [name for name in Trajectory._fields for _ in jax.tree.leaves(getattr(numbered, name))]
+
+
+def written_values(unroll: Unroll) -> list[Value]:
+    """The values of the trajectory that are written: those that somebody reads."""
+    leaves = zip(unroll.trajectory, unroll.live, leaf_fields(unroll), strict=True)
+    return [value for value, live, name in leaves if live or name in ALWAYS]
 
 
 def _kept(tree: Any, live: Any) -> list[tuple[int, np.ndarray]]:
@@ -112,6 +122,8 @@ class HostUnroll:
         device: Device | None = None,
     ) -> None:
         self.name = unroll.name
+        self.slab = Slab.of(written_values(unroll))
+        """How its buffers lie in one piece of memory, if they do."""
         self._track = track
         self.seconds = {f"{unroll.name}.act": 0.0, f"{unroll.name}.step": 0.0}
         self._unroll = unroll
@@ -160,13 +172,15 @@ class HostUnroll:
         episodes, after = _count_episodes(rows.trajectory, after)
         made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]
         values.update(zip((v.id for v in unroll.outputs), made, strict=True))
+        if self.slab is not None:
+            values[self.slab.number] = rows.memory
         halves = sum(self.seconds.values()) - before
         rest = time.perf_counter() - began - halves
         self._track.add(COMPUTE, f"{self.name}.record", began + halves, rest)
         return partial(self._free.append, rows)
 
     def _rows(self) -> Rows:
-        rows = Rows(self._unroll)
+        rows = Rows(self._unroll, self.slab)
         rows.show(self._acting)
         return rows
 

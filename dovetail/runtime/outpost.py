@@ -90,12 +90,14 @@ class _Outworker:
         self.worker.watch.begin()
         self.worker.watch.doing("taking its part of the replay")
         arrays = [jnp.array(unpack(leaf)) for leaf in leaves]
-        self.worker.held = dict(zip(self._replay, arrays, strict=True))
+        self.worker.held = {}
+        self.worker.hold(dict(zip(self._replay, arrays, strict=True)))
         self.worker.watch.idle()
 
     def held(self) -> list[Any]:
         """What the next turn starts from, of the replay."""
-        return [pack(self.worker.held[number]) for number in self._replay]
+        held = self.worker.all_held()
+        return [pack(held[number]) for number in self._replay]
 
     def run(self, stretch: int, given: Sequence[Values]) -> Reply:
         """Runs a stretch; with the first a turn begins, with the last it ends."""

@@ -17,9 +17,10 @@ from jax.sharding import PartitionSpec
 
 from dovetail.envs import batched
 from dovetail.envs.interface import JaxEnv
-from dovetail.graph.ir import Fragment, Graph, Side, Unroll
+from dovetail.graph.ir import Fragment, Graph, Node, Side, Slots, Unroll, Value
 from dovetail.graph.primitives import COLLECTED, JOINED, PARTS_AXIS, REPLICA_AXIS
 from dovetail.graph.unroll import ActorState, unroll_scan
+from dovetail.runtime.bundles import Bundle
 from dovetail.runtime.placing import (
     BY_ENVIRONMENT,
     PER_REPLICA,
@@ -48,25 +49,51 @@ class FragmentProgram:
         shards: int = 1,
         device: Device | None = None,
         hosted: bool = False,
+        bundles: Sequence[Bundle] = (),
+        state: Slots | None = None,
     ) -> None:
         """`hosted`: what arrives from actors are numpy arrays; each of `pieces` actors, or of
-        `shards` of a replay, sends its own."""
+        `shards` of a replay, sends its own. `bundles` are taken and made as one array each; what
+        of `state` a replay holds is changed in place."""
         self.name = fragment.name
-        self._inputs = [value.id for value in fragment.inputs]
-        self._outputs = [value.id for value in fragment.outputs]
+        slots = () if state is None else (state.inputs, state.outputs)
+        order = {value.id: i for values in slots for i, value in enumerate(values)}
+        packed = {value.id for bundle in bundles for value in bundle.taken}
+        kept = [bundle for bundle in bundles if bundle.made]
+        made = {new.id: b.is_shared(old, new) for b in kept for old, new in b.pairs}
+        alone = [i for i, value in enumerate(fragment.inputs) if value.id not in packed]
+        shown = [i for i, value in enumerate(fragment.outputs) if made.get(value.id, True)]
+        # what is changed in place is paired by its order
+        alone.sort(key=lambda i: order.get(fragment.inputs[i].id, len(order)))
+        shown.sort(key=lambda i: order.get(fragment.outputs[i].id, len(order)))
+        places = {value.id: i for i, value in enumerate(fragment.inputs)}
+        ends = {value.id: i for i, value in enumerate(fragment.outputs)}
+        self._inputs = [fragment.inputs[i].id for i in alone] + [b.number_taken for b in bundles]
+        self._outputs = [fragment.outputs[i].id for i in shown] + [b.number_made for b in kept]
         self._device = device
         function = jaxpr_as_fun(fragment.program)
-        self._arrivals = arrivals = fragment.arrivals
+        arrivals = [fragment.arrivals[i] for i in alone]
         self._hosted = hosted
 
         def joined(*inputs: Any) -> Any:
-            return function(*map(_join, arrivals, inputs))
+            given: list[Any] = [None] * len(fragment.inputs)
+            for i, value in zip(alone, map(_join, arrivals, inputs), strict=False):
+                given[i] = value
+            for bundle, array in zip(bundles, inputs[len(alone) :], strict=True):
+                for value, leaf in zip(bundle.taken, bundle.unpack(array), strict=True):
+                    given[places[value.id]] = leaf
+            found = function(*given)
+            together = [b.pack([found[ends[value.id]] for value in b.made]) for b in kept]
+            return [found[i] for i in shown] + together
 
-        self._call: Callable[..., Any] = jax.jit(joined, donate_argnums=_in_place(fragment))
+        in_place = _in_place([fragment.inputs[i] for i in alone], fragment.outputs)
+        self._call: Callable[..., Any] = jax.jit(joined, donate_argnums=in_place)
+        avals: list[Any] = [fragment.program.jaxpr.invars[i].aval for i in alone]
         self._shapes = [
-            _sent(var.aval, how, shards if how == COLLECTED else pieces)
-            for var, how in zip(fragment.program.jaxpr.invars, arrivals, strict=True)
-        ]
+            _sent(aval, how, shards if how == COLLECTED else pieces)
+            for aval, how in zip(avals, arrivals, strict=True)
+        ] + [bundle.shape for bundle in bundles]
+        self._arrivals = [*arrivals, *[None if b.made else "gather" for b in bundles]]
 
     def compile(self) -> None:
         """Compiles by one call on zeros: jit's own way in is faster than a program made ahead."""
@@ -91,6 +118,48 @@ class FragmentProgram:
         outputs = self._call(*inputs)
         jax.block_until_ready(outputs)  # so that its time is counted here
         values.update(zip(self._outputs, outputs, strict=True))
+
+
+def compiled_together(nodes: Sequence[Node], graph: Graph) -> Fragment:
+    """Fragments that run one after the other, as one; what only they read stays inside."""
+    fragments = [node for node in nodes if isinstance(node, Fragment)]
+    made = {value.id for fragment in fragments for value in fragment.outputs}
+    taken = {
+        value.id: (value, how, var.aval)
+        for fragment in fragments
+        for value, how, var in zip(
+            fragment.inputs, fragment.arrivals, fragment.program.jaxpr.invars, strict=True
+        )
+        if value.id not in made
+    }
+    outputs = [v for fragment in fragments for v in fragment.outputs if v.id in _read(graph, nodes)]
+    inputs = [value for value, _, _ in taken.values()]
+
+    def run(*arrays: Any) -> list[Any]:
+        values: Values = dict(zip(taken, arrays, strict=True))
+        for fragment in fragments:
+            found = jaxpr_as_fun(fragment.program)(*[values[v.id] for v in fragment.inputs])
+            values.update(zip((v.id for v in fragment.outputs), found, strict=True))
+        return [values[v.id] for v in outputs]
+
+    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for _, _, aval in taken.values()]
+    return Fragment(
+        name=" + ".join(fragment.name for fragment in fragments),
+        side=fragments[-1].side,
+        program=jax.make_jaxpr(run)(*avals),
+        inputs=tuple(inputs),
+        arrivals=tuple(how for _, how, _ in taken.values()),
+        outputs=tuple(outputs),
+        flops=sum(fragment.flops for fragment in fragments),
+        means=sum(fragment.means for fragment in fragments),
+    )
+
+
+def _read(graph: Graph, nodes: Sequence[Node]) -> set[int]:
+    """The values that somebody besides these nodes reads."""
+    read = {v.id for node in graph.nodes if node not in nodes for v in node.inputs}
+    read |= {v.id for v in (*graph.state.outputs, *graph.actor.outputs, *graph.episodes)}
+    return read | {value.id for _, value in graph.metrics}
 
 
 class ReplicatedProgram:
@@ -209,13 +278,12 @@ class UnrollProgram:
         values.update(zip(self._outputs, outputs, strict=True))
 
 
-def _in_place(fragment: Fragment) -> list[int]:
-    """The inputs of a replay's fragment whose memory its outputs may take."""
-    if fragment.side is not Side.REPLAY:
-        return []
-    room = Counter((value.shape, value.dtype) for value in fragment.outputs)
+def _in_place(inputs: Sequence[Value], outputs: Sequence[Value]) -> list[int]:
+    """The inputs that a replay holds, whose memory what it holds afterwards may take."""
+    kept = [value for value in outputs if value.side is Side.REPLAY]
+    room = Counter((value.shape, value.dtype) for value in kept)
     found: list[int] = []
-    for i, value in enumerate(fragment.inputs):
+    for i, value in enumerate(inputs):
         alike = (value.shape, value.dtype)
         if value.side is Side.REPLAY and room[alike]:
             room[alike] -= 1

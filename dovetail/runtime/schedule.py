@@ -4,7 +4,8 @@ Where the learner speaks to its actors once per iteration and then hears from th
 crosses goes in one exchange; otherwise every edge has its own, in lockstep.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -15,12 +16,19 @@ from dovetail.graph.ir import Fragment, Graph, Node, Side, Slots, Unroll
 from dovetail.graph.primitives import COLLECTED
 from dovetail.plan.ir import Instance, LinkKind, Plan
 from dovetail.runtime.away import Abroad, Outpost, RemoteProgram
+from dovetail.runtime.bundles import Bundle, bundles_of
 from dovetail.runtime.errands import Errands
 from dovetail.runtime.exchange import Exchange
 from dovetail.runtime.host import Compiled, HostUnroll
 from dovetail.runtime.inference import BatchedUnroll
 from dovetail.runtime.placing import Device
-from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, UnrollProgram, Values
+from dovetail.runtime.programs import (
+    FragmentProgram,
+    ReplicatedProgram,
+    UnrollProgram,
+    Values,
+    compiled_together,
+)
 from dovetail.runtime.stage import Stage, make_stage
 from dovetail.runtime.wire import pack_all
 from dovetail.runtime.worker import (
@@ -175,17 +183,24 @@ class Crew:
         schedule: list[Operation] = []
         worker = Worker(name, copy, schedule, slots, away, errands)
         put, taken = self._puts(learns, acts), set[int]()
+        groups = self._groups(name, hosted)
         schedule += put("state")
         for node in self._graph.nodes:
             if learns and node.side is Side.REPLAY and self._errands:
                 schedule += [*self._takes(node, learns, acts, taken), *self._asks(node)]
-            if node not in hosted:
+            group = groups.get(node.name, [])
+            if not group:  # it is elsewhere, or compiled with one before it
                 continue
             schedule += self._errand(node, errands, away) if errands is not None else []
-            schedule += self._takes(node, learns, acts, taken) if errands is None else []
-            program = self._program(node, worker) if away is None else node
+            for part in group if errands is None else []:
+                schedule += self._takes(part, learns, acts, taken)
+            whole = node if len(group) == 1 else compiled_together(group, self._graph)
+            if isinstance(whole, Fragment) and (learns or keeps) and node.side is not Side.ACTOR:
+                worker.bundles += self._bundles(whole, group, worker)
+            program = self._program(whole, worker) if away is None else node
             schedule.append(Run(program, noted=isinstance(program, HostUnroll)))
-            schedule += put(node.name)
+            for part in group:
+                schedule += put(part.name)
             schedule += [PutAnswer(errands, node.name, self._answer(node))] if errands else []
         if acts and not learns:
             schedule += self._last_put()
@@ -194,6 +209,24 @@ class Crew:
         if away is not None:
             self._run_away(worker, schedule, away)
         return worker
+
+    def _bundles(self, whole: Fragment, group: list[Node], worker: Worker) -> list[Bundle]:
+        """What of the state a program takes and makes as one array: what it alone makes."""
+        if worker.away is not None or len(self._plan.worker(worker.name).devices) > 1:
+            return []
+        read = {v.id for node in self._graph.nodes if node not in group for v in node.inputs}
+        return bundles_of(whole, self._graph, read, len(worker.bundles))
+
+    def _groups(self, worker: str, hosted: list[Node]) -> dict[str, list[Node]]:
+        """By the name of the first, the nodes that are compiled into one program on a worker."""
+        together = self._plan.programs(worker)
+        found: dict[str, list[Node]] = {}
+        for node in hosted:
+            mates = next(names for names in together if _fragment(node) in names)
+            apart = isinstance(node, Unroll) or node.side is Side.ACTOR
+            first = node.name if apart else next(n.name for n in hosted if n.name in mates)
+            found.setdefault(first, []).append(node)
+        return found
 
     def _run_away(self, worker: Worker, schedule: list[Operation], outpost: Outpost) -> None:
         """Has every stretch of programs between two links run by the worker's outpost."""
@@ -352,10 +385,19 @@ class Crew:
             return self._unroll(node, worker)
         devices = self._plan.worker(worker.name).devices
         if len(devices) == 1:
-            return self._once(node, devices[0], self._fragment_program)
+            make = partial(self._fragment_program, [*worker.bundles, *self._beside(node, worker)])
+            return self._once(node, devices[0], make)
         made = ReplicatedProgram(node, self._graph, [jax.devices()[d] for d in devices])
         self.programs.append(made)
         return made
+
+    def _beside(self, node: Fragment, worker: Worker) -> list[Bundle]:
+        """What a fragment takes in one piece from the unroll before it on the same worker."""
+        if node.side is Side.ACTOR:
+            return []
+        unrolls = [program for program, owner in self.acting if owner is worker]
+        found = [u.slab.bundle(node.inputs) for u in unrolls[-1:] if u.slab is not None]
+        return [bundle for bundle in found if bundle is not None]
 
     def _once(self, node: Node, device: int, make: Callable[[Any, Any], Any]) -> Any:
         """A program that all copies of the actor on one device share."""
@@ -369,12 +411,15 @@ class Crew:
         """None where there is only one to be on."""
         return None if self._devices is None else self._devices[number]
 
-    def _fragment_program(self, node: Fragment, device: Device | None) -> FragmentProgram:
+    def _fragment_program(
+        self, bundles: Sequence[Bundle], node: Fragment, device: Device | None
+    ) -> FragmentProgram:
         graph = self._graph
         pieces = {Side.ACTOR: 1, Side.REPLAY: graph.pieces // graph.shards}
         hosted = any(unroll.step.program is None for unroll in graph.unrolls)
         each = pieces.get(node.side, graph.pieces)
-        return FragmentProgram(node, each, graph.shards, device, hosted)
+        own = [b for b in bundles if b.taken[0] in node.inputs]
+        return FragmentProgram(node, each, graph.shards, device, hosted, own, graph.state)
 
     def _unroll(self, node: Unroll, worker: Worker) -> Any:
         plan, env = self._plan, self._env

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from dovetail.graph.ir import Graph, Slots
 from dovetail.graph.primitives import PARTS_AXIS
 from dovetail.runtime.away import Outpost
+from dovetail.runtime.bundles import Bundle
 from dovetail.runtime.errands import Errands
 from dovetail.runtime.exchange import ENOUGH, Exchange, Parcel
 from dovetail.runtime.programs import Values
@@ -67,6 +68,8 @@ class Worker:
         self.held: Values = {}
         self.seconds: dict[str, float] = {}
         self.schedule = schedule
+        self.bundles: list[Bundle] = []
+        """What it holds of the state as one array each."""
         self._slots = slots
 
     def turn(self, number: int) -> tuple[Values, Turn]:
@@ -90,11 +93,38 @@ class Worker:
 
     def kept(self, values: Values) -> Values:
         """What goes into the next iteration, of what an iteration ended with."""
-        return {
+        kept = {
             taken.id: values[made.id]
             for slots in self._slots
             for taken, made in zip(slots.inputs, slots.outputs, strict=True)
+            if made.id in values
         }
+        return kept | {b.number_taken: values[b.number_made] for b in self.bundles}
+
+    def hold(self, state: Values) -> None:
+        """Holds values of the state, together where they go together."""
+        for bundle in self.bundles:
+            state[bundle.number_taken] = bundle.pack([state[v.id] for v in bundle.taken])
+            for value in bundle.taken:
+                if value.id not in bundle.shared:
+                    del state[value.id]
+        self.held |= state
+
+    def all_held(self) -> Values:
+        """What it holds, each by itself."""
+        found = dict(self.held)
+        for bundle in self.bundles:
+            leaves = bundle.unpack(self.held[bundle.number_taken])
+            found |= {value.id: leaf for value, leaf in zip(bundle.taken, leaves, strict=True)}
+        return found
+
+    def apart(self, values: Values) -> Values:
+        """What an iteration made of what goes together, each by itself."""
+        found: Values = {}
+        for bundle in self.bundles:
+            leaves = bundle.unpack(values[bundle.number_made])
+            found |= {value.id: leaf for value, leaf in zip(bundle.made, leaves, strict=True)}
+        return found
 
 
 @dataclass(frozen=True)

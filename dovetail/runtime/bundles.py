@@ -1,0 +1,144 @@
+"""Small arrays that are handed over as one: a program's every array costs time.
+
+Handing an array to a compiled program and taking one from it costs some microseconds, whatever its
+size; a learner that takes a small step each time would spend most of its time on that. What one
+program alone reads and makes anew is therefore held as one array for each kind of number, and what
+an unroll leaves for the learner beside it lies in one piece of memory.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.graph.ir import Fragment, Graph, Side, Value
+
+LARGEST = 64 * 1024
+"""Bytes of an array that is put with others: larger ones are dearer to copy than to hand over."""
+LARGEST_HELD = 256
+"""The same for what a replay holds, which is otherwise changed in place."""
+LARGEST_SLAB = 256 * 1024
+"""The same for an unroll's buffers, all together."""
+ALIGNMENT = 64
+"""Where an array begins within a slab, in bytes."""
+FEWEST = 3
+"""How many make a bundle."""
+FIRST_NUMBER = -2_000_000
+"""The numbers of bundles begin here, and fall."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Values that a program takes as one array."""
+
+    taken: tuple[Value, ...]
+    """What the program takes, and in the same order"""
+    made: tuple[Value, ...]
+    """what it makes for the next iteration; empty if these are no values of the state."""
+    shared: frozenset[int]
+    """Numbers of those that others read as well: they are held by themselves, too."""
+    number_taken: int
+    number_made: int
+    shape: jax.ShapeDtypeStruct
+    """Of the one array."""
+    unpack: Callable[[Any], list[jax.Array]] = field(compare=False)
+
+    @staticmethod
+    def pack(leaves: Sequence[Any]) -> jax.Array:
+        """Values of the state as one array."""
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+
+    def is_shared(self, old: Value, new: Value) -> bool:
+        """Whether others read a value, or what it becomes."""
+        return old.id in self.shared or new.id in self.shared
+
+    @property
+    def pairs(self) -> list[tuple[Value, Value]]:
+        """Each value with what it becomes."""
+        return list(zip(self.taken, self.made, strict=bool(self.made)))
+
+
+def bundles_of(fragment: Fragment, graph: Graph, shared: set[int], others: int) -> list[Bundle]:
+    """What of the state can be held together for a program; other nodes read `shared`, and there
+    are so many `others` of the same worker."""
+    taken, made = ({v.id for v in side} for side in (fragment.inputs, fragment.outputs))
+    avals = dict(zip((v.id for v in fragment.inputs), fragment.program.jaxpr.invars, strict=True))
+    kinds: dict[np.dtype, list[tuple[Value, Value]]] = {}
+    for old, new in zip(graph.state.inputs, graph.state.outputs, strict=True):
+        largest = LARGEST_HELD if old.side is Side.REPLAY else LARGEST
+        if old.id not in taken or new.id not in made or old.nbytes > largest:
+            continue
+        if jnp.issubdtype(avals[old.id].aval.dtype, jax.dtypes.extended):  # a random key
+            continue
+        kinds.setdefault(old.dtype, []).append((old, new))
+    groups = [group for group in kinds.values() if len(group) >= FEWEST]
+    first = FIRST_NUMBER - 2 * others
+    return [_bundle(group, shared, first - 2 * i) for i, group in enumerate(groups)]
+
+
+def _bundle(group: list[tuple[Value, Value]], shared: set[int], number: int) -> Bundle:
+    taken, made = (tuple(values) for values in zip(*group, strict=True))
+    sizes = [int(np.prod(value.shape, dtype=np.int64)) for value in taken]
+    ends = np.cumsum(sizes).tolist()
+
+    def unpack(packed: Any) -> list[jax.Array]:
+        parts = zip(taken, sizes, ends, strict=True)
+        return [packed[end - size : end].reshape(v.shape) for v, size, end in parts]
+
+    read = frozenset(value.id for value in (*taken, *made)) & shared
+    shape = jax.ShapeDtypeStruct((ends[-1],), taken[0].dtype)
+    return Bundle(taken, made, read, number, number - 1, shape, unpack)
+
+
+@dataclass(frozen=True)
+class Slab:
+    """How an unroll's buffers lie in one piece of memory."""
+
+    places: dict[int, tuple[Value, int]]
+    """By its number, each value and where it begins, in bytes."""
+    nbytes: int
+    number: int = FIRST_NUMBER + 1
+
+    @staticmethod
+    def of(values: Sequence[Value]) -> "Slab | None":
+        """None if it would be too large."""
+        places: dict[int, tuple[Value, int]] = {}
+        end = 0
+        for value in values:
+            places[value.id] = value, end
+            end += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
+        return Slab(places, end) if end <= LARGEST_SLAB else None
+
+    def buffers(self) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+        """(the memory, the array of each value in it)."""
+        memory = np.zeros(self.nbytes, np.uint8)
+        arrays = {
+            number: memory[begin : begin + value.nbytes].view(value.dtype).reshape(value.shape)
+            for number, (value, begin) in self.places.items()
+        }
+        return memory, arrays
+
+    def bundle(self, wanted: Sequence[Value]) -> Bundle | None:
+        """What a program takes of it; None if that is nothing."""
+        taken = tuple(value for value in wanted if value.id in self.places)
+        if not taken:
+            return None
+
+        def unpack(memory: Any) -> list[jax.Array]:
+            return [_read(memory, *self.places[value.id]) for value in taken]
+
+        shape = jax.ShapeDtypeStruct((self.nbytes,), np.uint8)
+        return Bundle(taken, (), frozenset(), self.number, 0, shape, unpack)
+
+
+def _read(memory: Any, value: Value, begin: int) -> jax.Array:
+    """A value's array within bytes."""
+    own = memory[begin : begin + value.nbytes]
+    if value.dtype == np.bool_:
+        return own.reshape(value.shape) != 0
+    size = value.dtype.itemsize
+    words = own if size == 1 else own.reshape(-1, size)
+    return jax.lax.bitcast_convert_type(words, value.dtype).reshape(value.shape)
