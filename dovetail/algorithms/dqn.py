@@ -25,7 +25,7 @@ class DQN(Annealed):
     https://arxiv.org/abs/1707.06887."""
     atoms: int = 51
     """Values on which that distribution stands."""
-    value_low: float = 0.0
+    value_low: float = -100.0
     """The lowest of them: no return should be lower."""
     value_high: float = 100.0
     """The highest of them: no return should be higher."""

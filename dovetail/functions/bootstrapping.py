@@ -4,7 +4,7 @@ A window is up to W - 1 steps and, behind the last, the row that shows where the
 which rows are steps.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,6 @@ def chosen(outputs: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.take_along_axis(outputs, action[..., None, None], axis=-2)[..., 0, :]
 
 
-def row(tree: jax.Array, index: jax.Array) -> jax.Array:
+def row(tree: Any, index: jax.Array) -> Any:
     """Of rows [n, W, …], row index[i] of window i."""
     return jax.tree.map(lambda x: jax.vmap(lambda rows, i: rows[i])(x, index), tree)

@@ -1,13 +1,13 @@
-"""DQN: what it learns from, what it refuses, and that it learns."""
+"""DQN: what it learns from, and what it refuses."""
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small import Started
 
 import dovetail as dt
 from dovetail.algorithms import DQN
@@ -116,25 +116,11 @@ def test_a_gradient_step_moves_every_weight(alone: str) -> None:
 
 def test_nothing_is_learned_before_there_is_enough() -> None:
     algorithm = bound(unroll_length=2, begin_at=8, batch_size=4, capacity=40, gradient_steps=1)
-    state = algorithm.init(jax.random.key(0))
     seen = []
-    for _ in range(3):
-        state, metrics, *_ = run_once(algorithm, state)
-        seen.append(float(metrics["loss"]))
+    with Started(algorithm, "dovetail:CartPole-v1", dt.policies.Fused(2)) as running:
+        for _ in range(3):
+            seen.append(float(running.advance(1).metrics["loss"]))
     assert seen[0] == 0.0 and seen[2] > 0.0  # 2 complete items, then 6, then 10
-
-
-def run_once(algorithm: DQN, state: Any) -> Any:
-    from dovetail.envs import batched
-    from dovetail.envs.resolve import resolve
-    from dovetail.graph.interpret import interpret
-    from dovetail.training.start import first_state
-
-    env = resolve("dovetail:CartPole-v1").jax
-    assert env is not None
-    actor = first_state(algorithm, env, 2, 0)[1]
-    step: Any = lambda *a: batched.step(env, *a)  # noqa: E731
-    return interpret(algorithm, step, state, actor)
 
 
 def test_the_share_of_random_actions_falls() -> None:
@@ -199,14 +185,3 @@ def test_a_sample_larger_than_the_replay() -> None:
 def test_several_replicas_are_refused() -> None:
     with pytest.raises(UserError, match="2 learner replicas, but the replay of DQN is in one"):
         dt.explain(DQN(), "dovetail:CartPole-v1", dt.policies.Fused(devices=2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"prioritised": True, "n_step": 3, "duelling": True}])
-def test_cartpole_is_solved(tmp_path: Path, options: dict[str, Any]) -> None:
-    settings = dt.Settings(
-        folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=2, until=475
-    )
-    policy = dt.policies.Fused(envs=8)
-    run = dt.train(DQN(**options), "dovetail:CartPole-v1", policy, steps=400_000, settings=settings)
-    assert run.summary["final_return"] >= 475

@@ -40,7 +40,7 @@ def test_traces_are_cut_where_the_policy_would_not_have_acted_so(function: Any) 
 
 
 def test_nothing_passes_the_end_of_an_episode() -> None:
-    cut = {**STEPS, "truncated": flags(0, 1, 0, 0)}
+    cut: dict[str, Any] = {**STEPS, "truncated": flags(0, 1, 0, 0)}
     found = retrace(jnp.zeros((4, 1)), **cut, lambda_=1.0)
     # t=1 bootstraps: 2 + 0.5·6 = 5; t=0: 1 + 0.5·4 + 0.5·(5 - 2) = 4.5
     np.testing.assert_allclose(found[:2, 0], [4.5, 5.0], rtol=1e-6)
