@@ -21,6 +21,8 @@ from dovetail.networks.q_network import QNetwork
 class QRDQN(Annealed):
     """Deep Q-learning of the return's quantiles."""
 
+    huber: float = 1.0
+    """Errors up to this count by their square, larger ones by their size."""
     quantiles: int = 32
     """Values of equal probability that stand for a return's distribution."""
 

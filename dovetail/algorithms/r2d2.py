@@ -44,6 +44,8 @@ class SequenceRow(NamedTuple):
 class R2D2(Laddered):
     """Q-learning with a recurrent network, from sequences with their stored memory."""
 
+    gradient_steps: int = 4
+    """Gradient steps of an update, in one compiled call."""
     batch_size: int = 32
     """Sequences of a gradient step."""
     capacity: int = 5_000
@@ -59,6 +61,8 @@ class R2D2(Laddered):
     """The power of the error that priorities are; 0 makes all alike."""
     importance_exponent: float = 0.6
     """How much of the bias of priorities is taken back; 1 for all."""
+    huber: float = 1.0
+    """Errors up to this count by their square, larger ones by their size."""
     hidden: tuple[int, ...] = (64,)
     """Sizes of the hidden layers behind the memory."""
     recurrent: int = 64

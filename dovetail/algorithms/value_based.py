@@ -102,7 +102,7 @@ class ValueBased(Algorithm):
     """The power of the error that priorities are; 0 makes all alike."""
     importance_exponent: float = 0.4
     """How much of the bias of priorities is taken back; 1 for all."""
-    huber: float = 1.0
+    huber: float = 30.0
     """Errors up to this count by their square, larger ones by their size."""
     max_grad_norm: float = 10.0
     """Gradients are scaled down to this norm."""
