@@ -11,7 +11,7 @@ from small import interpreted as interpreted_from
 
 import dovetail
 from dovetail.algorithm import Algorithm, Task
-from dovetail.algorithms import A3C, DQN, IMPALA
+from dovetail.algorithms import A3C, DQN, IMPALA, QRDQN, R2D2, ApeX
 from dovetail.envs.resolve import resolve
 from dovetail.interpretation import stepper
 from dovetail.training.start import first_state
@@ -24,6 +24,15 @@ EVERYTHING: dict[str, Any] = {
     "normalise_observations": True,
     "normalise_rewards": True,
 }
+REPLAY: dict[str, Any] = {"capacity": 64, "begin_at": 1, "hidden": (8,)}
+RAINBOW: dict[str, Any] = {
+    "n_step": 3,
+    "prioritised": True,
+    "duelling": True,
+    "distributional": True,
+    "noisy": True,
+    "atoms": 3,
+}
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": ppo(),
     "a2c": a2c(),
@@ -34,10 +43,12 @@ ALGORITHMS: dict[str, Algorithm] = {
     "a2c-recurrent": a2c(**EVERYTHING, normalise_advantages=True),
     "reinforce-recurrent": reinforce(**EVERYTHING),
     "impala-recurrent": IMPALA(LENGTH, hidden=(8,), **EVERYTHING),
-    "dqn": DQN(LENGTH, batch_size=4, capacity=64, begin_at=1, hidden=(8,)),
-    "dqn-prioritised": DQN(
-        *(LENGTH, 2, 4), capacity=64, begin_at=1, hidden=(8,), n_step=3, prioritised=True
-    ),
+    "dqn": DQN(LENGTH, 2, 4, **REPLAY),
+    "dqn-prioritised": DQN(LENGTH, 2, 4, **REPLAY, n_step=3, prioritised=True),
+    "rainbow": DQN(LENGTH, 2, 4, **REPLAY, **RAINBOW),
+    "qr-dqn": QRDQN(LENGTH, 2, 4, **REPLAY, quantiles=3),
+    "apex": ApeX(LENGTH, 2, 4, **REPLAY),
+    "r2d2": R2D2(LENGTH, 2, 4, **REPLAY, recurrent=4, burn_in=2, learned=3, period=2),
 }
 
 

@@ -10,6 +10,9 @@ ALGORITHMS: dict[str, str] = {
     "appo": "dovetail.algorithms.appo:APPO",
     "a3c": "dovetail.algorithms.a3c:A3C",
     "dqn": "dovetail.algorithms.dqn:DQN",
+    "qr-dqn": "dovetail.algorithms.qr_dqn:QRDQN",
+    "apex": "dovetail.algorithms.apex:ApeX",
+    "r2d2": "dovetail.algorithms.r2d2:R2D2",
 }
 """The algorithms by their names on the command line."""
 

@@ -33,6 +33,11 @@ def n_step(rewards: jax.Array, terminated: jax.Array, mask: jax.Array, discount:
     )
 
 
+def chosen(outputs: jax.Array, action: jax.Array) -> jax.Array:
+    """Of outputs [..., actions, K] those of an action [...]: [..., K]."""
+    return jnp.take_along_axis(outputs, action[..., None, None], axis=-2)[..., 0, :]
+
+
 def row(tree: Any, index: jax.Array) -> Any:
     """Of rows [n, W, …], row index[i] of window i."""
     return jax.tree.map(lambda x: jax.vmap(lambda rows, i: rows[i])(x, index), tree)

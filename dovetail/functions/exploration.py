@@ -10,6 +10,12 @@ def linear(start: float, end: float, steps: float, at: jax.Array) -> jax.Array:
     return start + (end - start) * done
 
 
+def ladder(epsilon: float, power: float, number: jax.Array | int, count: int) -> jax.Array:
+    """The share of random actions of actor `number` of `count`, from `epsilon` down to
+    epsilon ** (1 + power), https://arxiv.org/abs/1803.00933 (section 4.1)."""
+    return epsilon ** (1.0 + power * jnp.asarray(number, jnp.float32) / max(count - 1, 1))
+
+
 def epsilon_greedy(key: jax.Array, values: jax.Array, epsilon: jax.Array) -> jax.Array:
     """The action of the highest value [actions], or with probability `epsilon` any action."""
     whether, which = jax.random.split(key)

@@ -154,6 +154,37 @@ def vtrace(
     return VTrace(values + corrections, delta + ahead, jnp.minimum(ratios, clips.gradient))
 
 
+def retrace(
+    log_ratios: jax.Array,
+    rewards: jax.Array,
+    values: jax.Array,
+    next_values: jax.Array,
+    terminated: jax.Array,
+    truncated: jax.Array,
+    discount: float,
+    lambda_: float,
+) -> jax.Array:
+    """Retrace(λ), https://arxiv.org/abs/1606.02647 (equations 3 and 4): what the values [T, B] of
+    the actions that were taken should be.
+
+    `log_ratios` are log π(a) - log μ(a) of the policy that learns to the one that acted;
+    `next_values` are the policy's expectations Σ π(a) Q(x', a) of where each step led.
+    """
+    _check_shapes(
+        log_ratios=log_ratios,
+        rewards=rewards,
+        values=values,
+        next_values=next_values,
+        terminated=terminated,
+        truncated=truncated,
+    )
+    delta = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
+    traces = lambda_ * jnp.minimum(1.0, jnp.exp(log_ratios))
+    following = jnp.concatenate([traces[1:], jnp.zeros_like(traces[:1])])
+    decay = jnp.where(terminated | truncated, 0.0, discount * following)
+    return values + _accumulate(delta, decay)
+
+
 def _accumulate(x: jax.Array, decay: jax.Array) -> jax.Array:
     """y_t = x_t + decay_t y_{t+1}, with y = 0 after the last row.
 

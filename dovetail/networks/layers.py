@@ -6,6 +6,7 @@ each layer. All weights come from one random draw, because every draw takes a th
 compile: drawn layer by layer, a small network takes 2 s to begin instead of 0.6.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,9 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "tanh": jnp.tanh,
 }
 
+NOISE = 0.5
+"""How far noisy weights deviate at first, times √inputs."""
+
 SMALL = 2**19
 """Entries up to which transposing a layer's input pays: as many as stay in a CPU's cache. With
 larger ones (the patches of images) the gradient would take up to 1.4 times as long."""
@@ -39,6 +43,13 @@ class Layer:
     scale: float
     blocks: int = 1
     """How many equal parts the outputs have, each orthogonal by itself (a GRU's gates)."""
+    noisy: bool = False
+    """Whether its weights are means, with learned deviations beside them: see `noisy_dense`."""
+
+    @property
+    def noise(self) -> int:
+        """Random numbers that `noisy_dense` takes."""
+        return self.inputs + self.outputs
 
 
 def init_layers(key: jax.Array, layers: dict[str, Any]) -> Params:
@@ -52,7 +63,14 @@ def init_layers(key: jax.Array, layers: dict[str, Any]) -> Params:
         width = layer.outputs // layer.blocks
         weights = [_orthogonal(next(drawn), layer.inputs, width) for _ in range(layer.blocks)]
         weight = layer.scale * jnp.concatenate(weights, axis=1)
-        return {"weight": weight, "bias": jnp.zeros(layer.outputs)}
+        means = {"weight": weight, "bias": jnp.zeros(layer.outputs)}
+        if not layer.noisy:
+            return means
+        deviation = NOISE / math.sqrt(layer.inputs)
+        return means | {
+            "weight_noise": jnp.full((layer.inputs, layer.outputs), deviation),
+            "bias_noise": jnp.full(layer.outputs, deviation),
+        }
 
     return jax.tree.map(params, layers)
 
@@ -62,6 +80,18 @@ def dense(params: Params, x: jax.Array) -> jax.Array:
     rows = x.reshape(-1, x.shape[-1])
     affine = _small_affine if rows.size <= SMALL else _affine
     return affine(rows, params["weight"], params["bias"]).reshape(*x.shape[:-1], -1)
+
+
+def noisy_dense(params: Params, x: jax.Array, noise: jax.Array) -> jax.Array:
+    """A dense layer whose weights deviate at random, https://arxiv.org/abs/1706.10295.
+
+    `noise` are normal numbers [inputs + outputs]; a weight's deviation is the product of its
+    input's and its output's, so the noisy weights are never made.
+    """
+    scaled = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
+    inputs, outputs = scaled[: x.shape[-1]], scaled[x.shape[-1] :]
+    deviation = dense({"weight": params["weight_noise"], "bias": params["bias_noise"]}, x * inputs)
+    return dense(params, x) + deviation * outputs
 
 
 def _affine(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import jax
 
-from dovetail.networks.layers import Layer, Params, activation, dense, init_layers
+from dovetail.networks.layers import Layer, Params, activation, dense, init_layers, noisy_dense
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class MLP:
     """The gain of the last layer's weights; the others' is √2."""
     activate_output: bool = False
     """Whether the last layer is a hidden one too: activated, of gain √2."""
+    noisy: bool = False
+    """Whether its weights deviate at random when it is given noise."""
 
     def layers(self, inputs: int) -> dict[str, Layer]:
         """Its layers, for `init_layers`."""
@@ -25,17 +27,26 @@ class MLP:
         if not self.activate_output:
             scales[-1] = self.output_scale
         shapes = zip((inputs, *self.sizes[:-1]), self.sizes, scales, strict=True)
-        return {f"layer_{i}": Layer(*shape) for i, shape in enumerate(shapes)}
+        return {f"layer_{i}": Layer(*shape, noisy=self.noisy) for i, shape in enumerate(shapes)}
+
+    def noise(self, inputs: int) -> int:
+        """Random numbers that `apply` takes as its noise."""
+        return sum(layer.noise for layer in self.layers(inputs).values())
 
     def init(self, key: jax.Array, inputs: int) -> Params:
         """New parameters."""
         return init_layers(key, self.layers(inputs))
 
-    def apply(self, params: Params, x: jax.Array) -> jax.Array:
-        """The last layer's output."""
+    def apply(self, params: Params, x: jax.Array, noise: jax.Array | None = None) -> jax.Array:
+        """The last layer's output; with `noise`, normal numbers, its weights deviate."""
         activate = activation(self.activation)
-        for i in range(len(self.sizes)):
-            x = dense(params[f"layer_{i}"], x)
+        for i, size in enumerate(self.sizes):
+            layer = params[f"layer_{i}"]
+            if noise is None:
+                x = dense(layer, x)
+            else:
+                taken = x.shape[-1] + size
+                x, noise = noisy_dense(layer, x, noise[:taken]), noise[taken:]
             if i < len(self.sizes) - 1 or self.activate_output:
                 x = activate(x)
         return x

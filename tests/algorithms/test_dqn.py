@@ -1,16 +1,17 @@
-"""DQN: what it learns from, what it refuses, and that it learns."""
+"""DQN: what it learns from, and what it refuses."""
 
-from pathlib import Path
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small import Started
 
 import dovetail as dt
 from dovetail.algorithms import DQN
-from dovetail.algorithms.dqn import Row
+from dovetail.algorithms.value_based import Batch, Row
 from dovetail.errors import UserError
 from dovetail.replay import device
 from dovetail.replay.table import Table, Transitions
@@ -33,36 +34,93 @@ def test_the_error_is_that_of_the_chosen_action() -> None:
         terminated=jnp.array([[False, False], [True, False]]),
     )
     mask = jnp.array([[True, False], [True, False]])
-    _, (errors, metrics) = algorithm._loss(params, params, rows, mask, jnp.ones(2))
-    values = algorithm.network.apply(params, observation[:, 0])
-    after = algorithm.network.apply(params, observation[:, 1])
+    batch = Batch(rows, mask, jnp.ones(2))
+    _, (errors, metrics) = algorithm.loss(params, params, batch, None)
+    values = algorithm.network.apply(params, observation[:, 0])[..., 0]
+    after = algorithm.network.apply(params, observation[:, 1])[..., 0]
     goals = [2.0 + 0.5 * float(after[0].max()), 3.0]
     wanted = [abs(float(values[0, 1]) - goals[0]), abs(float(values[1, 0]) - goals[1])]
     np.testing.assert_allclose(errors, wanted, rtol=1e-6)
     assert float(metrics["value"]) == pytest.approx((values[0, 1] + values[1, 0]) / 2)
 
 
+def test_distributions_are_compared_on_the_same_atoms() -> None:
+    """Two atoms at 0 and 4 and a discount of a half: the following distribution, ¼ and ¾, stands
+    on 1 and 3 after a reward of 1, so ¾·¼ + ¼·¾ of it go to the lower atom."""
+    algorithm = bound(distributional=True, atoms=2, value_low=0.0, value_high=4.0)
+    taken = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.75]]))
+    following = jnp.log(jnp.array([[0.25, 0.75], [0.25, 0.75]]))
+    losses, errors = algorithm.compare(
+        taken, jnp.array([1.0, 3.0]), jnp.array([0.5, 0.0]), following
+    )
+    last = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))  # terminated: 3 is ¼ of 0 and ¾ of 4
+    np.testing.assert_allclose(losses, [np.log(2), last], rtol=1e-6)
+    np.testing.assert_array_equal(losses, errors)
+    np.testing.assert_allclose(algorithm.values(taken), [2.0, 3.0], rtol=1e-6)
+
+
+def test_noise_takes_the_place_of_random_actions() -> None:
+    algorithm = bound(noisy=True)
+    state = algorithm.init(jax.random.key(0))
+    acting = algorithm.acting(state)
+    assert float(acting.epsilon) == 0.0
+    seen = dt.Timestep(jnp.full(4, 0.1), jnp.float32(0), jnp.array(True))
+    act = jax.vmap(lambda key: algorithm.act(acting, (), seen, key)[0])
+    found = np.asarray(act(jax.random.split(jax.random.key(1), 200)))
+    assert set(found.tolist()) == {0, 1}
+    one, two = algorithm.greedy(acting, (), seen)[0], algorithm.greedy(acting, (), seen)[0]
+    assert int(one) == int(two)
+
+
+PARTS = ("double", "duelling", "prioritised", "distributional", "noisy", "n_step")
+
+
+def with_parts(**on: bool) -> tuple[DQN, Any, Any]:
+    """(algorithm, two items to learn from, keys of noise)."""
+    n_step = 3 if on.pop("n_step") else 1
+    algorithm = bound(**on, n_step=n_step, atoms=3, activation="tanh", gradient_steps=1)
+    window = 1 + n_step
+    rows = Row(
+        observation=jnp.linspace(-1, 1, 2 * window * 4).reshape(2, window, 4),
+        action=jnp.tile(jnp.array([[0], [1]]), (1, window)),
+        reward=jnp.tile(jnp.array([[1.0], [0.1]]), (1, window)),
+        terminated=jnp.zeros((2, window), bool),
+    )
+    mask = jnp.ones((2, window), bool).at[:, -1].set(False)
+    keys = algorithm.noise(jax.random.key(1))
+    batch = Batch(rows, mask, jnp.array([1.0, 0.5]))
+    return algorithm, batch, None if keys is None else keys[0]
+
+
+def test_every_combination_of_parts_can_be_traced() -> None:
+    for chosen in itertools.product([False, True], repeat=len(PARTS)):
+        algorithm, batch, keys = with_parts(**dict(zip(PARTS, chosen, strict=True)))
+        params = jax.eval_shape(algorithm.network.init, jax.random.key(0))
+        gradients, (errors, _) = jax.eval_shape(
+            jax.grad(algorithm.loss, has_aux=True), params, params, batch, keys
+        )
+        assert jax.tree.structure(gradients) == jax.tree.structure(params)
+        assert errors.shape == (2,)
+
+
+@pytest.mark.parametrize("alone", [*PARTS, "none", "all"])
+def test_a_gradient_step_moves_every_weight(alone: str) -> None:
+    algorithm, batch, keys = with_parts(**{part: alone in (part, "all") for part in PARTS})
+    params = algorithm.network.init(jax.random.key(0))
+    gradients, (errors, _) = jax.jit(jax.grad(algorithm.loss, has_aux=True))(
+        params, params, batch, keys
+    )
+    assert min(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradients)) > 0
+    assert errors.min() > 0 and np.isfinite(errors).all()
+
+
 def test_nothing_is_learned_before_there_is_enough() -> None:
     algorithm = bound(unroll_length=2, begin_at=8, batch_size=4, capacity=40, gradient_steps=1)
-    state = algorithm.init(jax.random.key(0))
     seen = []
-    for _ in range(3):
-        state, metrics, *_ = run_once(algorithm, state)
-        seen.append(float(metrics["loss"]))
+    with Started(algorithm, "dovetail:CartPole-v1", dt.policies.Fused(2)) as running:
+        for _ in range(3):
+            seen.append(float(running.advance(1).metrics["loss"]))
     assert seen[0] == 0.0 and seen[2] > 0.0  # 2 complete items, then 6, then 10
-
-
-def run_once(algorithm: DQN, state: Any) -> Any:
-    from dovetail.envs import batched
-    from dovetail.envs.resolve import resolve
-    from dovetail.graph.interpret import interpret
-    from dovetail.training.start import first_state
-
-    env = resolve("dovetail:CartPole-v1").jax
-    assert env is not None
-    actor = first_state(algorithm, env, 2, 0)[1]
-    step: Any = lambda *a: batched.step(env, *a)  # noqa: E731
-    return interpret(algorithm, step, state, actor)
 
 
 def test_the_share_of_random_actions_falls() -> None:
@@ -107,6 +165,10 @@ def test_an_episode_that_was_broken_off_teaches_nothing_wrong() -> None:
         ({"n_step": 0}, "--n-step is 0"),
         ({"epsilon_end": 1.5}, "--epsilon-end is 1.5"),
         ({"begin_at": 100, "capacity": 50}, "--begin-at is 100"),
+        ({"atoms": 1}, "--atoms is 1: give 2 or more"),
+        ({"value_low": 5.0, "value_high": 5.0}, "--value-high is 5.0: give more than 5.0"),
+        ({"priority_exponent": -1.0}, "--priority-exponent is -1.0: give 0 to 1"),
+        ({"activation": "reloo"}, "no activation 'reloo': did you mean 'relu'?"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
@@ -115,7 +177,7 @@ def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
 
 
 def test_a_sample_larger_than_the_replay() -> None:
-    algorithm = DQN(batch_size=64, capacity=32, begin_at=1)
+    algorithm = DQN(gradient_steps=2, batch_size=64, capacity=32, begin_at=1)
     with pytest.raises(UserError, match="sample of 128 items .* table that holds 32"):
         dt.explain(algorithm, "CartPole-v1", "local")
 
@@ -123,14 +185,3 @@ def test_a_sample_larger_than_the_replay() -> None:
 def test_several_replicas_are_refused() -> None:
     with pytest.raises(UserError, match="2 learner replicas, but the replay of DQN is in one"):
         dt.explain(DQN(), "dovetail:CartPole-v1", dt.policies.Fused(devices=2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"prioritised": True, "n_step": 3, "duelling": True}])
-def test_cartpole_is_solved(tmp_path: Path, options: dict[str, Any]) -> None:
-    settings = dt.Settings(
-        folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=2, until=475
-    )
-    policy = dt.policies.Fused(envs=8)
-    run = dt.train(DQN(**options), "dovetail:CartPole-v1", policy, steps=400_000, settings=settings)
-    assert run.summary["final_return"] >= 475

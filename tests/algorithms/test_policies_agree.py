@@ -68,6 +68,10 @@ COMPILED = {
     "impala-recurrent": ("fused", "split devices, 2 and 2"),
     "dqn": (*SOME, "2 actors", "4 actors", "inference", "environments", "1 replica"),
     "dqn-prioritised": (*SOME, "2 actors", "split devices", "replay apart", "2 shards", "4 shards"),
+    "rainbow": ("fused", "2 actors"),
+    "qr-dqn": ("local", "split devices"),
+    "apex": (*SOME, "4 actors", "inference, one at a time", "2 shards"),
+    "r2d2": (*SOME, "2 actors", "inference", "2 shards"),
 }
 """On a JAX environment: every policy with some algorithm, and every algorithm with some."""
 ON_THE_HOST = {
@@ -82,6 +86,9 @@ ON_THE_HOST = {
     "ppo-recurrent": ("local", "inference, processes", "2 replicas"),
     "dqn": ("local", "2 actors", "4 actors", "inference, processes", "environments"),
     "dqn-prioritised": ("local", "2 actors' processes", "replay apart", "2 shards"),
+    "rainbow": ("local",),
+    "apex": ("2 actors", "inference, processes"),
+    "r2d2": ("local", "environments"),
 }
 
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.functions.bootstrapping import n_step, row
+from dovetail.functions.bootstrapping import chosen, n_step, row
 
 MASK = jnp.array([[1, 1, 0], [1, 1, 0], [1, 0, 0]], bool)
 REWARDS = jnp.array([[1.0, 2.0, 9.0], [1.0, 2.0, 9.0], [4.0, 9.0, 9.0]])
@@ -22,3 +22,8 @@ def test_the_row_behind_the_last_step() -> None:
     found = row(rows, jnp.array([2, 2, 1]))
     assert found["a"].tolist() == [2, 5, 7]
     assert found["b"].tolist() == [[4, 5], [10, 11], [14, 15]]
+
+
+def test_the_outputs_of_an_action() -> None:
+    outputs = jnp.arange(12).reshape(2, 3, 2)
+    assert chosen(outputs, jnp.array([2, 0])).tolist() == [[4, 5], [6, 7]]

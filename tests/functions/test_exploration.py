@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.functions.exploration import epsilon_greedy, linear
+from dovetail.functions.exploration import epsilon_greedy, ladder, linear
 
 
 def test_the_schedule_falls_and_stays() -> None:
@@ -21,3 +21,10 @@ def test_a_share_of_actions_is_random() -> None:
     np.testing.assert_allclose(shares, [0.1, 0.7, 0.1, 0.1], atol=0.02)
     greedy = jax.vmap(epsilon_greedy, (0, None, None))(keys[:50], values, jnp.float32(0.0))
     assert set(greedy.tolist()) == {1}
+
+
+def test_the_ladder_goes_from_the_first_share_to_nearly_none() -> None:
+    found = ladder(0.4, 7.0, jnp.arange(8), 8)
+    wanted = [0.4, 0.16, 0.064, 0.0256, 0.01024, 0.004096, 0.0016384, 0.00065536]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert float(ladder(0.4, 7.0, 0, 1)) == np.float32(0.4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail.networks import layers
-from dovetail.networks.layers import Layer, dense, init_layers
+from dovetail.networks.layers import Layer, dense, init_layers, noisy_dense
 
 
 def test_every_block_is_orthogonal_and_none_is_drawn_twice() -> None:
@@ -36,3 +36,25 @@ def test_dense_and_its_gradients_by_hand(monkeypatch: pytest.MonkeyPatch, small:
     np.testing.assert_array_equal(by_params["weight"], [[1, 5], [0, 10]])
     np.testing.assert_array_equal(by_params["bias"], [1, 5])
     np.testing.assert_array_equal(by_x, [[[1, 3]], [[10, 20]]])
+
+
+def test_noise_deviates_by_the_products_of_its_parts() -> None:
+    params = {
+        "weight": jnp.array([[1.0, 2.0], [3.0, 4.0]]),
+        "bias": jnp.array([10.0, 20.0]),
+        "weight_noise": jnp.array([[0.1, 0.2], [0.3, 0.4]]),
+        "bias_noise": jnp.array([0.5, 0.6]),
+    }
+    noise = jnp.array([4.0, -1.0, 9.0, -16.0])  # scaled: 2, -1 of the inputs, 3, -4 of the outputs
+    weight = params["weight"] + params["weight_noise"] * jnp.outer(
+        jnp.array([2.0, -1.0]), jnp.array([3.0, -4.0])
+    )
+    bias = params["bias"] + params["bias_noise"] * jnp.array([3.0, -4.0])
+    x = jnp.array([[1.0, 0.0], [0.5, 2.0]])
+    np.testing.assert_allclose(noisy_dense(params, x, noise), x @ weight + bias, rtol=1e-6)
+
+
+def test_a_noisy_layer_begins_with_small_deviations() -> None:
+    params = init_layers(jax.random.key(0), {"a": Layer(16, 2, scale=1.0, noisy=True)})["a"]
+    assert params["weight_noise"].tolist() == [[0.125] * 2] * 16
+    assert params["bias_noise"].tolist() == [0.125] * 2

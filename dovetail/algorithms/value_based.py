@@ -1,0 +1,363 @@
+"""What the algorithms share that learn the values of actions from a replay.
+
+Actors explore and insert their steps into a replay; the learner samples items from it and moves
+what the network says of their first action towards their rewards and what a slowly following copy
+of the network says of where they led. An algorithm says how many outputs an action has, which value
+they stand for, and how far two of them are apart. What old weights did is as good as what new ones
+do, so these algorithms bear any staleness.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Timestep, Trajectory
+from dovetail.envs.interface import Discrete
+from dovetail.errors import check_option
+from dovetail.functions.bootstrapping import chosen, n_step, row
+from dovetail.functions.exploration import epsilon_greedy, ladder, linear
+from dovetail.networks import layers
+from dovetail.networks.q_network import QNetwork
+from dovetail.replay.replay import Replay
+from dovetail.replay.sample import Sample, importance_weights
+from dovetail.replay.table import Prioritised, Table, Transitions, Uniform
+
+LEAST_PRIORITY = 1e-6
+"""What every error is more than, so that no item is lost for ever."""
+
+
+class Row(NamedTuple):
+    """What the replay keeps of a step."""
+
+    observation: Any
+    action: Any
+    reward: Any
+    terminated: Any
+
+
+class Acting(NamedTuple):
+    """What actors need: the network's weights and how often to act at random."""
+
+    network: Any
+    epsilon: Any
+
+
+class LearnerState(NamedTuple):
+    """The learner's state."""
+
+    params: Any
+    target: Any
+    optimiser: Any
+    replay: Replay
+    key: jax.Array
+    updates: jax.Array
+
+
+class Batch(NamedTuple):
+    """What a gradient step learns from; the first axis is that of the items."""
+
+    rows: Any
+    """[n, W, …]"""
+    mask: jax.Array
+    """Which rows are steps [n, W]."""
+    weights: jax.Array
+    """How much each item counts [n]."""
+
+
+@dataclass(frozen=True)
+class ValueBased(Algorithm):
+    """Options, acting and learning of an algorithm that learns the values of actions."""
+
+    actions: ClassVar[tuple[type, ...]] = (Discrete,)
+    correction: ClassVar[Correction] = Correction("learning off-policy", None)
+
+    unroll_length: int = 8
+    """Steps each environment takes between two updates."""
+    gradient_steps: int = 32
+    """Gradient steps of an update, in one compiled call."""
+    batch_size: int = 64
+    """Items of a gradient step."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    discount: float = 0.99
+    """How much a reward one step later counts."""
+    n_step: int = 1
+    """Steps whose rewards are taken as they were before a value stands for the rest."""
+    capacity: int = 50_000
+    """The most items in the replay."""
+    begin_at: int = 1_000
+    """Items in the replay before anything is learned."""
+    target_rate: float = 0.01
+    """How far the target network moves towards the network with each gradient step."""
+    double: bool = True
+    """Whether the network chooses the action that the target network values,
+    https://arxiv.org/abs/1509.06461."""
+    duelling: bool = False
+    """Whether a state's value and the actions' advantages are apart,
+    https://arxiv.org/abs/1511.06581."""
+    priority_exponent: float = 0.6
+    """The power of the error that priorities are; 0 makes all alike."""
+    importance_exponent: float = 0.4
+    """How much of the bias of priorities is taken back; 1 for all."""
+    huber: float = 30.0
+    """Errors up to this count by their square, larger ones by their size."""
+    max_grad_norm: float = 10.0
+    """Gradients are scaled down to this norm."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers."""
+    activation: str = "relu"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+
+    def __post_init__(self) -> None:
+        self._check(("learning_rate", "huber", "max_grad_norm"), lambda x: x > 0, "more than 0")
+        whole = ("unroll_length", "gradient_steps", "batch_size", "n_step", "capacity", "begin_at")
+        self._check(whole, lambda x: x >= 1, "1 or more")
+        self._check_shares("discount", "target_rate", "priority_exponent", "importance_exponent")
+        items = self.capacity
+        check_option("begin_at", self.begin_at, self.begin_at <= items, f"1 to {items}")
+        check_option("hidden", self.hidden, all(n > 0 for n in self.hidden), "sizes above 0")
+        layers.activation(self.activation)
+
+    def _check(self, names: tuple[str, ...], fits: Any, wanted: str) -> None:
+        for name in names:
+            check_option(name, getattr(self, name), fits(getattr(self, name)), wanted)
+
+    def _check_shares(self, *names: str) -> None:
+        self._check(names, lambda x: 0 <= x <= 1, "0 to 1")
+
+    @property
+    def prioritises(self) -> bool:
+        """Whether items of larger errors are sampled more often."""
+        return True
+
+    @property
+    def network(self) -> QNetwork:
+        """The network for the task's spaces."""
+        env = self.task.env
+        assert isinstance(env.action, Discrete)
+        return QNetwork(env.observation, env.action.n, self.hidden, self.activation, self.duelling)
+
+    @property
+    def table(self) -> Table:
+        """The replay's options."""
+        return Table(Transitions(self.n_step), self.capacity, self.sampler)
+
+    @property
+    def sampler(self) -> Prioritised | Uniform:
+        """How items are chosen."""
+        return Prioritised(self.priority_exponent) if self.prioritises else Uniform()
+
+    def example(self) -> Any:
+        """The shapes of a row."""
+        return Row(
+            observation=self.task.env.observation,
+            action=jax.ShapeDtypeStruct((), jnp.int32),
+            reward=jax.ShapeDtypeStruct((), jnp.float32),
+            terminated=jax.ShapeDtypeStruct((), jnp.bool_),
+        )
+
+    def rows(self, steps: Trajectory) -> tuple[Any, Any]:
+        """(rows, what was seen after each) of a trajectory."""
+        rows = Row(steps.observation, steps.action, steps.reward, steps.terminated)
+        return rows, Row(steps.next_observation, None, None, None)
+
+    def init(self, key: jax.Array) -> LearnerState:
+        """New weights, a fresh optimiser, an empty replay."""
+        network_key, key = jax.random.split(key)
+        params = self.network.init(network_key)
+        return LearnerState(
+            params=params,
+            target=params,
+            optimiser=self.optimiser().init(params),
+            replay=self.task.replay(self.table, self.example()),
+            key=key,
+            updates=jnp.zeros((), jnp.int32),
+        )
+
+    def optimiser(self) -> optax.GradientTransformation:
+        """Adam with clipped gradients."""
+        clip = optax.clip_by_global_norm(self.max_grad_norm)
+        return optax.chain(clip, optax.adam(self.learning_rate))
+
+    def acting(self, state: LearnerState) -> Acting:
+        """The weights, and how often to explore."""
+        return Acting(state.params, self.exploration(state))
+
+    def exploration(self, state: LearnerState) -> Any:
+        """What actors need to know of how often to act at random."""
+        raise NotImplementedError(f"{type(self).__name__} does not define exploration(state).")
+
+    def epsilon(self, params: Acting, timestep: Timestep) -> jax.Array:
+        """The share of random actions of one environment's actor."""
+        return params.epsilon
+
+    def values(self, outputs: jax.Array) -> jax.Array:
+        """The values [..., actions] that the network's outputs stand for."""
+        return outputs[..., 0]
+
+    def act(
+        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
+    ) -> tuple[jax.Array, Any, Carry]:
+        """Epsilon-greedy."""
+        values = self.values(self.network.apply(params.network, timestep.observation))
+        return epsilon_greedy(key, values, self.epsilon(params, timestep)), (), carry
+
+    def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+        """The action of the highest value."""
+        values = self.values(self.network.apply(params.network, timestep.observation))
+        return jnp.argmax(values, axis=-1).astype(jnp.int32), carry
+
+    def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
+        """Actors insert what they did; the learner learns from samples of what is there."""
+        params = rl.broadcast(self.acting(state))
+        steps = rl.unroll(self.act, params, self.unroll_length)
+        rows, final = self.rows(steps)
+        replay = rl.insert(state.replay, steps, rows, final)
+        return self.replayed(rl, state, replay)
+
+    def replayed(self, rl: RL, state: LearnerState, replay: Replay) -> tuple[LearnerState, Metrics]:
+        """An update from samples of the replay, which learns how wrong the network was on them."""
+        key = jax.random.fold_in(state.key, state.updates)
+        draws = jax.random.uniform(key, (self.gradient_steps, self.batch_size))
+        replay, sample = rl.sample(replay, draws)
+        state, errors, metrics = self.learn(rl, state, sample, key)
+        if self.prioritises:
+            replay = rl.update_priorities(replay, sample.keys, errors + LEAST_PRIORITY)
+        return state._replace(replay=replay, updates=state.updates + 1), metrics
+
+    def learn(
+        self, rl: RL, state: LearnerState, sample: Sample, key: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """(state, errors, metrics): a gradient step on each batch of a sample, once there is enough
+        to sample from."""
+        weights = jnp.asarray(sample.mask[:, :, 0], jnp.float32)  # what was broken off has no step
+        if self.prioritises:
+            weights *= importance_weights(
+                sample.probabilities, sample.size, self.importance_exponent
+            )
+        batches = Batch(sample.rows, sample.mask, weights)
+        enough = jnp.min(sample.size) >= self.begin_at
+
+        def step(state: LearnerState, part: Any) -> tuple[LearnerState, Any]:
+            gradients, (errors, metrics) = jax.grad(self.loss, has_aux=True)(
+                state.params, state.target, *part
+            )
+            updates, optimiser = self.optimiser().update(
+                rl.mean(gradients), state.optimiser, state.params
+            )
+            params = optax.apply_updates(state.params, updates)
+            target = optax.incremental_update(params, state.target, self.target_rate)
+            new = state._replace(params=params, target=target, optimiser=optimiser)
+            return jax.tree.map(lambda a, b: jnp.where(enough, a, b), new, state), (errors, metrics)
+
+        kept = state._replace(replay=())  # type: ignore[arg-type]
+        kept, (errors, metrics) = jax.lax.scan(step, kept, (batches, self.noise(key)))
+        means = {name: jnp.where(enough, jnp.mean(x), 0.0) for name, x in metrics.items()}
+        return kept, errors, means
+
+    def noise(self, key: jax.Array) -> Any:
+        """Keys [gradient steps, 3] for the networks of each loss; None unless they are noisy."""
+        return None
+
+    def loss(
+        self, params: Any, target: Any, batch: Batch, keys: Any
+    ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
+        """(loss, (errors, metrics)) of a batch of transitions."""
+        now, later, judge = (None, None, None) if keys is None else keys
+        rows, network = batch.rows, self.network
+        steps = n_step(rows.reward, rows.terminated, batch.mask, self.discount)
+        after = row(rows.observation, steps.last)
+        following = network.apply(target, after, later)
+        judged = network.apply(params, after, judge) if self.double else following
+        best = jnp.argmax(self.values(judged), axis=-1)
+        first = jax.tree.map(lambda x: x[:, 0], rows.observation)
+        taken = chosen(network.apply(params, first, now), rows.action[:, 0])
+        losses, errors = self.compare(
+            taken, steps.reward, steps.discount, jax.lax.stop_gradient(chosen(following, best))
+        )
+        loss = jnp.mean(batch.weights * losses)
+        return loss, (errors, {"loss": loss, "value": jnp.mean(self.values(taken))})
+
+    def compare(
+        self, taken: jax.Array, reward: jax.Array, discount: jax.Array, following: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """(losses, errors) [n] of what was said of the actions taken [n, outputs], where they
+        brought `reward` and led to what is said of as `following`: here Huber's loss of values."""
+        goal = reward + discount * following[:, 0]
+        found = taken[:, 0]
+        return optax.losses.huber_loss(found, goal, delta=self.huber), jnp.abs(found - goal)
+
+
+@dataclass(frozen=True)
+class Annealed(ValueBased):
+    """Actors that explore alike, and less and less."""
+
+    epsilon_start: float = 1.0
+    """The share of random actions at the start."""
+    epsilon_end: float = 0.05
+    """The share of random actions in the end."""
+    epsilon_share: float = 0.2
+    """The share of the run after which it is `epsilon_end`."""
+    noisy: bool = False
+    """Whether random weights explore in place of random actions, https://arxiv.org/abs/1706.10295."""
+    prioritised: bool = False
+    """Whether items of larger errors are sampled more often, https://arxiv.org/abs/1511.05952."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_shares("epsilon_start", "epsilon_end", "epsilon_share")
+
+    @property
+    def prioritises(self) -> bool:
+        """Whether items of larger errors are sampled more often."""
+        return self.prioritised
+
+    def exploration(self, state: LearnerState) -> jax.Array:
+        """The share of random actions by now; none where the weights are random."""
+        if self.noisy:
+            return jnp.zeros(())
+        steps = state.updates * (self.unroll_length * self.task.num_envs)
+        over = self.epsilon_share * self.task.steps
+        return linear(self.epsilon_start, self.epsilon_end, over, steps)
+
+    def act(
+        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
+    ) -> tuple[jax.Array, Any, Carry]:
+        """Epsilon-greedy, or greedy by a network whose weights deviate."""
+        if not self.noisy:
+            return super().act(params, carry, timestep, key)
+        values = self.values(self.network.apply(params.network, timestep.observation, key))
+        return jnp.argmax(values, axis=-1).astype(jnp.int32), (), carry
+
+    def noise(self, key: jax.Array) -> Any:
+        """Keys [gradient steps, 3] for the networks of each loss; None unless they are noisy."""
+        if not self.noisy:
+            return None
+        return jax.random.split(jax.random.fold_in(key, 1), (self.gradient_steps, 3))
+
+
+@dataclass(frozen=True)
+class Laddered(ValueBased):
+    """Many actors, of which some explore much and others hardly at all."""
+
+    epsilon_first: float = 0.4
+    """The share of random actions of the actor that explores most."""
+    epsilon_power: float = 7.0
+    """The last actor's is `epsilon_first` to the power of one more than this."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_shares("epsilon_first")
+        self._check(("epsilon_power",), lambda x: x >= 0, "0 or more")
+
+    def exploration(self, state: LearnerState) -> Any:
+        """Nothing: it does not change as the run goes on."""
+        return ()
+
+    def epsilon(self, params: Acting, timestep: Timestep) -> jax.Array:
+        """The share of random actions of one environment's actor, by its number."""
+        count = self.task.all_envs
+        return ladder(self.epsilon_first, self.epsilon_power, timestep.number, count)

@@ -1,0 +1,48 @@
+"""Distributions of returns in place of their means: on fixed atoms, or as quantiles.
+
+Atoms are the same values for every state, with a probability each; quantiles are values of the same
+probability each. The last axis is that of the atoms or quantiles.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def atoms(low: float, high: float, count: int) -> jax.Array:
+    """The values [count] on which a distribution stands."""
+    return jnp.linspace(low, high, count)
+
+
+def project(values: jax.Array, probabilities: jax.Array, support: jax.Array) -> jax.Array:
+    """Probabilities [..., K] at `values` [..., K] moved to the even `support` [A]: each is shared
+    by its two neighbours, the nearer the more, https://arxiv.org/abs/1707.06887 (equation 7).
+
+    What lies beyond an end of the support goes to that end.
+    """
+    step = support[1] - support[0]
+    places = jnp.clip(values, support[0], support[-1])
+    distance = jnp.abs(places[..., None, :] - support[:, None]) / step
+    return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * probabilities[..., None, :], axis=-1)
+
+
+def cross_entropy(logits: jax.Array, probabilities: jax.Array) -> jax.Array:
+    """-Σ p log q over the last axis, q being the softmax of `logits`."""
+    return -jnp.sum(probabilities * jax.nn.log_softmax(logits), axis=-1)
+
+
+def quantile_huber_loss(
+    quantiles: jax.Array, targets: jax.Array, threshold: float = 1.0
+) -> jax.Array:
+    """Quantile regression of `quantiles` [..., Q] on samples `targets` [..., K], with errors up to
+    `threshold` squared, https://arxiv.org/abs/1710.10044 (equation 10): [...].
+
+    Summed over the quantiles, averaged over the targets.
+    """
+    count = quantiles.shape[-1]
+    middles = (jnp.arange(count) + 0.5) / count
+    errors = targets[..., None, :] - quantiles[..., :, None]
+    size = jnp.abs(errors)
+    square = 0.5 * jnp.square(jnp.minimum(size, threshold))
+    huber = square + threshold * jnp.maximum(size - threshold, 0.0)
+    weights = jnp.abs(middles[:, None] - (errors < 0))
+    return jnp.sum(jnp.mean(weights * huber / threshold, axis=-1), axis=-1)

@@ -1,0 +1,48 @@
+"""The value-based algorithms learn what they should, from a fixed seed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dovetail as dt
+from dovetail.algorithms import DQN, QRDQN, R2D2, ApeX
+from dovetail.evaluation import evaluate
+from dovetail.trained import load_trained
+
+pytestmark = pytest.mark.slow
+
+RAINBOW: dict[str, Any] = {
+    "duelling": True,
+    "n_step": 3,
+    "prioritised": True,
+    "distributional": True,
+    "noisy": True,
+}
+
+
+def train(folder: Path, algorithm: Any, env: str, steps: int, **settings: Any) -> dt.Run:
+    quiet = dt.Settings(folder=str(folder), video=False, display="none", **settings)
+    return dt.train(algorithm, env, dt.policies.Fused(envs=8), steps=steps, settings=quiet)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [DQN(), DQN(distributional=True), DQN(**RAINBOW), QRDQN(), ApeX()],
+    ids=["dqn", "c51", "rainbow", "qr-dqn", "apex"],
+)
+def test_cartpole_is_solved(tmp_path: Path, algorithm: Any) -> None:
+    env = "dovetail:CartPole-v1"
+    run = train(tmp_path / "run", algorithm, env, 150_000, evaluate_every=1, until=475)
+    assert run.summary["final_return"] >= 475
+    trained = load_trained(run)
+    again = evaluate(trained.algorithm, trained.params[0], trained.env, episodes=50, seed=7)
+    assert again.mean >= 450  # other episodes than those that ended the run
+
+
+def test_a_memory_recalls_the_cue(tmp_path: Path) -> None:
+    env = "dovetail:MemoryCue-v0"
+    run = train(tmp_path / "with", R2D2(), env, 100_000, evaluate_every=1, until=0.95)
+    assert run.summary["final_return"] >= 0.95
+    without = train(tmp_path / "without", DQN(), env, 50_000, evaluate_every=0)
+    assert without.summary["final_return"] <= 0.75  # a coin's chance is 0.5

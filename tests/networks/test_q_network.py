@@ -1,0 +1,62 @@
+"""The network of action values."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dovetail.networks.q_network import QNetwork
+
+SEEN = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+
+def built(**options: Any) -> tuple[QNetwork, Any]:
+    network = QNetwork(SEEN, 4, (8,), **options)
+    return network, network.init(jax.random.key(0))
+
+
+@pytest.mark.parametrize("lead", [(), (5,), (2, 5)])
+def test_outputs_for_any_leading_axes(lead: tuple[int, ...]) -> None:
+    network, params = built(outputs=6, duelling=True)
+    assert network.apply(params, jnp.ones((*lead, 3))).shape == (*lead, 4, 6)
+
+
+def test_advantages_of_a_duelling_network_average_nothing() -> None:
+    """The mean of the actions' outputs is what the value's own tower puts out."""
+    network, params = built(outputs=2, duelling=True)
+    x = jnp.array([0.1, -0.2, 0.3])
+    state = network._towers()["value"].apply(params["value"], x)
+    np.testing.assert_allclose(network.apply(params, x).mean(axis=0), state, rtol=1e-5)
+
+
+def test_noise_goes_by_the_key_and_is_absent_without_one() -> None:
+    network, params = built(noisy=True, duelling=True)
+    x = jnp.array([0.1, -0.2, 0.3])
+    plain, other = network.apply(params, x), network.apply(params, x, jax.random.key(1))
+    assert not np.allclose(plain, other)
+    np.testing.assert_array_equal(other, network.apply(params, x, jax.random.key(1)))
+    assert not np.allclose(other, network.apply(params, x, jax.random.key(2)))
+    still = jax.tree.map(lambda a: a, params)
+    for tower in ("advantage", "value"):
+        for layer in still[tower].values():
+            layer["weight_noise"], layer["bias_noise"] = (
+                jnp.zeros_like(layer["weight_noise"]),
+                jnp.zeros_like(layer["bias_noise"]),
+            )
+    np.testing.assert_allclose(network.apply(still, x, jax.random.key(1)), plain, rtol=1e-6)
+
+
+def test_a_memory_steps_as_it_unrolls() -> None:
+    network, params = built(recurrent=5)
+    seen = jax.random.normal(jax.random.key(1), (6, 2, 3))
+    first = jnp.zeros((6, 2), bool).at[3, 1].set(True)
+    begin = jnp.full((2, 5), 0.3)
+    outputs, carries = network.unroll(params, begin, seen, first)
+    carry = begin
+    for t in range(6):
+        carry = jnp.where(first[t][:, None], network.initial_carry(), carry)
+        found, carry = network.step(params, carry, seen[t])
+        np.testing.assert_allclose(found, outputs[t], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(carry, carries[t], rtol=1e-5, atol=1e-6)
