@@ -19,7 +19,8 @@ class OwnedItems:
     def __init__(self, streams: Streams) -> None:
         layout = streams.layout
         self.streams = streams
-        self.rows = PackedRows(streams.kept, layout.owned * layout.window)
+        form = streams.form
+        self.rows = PackedRows(form.kept, form.packing, layout.owned * layout.window)
         self._width = owned_frames(streams.table, layout)
         self.frames = HostFrames(streams.stacks, layout.owned * self._width)
         self.free = np.arange(layout.owned)[::-1].copy()

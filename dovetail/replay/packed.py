@@ -4,7 +4,7 @@ A row's small leaves share one block of words; a batch of rows is then one gathe
 view of it. Large leaves have arrays of their own, where the copy itself is what takes time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -73,9 +73,9 @@ def contiguous_strides(leaf: Leaf) -> tuple[int, ...]:
 class PackedRows:
     """Rows of given leaves, written and read by place."""
 
-    def __init__(self, leaves: Sequence[Leaf], size: int) -> None:
+    def __init__(self, leaves: Sequence[Leaf], packing: Packing, size: int) -> None:
         self.leaves = list(leaves)
-        self.packing = Packing(leaves)
+        self.packing = packing
         self.block = np.zeros((size, self.packing.words), WORD)
         self.alone = {
             at: np.zeros((size, *leaves[at].shape), leaves[at].dtype) for at in self.packing.alone
@@ -121,27 +121,9 @@ class PackedRows:
             known = self._stages[shape] = (stage.reshape(-1, self.packing.words), views)
         return known
 
-    def buffer(self, shape: tuple[int, ...]) -> "Rows":
-        """Room to read rows into, again and again."""
-        return Rows(self, shape)
-
-
-class Rows:
-    """Rows as they were read: every leaf is a view of one block, or an array."""
-
-    def __init__(self, rows: PackedRows, shape: tuple[int, ...]) -> None:
-        self._source = rows
-        self._block = np.zeros((*shape, rows.packing.words), WORD)
-        self._alone = {
-            at: np.zeros((*shape, *store.shape[1:]), store.dtype)
-            for at, store in rows.alone.items()
-        }
-        views = {**rows.packing.views(self._block), **self._alone}
-        self.leaves = [views[at] for at in range(len(rows.leaves))]
-
-    def read(self, places: Slots) -> None:
-        """Copies the rows at places; those beyond the end go on at the beginning."""
-        source = self._source
-        source.block.take(places, axis=0, out=self._block, mode="wrap")
-        for at, store in source.alone.items():
-            store.take(places, axis=0, out=self._alone[at], mode="wrap")
+    def read(self, places: Slots, block: Block, alone: Mapping[int, Block]) -> None:
+        """Copies the rows at places [W, n]; those beyond the end go on at the beginning."""
+        self.block.take(places, axis=0, out=block, mode="wrap")
+        for at, store in self.alone.items():
+            for here, out in zip(places, alone[at], strict=True):  # each is in one piece
+                store.take(here, axis=0, out=out, mode="wrap")

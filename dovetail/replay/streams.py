@@ -1,56 +1,29 @@
 """The streams of a host table: rows and frames in rings, and the items that begin in them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from dovetail.replay.frames import HostFrames, Stack
-from dovetail.replay.leaves import Leaf
+from dovetail.replay.form import Form
+from dovetail.replay.frames import HostFrames
+from dovetail.replay.incoming import Steps
 from dovetail.replay.packed import PackedRows
-from dovetail.replay.table import Layout, Table, Transitions
+from dovetail.replay.table import Transitions
 from dovetail.replay.windows import DROP, Counters, Plan, complete, make_plan, oldest
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-FLAG = Leaf("", (), np.dtype(np.uint8))
-"""Kept with every row: whether it shows only what an episode ended with."""
-
-
-class Steps(NamedTuple):
-    """Some steps [T, B] of some environments, leaf by leaf."""
-
-    leaves: list[Array]
-    ends: Array | None
-    valid: Array | None
-    final: list[Array | None] | None
-    priorities: Array | None
-
-    def part(self, start: int, end: int) -> "Steps":
-        """Those from one time to another."""
-        return Steps(
-            [x[start:end] for x in self.leaves],
-            None if self.ends is None else self.ends[start:end],
-            None if self.valid is None else self.valid[start:end],
-            None
-            if self.final is None
-            else [None if x is None else x[start:end] for x in self.final],
-            None if self.priorities is None else self.priorities[start:end],
-        )
 
 
 class Streams:
     """The rings of all environments, and where each item begins."""
 
-    def __init__(self, table: Table, layout: Layout, leaves: Sequence[Leaf]) -> None:
-        self.table, self.layout, self.leaves = table, layout, list(leaves)
-        histories = {history.path: history for history in table.history}
-        self.plain = [at for at, leaf in enumerate(leaves) if leaf.path not in histories]
-        self.stacked = [at for at, leaf in enumerate(leaves) if leaf.path in histories]
-        self.stacks = [Stack(leaves[at], histories[leaves[at].path]) for at in self.stacked]
-        self.kept = [*(leaves[at] for at in self.plain), FLAG]
+    def __init__(self, form: Form) -> None:
+        table, layout = form.table, form.layout
+        self.form, self.table, self.layout, self.leaves = form, table, layout, form.leaves
+        self.plain, self.stacked, self.stacks = form.plain, form.stacked, form.stacks
         envs = layout.envs
-        self.rows = PackedRows(self.kept, layout.lane)
+        self.rows = PackedRows(form.kept, form.packing, layout.lane)
         self.frames = HostFrames(self.stacks, layout.frame_lane)
         self.begun_at = np.zeros(layout.lane, np.int64)
         """Of each row, how many items of its stream had begun before it."""
@@ -223,6 +196,10 @@ class Streams:
             self.frames.write(frames, [values[at] for at in self.stacked], -1)
             self.frame_at[places] = frames
             self.frame_begun[frames] = numbers
+
+    def completed(self) -> int:
+        """Items that have ever been complete."""
+        return int(complete(self.table, self.layout, self.counters, self.begun_at, np).sum())
 
     def bounds(self) -> tuple[Array, Array]:
         """The numbers of each stream's first item that is there, and behind its last."""

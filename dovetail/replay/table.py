@@ -259,7 +259,7 @@ STAGED = 32
 """Steps for which there is room where items own their rows and the rings only lead to them."""
 
 
-def make_layout(table: Table, leaves: Sequence[Leaf], envs: int) -> Layout:
+def make_layout(table: Table, leaves: Sequence[Leaf], envs: int, on_host: bool = False) -> Layout:
     """The layout within the table's capacity in items and in bytes."""
     if envs < 1:
         raise UserError(f"A replay table is made for {envs} environments: give at least 1.")
