@@ -45,12 +45,11 @@ def size_of(specs: Sequence[Spec]) -> int:
     return sum(_room(prod(shape) * dtype.itemsize) for shape, dtype in specs)
 
 
-def place(specs: Sequence[Spec], buffer: Any = None) -> list[Array]:
-    """Arrays one behind the other in a buffer; without one, in memory of their own."""
+def place(specs: Sequence[Spec], buffer: Any = None, at: int = 0) -> list[Array]:
+    """Arrays one behind the other from a place of a buffer on; without one, in their own memory."""
     if buffer is None:
         return [np.zeros(shape, dtype) for shape, dtype in specs]
     found: list[Array] = []
-    at = 0
     for shape, dtype in specs:
         found.append(np.ndarray(shape, dtype, buffer, at))
         at += _room(prod(shape) * dtype.itemsize)

@@ -7,7 +7,6 @@ older frames of its stack, so that every stack comes back as it was, whatever it
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from dovetail.replay.leaves import Leaf
@@ -30,6 +29,14 @@ class Stack:
         """One frame of each stack [m, …], of numpy or JAX."""
         return stacks[(slice(None),) * (self.axis + 1) + (number,)]
 
+    def padded(self, newest: Array) -> Array:
+        """Stacks [T, B, …] of which only the newest frames are known."""
+        length, envs = newest.shape[:2]
+        shape = (*self.shape[: self.axis], self.count, *self.shape[self.axis :])
+        stacks = np.zeros((length * envs, *shape), self.dtype)
+        self.frame(stacks, -1)[...] = newest.reshape(-1, *self.shape)
+        return stacks.reshape(length, envs, *shape)
+
     def shared(self, frames: Array) -> Array:
         """The stacks of consecutive rows [n, W, …] as a view of their frames [n, W + k - 1, …]."""
         rows = frames.shape[1] - self.count + 1
@@ -41,8 +48,9 @@ class Stack:
 
     def whole(self, frames: Any) -> Any:
         """The stacks [n, W, …] of frames [n, W, k, …]: a view."""
-        xp = np if isinstance(frames, np.ndarray) else jnp
-        return xp.moveaxis(frames, 2, 2 + self.axis)
+        axes = [0, 1, *range(3, 3 + len(self.shape))]
+        axes.insert(2 + self.axis, 2)
+        return frames.transpose(axes)
 
 
 class HostFrames:

@@ -5,16 +5,16 @@ left) is worked out when somebody samples. Samples are views of a few buffers th
 one is valid until `buffers` further samples of its size have been taken.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.replay.form import Form
 from dovetail.replay.host_index import HostIndex
 from dovetail.replay.incoming import Incoming, Steps, highest_of
-from dovetail.replay.leaves import leaves_of
+from dovetail.replay.leaves import Leaf, leaves_of, structure_of
 from dovetail.replay.output import Output
 from dovetail.replay.owned import OwnedItems
 from dovetail.replay.sample import Keys, Sample
@@ -27,11 +27,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class HostTable:
     """A table for rows like `example` (one row, or its shapes) of `num_envs` environments."""
 
-    def __init__(self, table: Table, example: Any, num_envs: int, buffers: int = 2) -> None:
+    def __init__(
+        self,
+        table: Table,
+        example: Any,
+        num_envs: int,
+        buffers: int = 2,
+        leaves: Sequence[Leaf] | None = None,
+    ) -> None:
+        """Given the `leaves` of rows instead of an example, it takes and gives lists of them."""
         self.table = table
-        self.form = Form(table, leaves_of(example), num_envs)
+        self.form = Form(table, leaves_of(example) if leaves is None else leaves, num_envs)
         self.leaves, self.layout = self.form.leaves, self.form.layout
-        self.structure = jax.tree.structure(example)
+        self.structure = None if leaves is not None else structure_of(example)
         self.incoming = Incoming(self.leaves, self.structure, num_envs)
         self._chunk = self.layout.chunk
         self.streams = Streams(self.form)
@@ -106,6 +114,7 @@ class HostTable:
         else:
             for start in range(0, length, self._chunk):
                 self._insert(steps.part(start, start + self._chunk), first, last)
+            self.streams.newest = None  # that of the last piece only
 
     def _insert(self, steps: Steps, first: int, last: int) -> None:
         self.streams.insert(steps, first, last, self.highest)
@@ -141,13 +150,7 @@ class HostTable:
 
         They are read into one of the table's own buffers unless an `output` is given.
         """
-        self.check_batch(draws.size)
-        count = self.size
-        if count == 0:
-            raise UserError(
-                "The replay table is empty, so nothing can be sampled: insert until an item is "
-                "complete."
-            )
+        count = self._countable(draws.size)
         output = self._output(draws.size) if output is None else output
         if self.index is None:
             slots, numbers = self._choose(draws, count)
@@ -160,11 +163,36 @@ class HostTable:
             slots, probabilities = self.index.choose(draws)
             numbers = self.index.serial[slots]
             self._read(slots, output)
-            times = self.index.sampled(slots)
-            if self.owned is not None:
-                self.owned.release(np.unique(slots[~self.index.live[slots]]))
+            times = self._count(slots)
         keys = Keys(slots, numbers)
         return Sample(output.tree, output.mask, keys, probabilities, np.int32(count), times)
+
+    def _countable(self, sampled: int) -> int:
+        """The items that a batch is chosen from."""
+        self.check_batch(sampled)
+        count = self.size
+        if count == 0:
+            raise UserError(
+                "The replay table is empty, so nothing can be sampled: insert until an item is "
+                "complete."
+            )
+        return count
+
+    def count_sample(self, draws: Array) -> None:
+        """Does all that `sample` does to the table, and reads nothing."""
+        count = self._countable(draws.size)
+        if self.index is None:
+            np.add.at(self.streams.times, self._choose(draws, count)[0], 1)
+        else:
+            self._count(self.index.choose(draws)[0])
+
+    def _count(self, slots: Array) -> Array:
+        """Counts that items of an index were sampled; how often they had been before."""
+        assert self.index is not None
+        times = self.index.sampled(slots)
+        if self.owned is not None:
+            self.owned.release(np.unique(slots[~self.index.live[slots]]))
+        return times
 
     def _choose(self, draws: Array, count: int) -> tuple[Array, Array]:
         """The slots and numbers of items that are all alike, streams in order, the oldest first."""

@@ -7,7 +7,6 @@ it was done.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from dovetail.errors import UserError
@@ -65,6 +64,10 @@ class Incoming:
         self.leaves, self.structure, self._num_envs = list(leaves), structure, num_envs
         self._wanted = [(leaf.dtype, leaf.shape) for leaf in leaves]
         self._finals: tuple[Any, list[int]] | None = None
+        if structure is not None:
+            from jax.tree import flatten
+
+            self._flatten = flatten
 
     def steps(
         self,
@@ -77,7 +80,7 @@ class Incoming:
     ) -> tuple[Steps, int, int]:
         """The steps of an insert, and the range of their environments."""
         first, last = (0, self._num_envs) if envs is None else envs
-        leaves, structure = jax.tree.flatten(rows)
+        leaves, structure = self._flatten(rows)
         shape = (self._length(rows, leaves, structure, first, last), last - first)
         finals = None if final is None else self._final_leaves(final, shape)
         if ends is not None and ends.shape != shape:
@@ -116,7 +119,7 @@ class Incoming:
 
     def _final_leaves(self, final: Any, shape: tuple[int, int]) -> list[Array | None]:
         """What was seen after each step, leaf by leaf of a row; None for what was not given."""
-        leaves, structure = jax.tree.flatten(final)
+        leaves, structure = self._flatten(final)
         if self._finals is None or self._finals[0] != structure:
             check_leaves(self.leaves, final, shape, "final")
             self._finals = (structure, final_positions(self.leaves, final))
@@ -130,14 +133,14 @@ class Incoming:
 
 
 def highest_of(priorities: Array) -> float:
-    """The highest priority, where all of them are."""
+    """The highest of priorities, as it is kept in 32 bits."""
     if not priorities.size:
         return 0.0
     most = float(priorities.max())
     if not (float(priorities.min()) >= 0 and most < float("inf")):
         wrong = priorities[~((priorities >= 0) & (priorities < float("inf")))].ravel()[0]
         raise UserError(f"A priority is {wrong}: give finite numbers from 0 upwards.")
-    return most
+    return float(np.float32(most))
 
 
 def refuse_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:

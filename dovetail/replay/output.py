@@ -6,7 +6,6 @@ each fill a part of one batch.
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from dovetail.replay.form import Form, Spec, place
@@ -68,7 +67,7 @@ class Output:
         cut = form.table.items.cut
         for at, stack, stored in zip(form.stacked, form.stacks, frames, strict=True):
             leaves[at] = stack.shared(stored) if cut else stack.whole(stored)
-        self.tree = jax.tree.unflatten(structure, leaves)
+        self.tree: Any = leaves if structure is None else structure.unflatten(leaves)
         if cut:
             self.mask[:, 0] = True
         self._cut = cut

@@ -51,9 +51,12 @@ class Streams:
         )
         self._window = range(envs, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions)
+        self.newest: Array | None = None
+        """Where the frames of the last insert are, if each step stored its newest frame only."""
 
     def insert(self, steps: Steps, first: int, last: int, default: float) -> None:
         """Appends steps to the streams from `first` to `last`."""
+        self.newest = None
         if (
             self._plainly
             and (steps.valid is None or np.count_nonzero(steps.valid) == steps.valid.size)
@@ -98,6 +101,7 @@ class Streams:
         self.frames.write(at, [x.reshape(-1, *x.shape[2:]) for x in stacks], -1)
         self.frame_at[places] = at
         self.frame_begun[at] = numbers
+        self.newest = at
         cursor[...] = newest[-1]
 
     def _insert_step(self, steps: Steps, first: int, last: int, default: float) -> None:

@@ -1,13 +1,14 @@
 """Every table, on the host, on the device and in a service, equals a table of plain lists."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from replay_model import Item, Model
-from replay_tables import AnyTable, make
+from replay_model import Item, Model, ShardedModel
+from replay_tables import AnyTable, Sharded, close_servers, make
 
 from dovetail.replay.table import (
     Episodes,
@@ -50,6 +51,12 @@ TABLES = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def servers() -> Iterator[None]:
+    yield
+    close_servers()
+
+
 class Run:
     """A table and its model, given the same; rows carry the number of their step."""
 
@@ -61,7 +68,9 @@ class Run:
             "reward": np.zeros((), np.float32),
         }
         self.real: AnyTable = make(kind, table, self.example, ENVS)
-        self.model = Model(table, self.real.layout)
+        self.model: Any = Model(table, self.real.layout)
+        if isinstance(self.real, Sharded):
+            self.model = ShardedModel(table, self.real.layouts)
         self.kept: list[tuple[Any, list[Item]]] = []
         self.now = [0] * ENVS
         self.seen: dict[Any, np.ndarray] = {}
@@ -112,7 +121,7 @@ class Run:
         assert self.real.size == len(self.model.items)
 
     def sample(self, draws: np.ndarray) -> None:
-        if not self.model.items:
+        if not self.model.ready:
             return
         size = len(self.model.items)
         sample = self.real.sample(draws)
@@ -210,3 +219,13 @@ def test_the_device_table_is_the_model(name: str, program: list[Any]) -> None:
 @given(program=programs())
 def test_the_service_is_the_model(name: str, program: list[Any]) -> None:
     follow("service", name, program)
+
+
+@pytest.mark.parametrize("kind", ["server", "shards"])
+@pytest.mark.parametrize(
+    "name", ["n-step", "prioritised", "prioritised frames", "sequences", "weighed leave"]
+)
+@settings(quick, max_examples=8)
+@given(program=programs())
+def test_servers_are_the_model(kind: str, name: str, program: list[Any]) -> None:
+    follow(kind, name, program)

@@ -1,0 +1,354 @@
+"""Clients of replay tables that are kept in other processes.
+
+A client of several servers sees them as one table: each keeps the streams of some environments,
+every sample is taken from all of them alike, and priorities go back to where the items are.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import UserError
+from dovetail.replay import channel as wire
+from dovetail.replay.channel import Address, Channel
+from dovetail.replay.form import Form, place, size_of
+from dovetail.replay.incoming import Incoming, Steps, highest_of
+from dovetail.replay.leaves import Leaf, leaves_of, structure_of
+from dovetail.replay.messages import PRIORITY, arrays_of, head_of, insert_specs
+from dovetail.replay.options import read
+from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.samples import Samples
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Server:
+    """One server, as a client of it sees it: what it keeps, and the channels to it."""
+
+    def __init__(
+        self, address: Address, timeout: float | None, window: int, why: Callable[[], str] | None
+    ) -> None:
+        self.address, self._window, self._why = address, window, why
+        self._timeout = 60.0 if timeout is None else timeout
+        self.control = Pipeline(self.open("control"), window)
+        said = self.control.channel.welcome
+        self._timeout = said["timeout"] if timeout is None else timeout
+        leaves = [
+            Leaf(path, tuple(shape), np.dtype(dtype)) for path, shape, dtype in said["leaves"]
+        ]
+        self.form = Form(read(said["table"]), leaves, said["envs"])
+        self.epoch: int = said["epoch"]
+        self.inserts: Inserts | None = None
+
+    def open(self, what: str) -> Channel:
+        """A new channel."""
+        return Channel(self.address, {"channel": what}, self._timeout, self._why)
+
+    def insert(self, steps: Steps, first: int, last: int, timeout: float | None) -> None:
+        """Sends an insert."""
+        if self.inserts is None:
+            self.inserts = Inserts(self.open("insert"), self.form, self._window)
+        self.inserts.insert(steps, first, last, timeout)
+
+    def flush(self) -> None:
+        """Waits for every answer."""
+        if self.inserts is not None:
+            self.inserts.flush()
+        self.control.flush()
+
+    def close(self) -> None:
+        """Hangs up."""
+        self.control.channel.close()
+        if self.inserts is not None:
+            self.inserts.channel.close()
+
+
+class Pipeline:
+    """Messages that are sent before those before them are answered, up to a number of them."""
+
+    def __init__(self, channel: Channel, window: int) -> None:
+        self.channel, self.window = channel, window
+        self._flying = 0
+        self._failure: UserError | None = None
+        self._skipped = 0
+        self.failures = 0
+        self._limit: float | None = None
+
+    def send(self, message: bytes, timeout: float | None = None) -> None:
+        """Sends a message, when there is room for it; what failed before is raised first."""
+        if self._flying >= self.window:
+            self._receive()
+            self._raise()
+        self._limit = timeout
+        self.channel.send(message)
+        self._flying += 1
+
+    def flush(self) -> None:
+        """Waits for every answer; what failed is raised."""
+        while self._flying:
+            self._receive()
+        self._raise()
+
+    def ask(self, message: bytes, what: str) -> bytes:
+        """Sends a message and waits for its answer."""
+        self.flush()
+        self.channel.send(message)
+        return self.channel.receive(what)
+
+    def _receive(self) -> None:
+        self._flying -= 1
+        try:
+            self.channel.receive("an acknowledgement", self._limit)
+        except UserError as failure:
+            if self._failure is None:
+                self._failure = failure
+            else:
+                self._skipped += 1
+
+    def _raise(self) -> None:
+        if self._failure is None:
+            return
+        while self._flying:  # sent before this failure was known, and refused because of it
+            self._receive()
+        failure, skipped = self._failure, self._skipped
+        self._failure, self._skipped = None, 0
+        self.failures += 1
+        behind = f" {skipped} more that had been sent behind it were left out." if skipped else ""
+        raise UserError(f"{failure}{behind}") from failure
+
+
+class Inserts(Pipeline):
+    """Inserts on their way to a server: their arrays in shared memory, in turn."""
+
+    def __init__(self, channel: Channel, form: Form, window: int) -> None:
+        super().__init__(channel, window)
+        self._form = form
+        self._room = self._turn = 0
+        self._memory: Any = None
+        self._known: dict[Any, tuple[bytes, list[list[Array]]]] = {}
+
+    def insert(self, steps: Steps, first: int, last: int, timeout: float | None) -> None:
+        """Sends an insert."""
+        head = head_of(steps, first, last)
+        known = self._known.get(head)
+        if known is None:
+            known = self._prepare(head)
+        self._turn = (self._turn + 1) % self.window
+        packed, places = known
+        if self._flying >= self.window:
+            self._receive()
+            self._raise()
+        for to, array in zip(places[self._turn], arrays_of(steps), strict=True):
+            to[...] = array
+        limit = math.nan if timeout is None else timeout
+        fixed = wire.INSERT_HEAD.pack(self._turn * self._room, self.failures, limit)
+        self.send(wire.INSERT + fixed + packed, timeout)
+
+    def _prepare(self, head: Any) -> tuple[bytes, list[list[Array]]]:
+        """Makes room for inserts of that form."""
+        specs = insert_specs(self._form, head)
+        if size_of(specs) > self._room:
+            self.flush()  # the server still reads the memory before
+            self._known.clear()
+            self._room = max(size_of(specs), 2 * self._room)
+            size = self._room * self.window
+            descriptor = wire.create(size)
+            self.channel.share(descriptor, size)
+            self._memory = wire.attach(descriptor, size)
+        if len(self._known) > 64:
+            self._known.clear()
+        places = [place(specs, self._memory, turn * self._room) for turn in range(self.window)]
+        known = self._known[head] = (head.packed(), places)
+        return known
+
+
+class ReplayClient:
+    """Inserts to and samples from the table of a server, or of several as one.
+
+    Inserts and changes of priorities are sent without waiting, up to `window` of them; each is
+    acknowledged, and what failed is raised by a later call, at the latest by `flush`. `sample` and
+    `size` wait for this client's own. A sample is valid until `buffers` further ones have been
+    taken. A client belongs to one thread; any number of clients may be connected.
+    """
+
+    def __init__(
+        self,
+        addresses: Address | Sequence[Address],
+        example: Any,
+        window: int = 8,
+        buffers: int = 2,
+        timeout: float | None = None,
+        why: Callable[[int], str] | None = None,
+    ) -> None:
+        """`example`: a row like those of the table; `why(i)`: what has become of server i."""
+        found = [addresses] if isinstance(addresses, Address) else list(addresses)
+        self._servers = [
+            Server(address, timeout, window, None if why is None else lambda at=at: why(at))
+            for at, address in enumerate(found)
+        ]
+        self._structure, self._buffers = structure_of(example), buffers
+        self.form = self._servers[0].form
+        self._check(leaves_of(example))
+        sizes = [server.form.layout.envs for server in self._servers]
+        self._firsts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+        self._incoming = Incoming(self.form.leaves, self._structure, self._firsts[-1])
+        self._samples: Samples | None = None
+
+    @property
+    def epoch(self) -> int:
+        """A number that is another one when a server has lost what it acknowledged."""
+        return sum(server.epoch for server in self._servers)
+
+    @property
+    def size(self) -> int:
+        """Items that can be sampled."""
+        return self.counts()["size"]
+
+    def counts(self) -> dict[str, int]:
+        """Items that can be sampled (size), that were ever inserted, and ever sampled."""
+        self.flush()
+        found = [json.loads(s.control.ask(wire.COUNTS, "counts")) for s in self._servers]
+        return {name: sum(counts[name] for counts in found) for name in found[0]}
+
+    def insert(
+        self,
+        rows: Any,
+        ends: Any = None,
+        valid: Any = None,
+        final: Any = None,
+        priorities: Any = None,
+        envs: tuple[int, int] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """`HostTable.insert`, when the rate limiter lets it."""
+        steps, first, last = self._incoming.steps(rows, ends, valid, final, priorities, envs)
+        if len(self._servers) == 1:
+            self._servers[0].insert(steps, first, last, timeout)
+            return
+        for server, begin, end in zip(self._servers, self._firsts, self._firsts[1:], strict=False):
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                part = steps.envs(low - first, high - first)
+                server.insert(part, low - begin, high - begin, timeout)
+
+    def flush(self) -> None:
+        """Waits until all that was sent is acknowledged."""
+        for server in self._servers:
+            server.flush()
+
+    def sample(self, draws: Any, timeout: float | None = None) -> Sample:
+        """`HostTable.sample`, when there is something and the rate limiter lets it; of several
+        servers, each gives its share of the items."""
+        self.flush()
+        draws = np.asarray(draws)
+        if self._samples is None or self._samples.count != draws.size:
+            if self._samples is not None:
+                self._samples.close()
+            self._samples = self._open_samples(draws.size, 0)
+        self._samples.ask(draws, timeout)
+        return self._samples.take()
+
+    def samples(
+        self, count: int, seed: int = 0, ahead: int = 2, timeout: float | None = None
+    ) -> Samples:
+        """Samples of `count` items without end, of which `ahead` are asked for in advance."""
+        found = self._open_samples(count, ahead)
+        found.run(np.random.default_rng(seed), timeout)
+        return found
+
+    def _open_samples(self, count: int, ahead: int) -> Samples:
+        channels = [server.open("sample") for server in self._servers]
+        return Samples(self.form, self._structure, channels, count, self._buffers, ahead)
+
+    def update_priorities(self, keys: Keys, priorities: Any) -> None:
+        """`HostTable.update_priorities`; what failed is raised by a later call."""
+        priorities = np.asarray(priorities)
+        highest_of(priorities)
+        slots, numbers = np.asarray(keys.slot, np.int64), np.asarray(keys.number, np.int64)
+        count = len(self._servers)
+        for at, server in enumerate(self._servers):
+            given = [slots, numbers, priorities]
+            if count > 1:
+                here = slots % count == at
+                given = [slots[here] // count, numbers[here], priorities[here]]
+            packed = (np.asarray(given[2], PRIORITY).tobytes(),)
+            head = wire.UPDATE + wire.UPDATE_HEAD.pack(given[0].size)
+            parts = (head, given[0].tobytes(), given[1].tobytes(), *packed)
+            if given[0].size:
+                server.control.send(b"".join(parts))
+
+    def state(self) -> dict[str, Array]:
+        """A copy of all that the tables hold, with the limiters' counts: for a checkpoint."""
+        self.flush()
+        found: dict[str, Array] = {}
+        for at, server in enumerate(self._servers):
+            said = json.loads(server.control.ask(wire.STATE, "the state"))
+            memory = wire.attach(server.control.channel.receive_memory(), said["size"])
+            specs = [(tuple(shape), np.dtype(dtype)) for _, shape, dtype in said["arrays"]]
+            names = [f"{at}/{name}" for name, _, _ in said["arrays"]]
+            found |= dict(zip(names, place(specs, memory), strict=True))
+        return found
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Puts the tables into a state that `state` gave."""
+        self.flush()
+        for at, server in enumerate(self._servers):
+            start = f"{at}/"
+            arrays = {n.removeprefix(start): x for n, x in state.items() if n.startswith(start)}
+            specs = [(x.shape, x.dtype) for x in arrays.values()]
+            size = max(size_of(specs), 1)
+            descriptor = wire.create(size)
+            server.control.channel.share(descriptor, size)
+            for to, array in zip(
+                place(specs, wire.attach(descriptor, size)), arrays.values(), strict=True
+            ):
+                to[...] = array
+            said = [[name, list(x.shape), x.dtype.str] for name, x in arrays.items()]
+            server.control.ask(wire.LOAD + json.dumps(said).encode(), "loading")
+
+    def close(self) -> None:
+        """Waits until all that was sent is acknowledged, and hangs up."""
+        try:
+            self.flush()
+        finally:
+            if self._samples is not None:
+                self._samples.close()
+            for server in self._servers:
+                server.close()
+
+    def __enter__(self) -> "ReplayClient":
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            for server in self._servers:  # what is raised already is not to be hidden
+                server.close()
+
+    def _check(self, leaves: Sequence[Leaf]) -> None:
+        """Refuses an example that is no row of the tables, and tables that differ."""
+        for server in self._servers:
+            theirs = server.form.leaves
+            if list(leaves) != theirs:
+                raise UserError(
+                    f"The client's rows are {_described(leaves)}, but those of the replay server "
+                    f"{_described(theirs)}: give the example that the server was made with."
+                )
+            mine, other = self.form.table, server.form.table
+            if (mine.items, mine.history, mine.sampler) != (
+                other.items,
+                other.history,
+                other.sampler,
+            ):
+                raise UserError(
+                    f"The replay servers' tables differ, {mine} and {other}: give servers that "
+                    "were made with the same options."
+                )
+
+
+def _described(leaves: Sequence[Leaf]) -> str:
+    return ", ".join(f"{leaf.path} {leaf}" for leaf in leaves)
