@@ -77,15 +77,19 @@ def rate(call: Callable[[], Any], items: int, seconds: float) -> float:
 
 
 def answer(
-    work: Work, insert: Callable[[], Any], sample: Callable[[], Any], stored: float | None = None
+    work: Work,
+    insert: Callable[[], Any],
+    sample: Callable[[], Any] | list[Callable[[], Any]],
+    stored: float | None = None,
 ) -> None:
-    """Fills the table, measures, and prints the answer; `stored` is bytes per transition."""
+    """Fills the table, measures, and prints the answer; `stored` is bytes per transition. Of
+    several ways to sample the fastest counts."""
     for _ in range(work.capacity // INSERTED + 1):
         insert()
-    sample()
+    ways = sample if isinstance(sample, list) else [sample]
     found = {
         "inserts_per_s": rate(insert, INSERTED, work.seconds),
-        "samples_per_s": rate(sample, SAMPLED, work.seconds),
+        "samples_per_s": max(rate(way, SAMPLED, work.seconds) for way in ways),
         "bytes_per_transition": stored,
     }
     print(json.dumps(found))

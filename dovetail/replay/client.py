@@ -5,7 +5,6 @@ every sample is taken from all of them alike, and priorities go back to where th
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,11 @@ from dovetail.replay import channel as wire
 from dovetail.replay.channel import Address, Channel
 from dovetail.replay.form import Form, place, size_of
 from dovetail.replay.incoming import Incoming, Steps, highest_of
+from dovetail.replay.inserts import Inserts
 from dovetail.replay.leaves import Leaf, leaves_of, structure_of
-from dovetail.replay.messages import PRIORITY, arrays_of, head_of, insert_specs
+from dovetail.replay.messages import PRIORITY
 from dovetail.replay.options import read
+from dovetail.replay.pipeline import Pipeline
 from dovetail.replay.sample import Keys, Sample
 from dovetail.replay.samples import Samples
 
@@ -64,105 +65,6 @@ class Server:
         self.control.channel.close()
         if self.inserts is not None:
             self.inserts.channel.close()
-
-
-class Pipeline:
-    """Messages that are sent before those before them are answered, up to a number of them."""
-
-    def __init__(self, channel: Channel, window: int) -> None:
-        self.channel, self.window = channel, window
-        self._flying = 0
-        self._failure: UserError | None = None
-        self._skipped = 0
-        self.failures = 0
-        self._limit: float | None = None
-
-    def send(self, message: bytes, timeout: float | None = None) -> None:
-        """Sends a message, when there is room for it; what failed before is raised first."""
-        if self._flying >= self.window:
-            self._receive()
-            self._raise()
-        self._limit = timeout
-        self.channel.send(message)
-        self._flying += 1
-
-    def flush(self) -> None:
-        """Waits for every answer; what failed is raised."""
-        while self._flying:
-            self._receive()
-        self._raise()
-
-    def ask(self, message: bytes, what: str) -> bytes:
-        """Sends a message and waits for its answer."""
-        self.flush()
-        self.channel.send(message)
-        return self.channel.receive(what)
-
-    def _receive(self) -> None:
-        self._flying -= 1
-        try:
-            self.channel.receive("an acknowledgement", self._limit)
-        except UserError as failure:
-            if self._failure is None:
-                self._failure = failure
-            else:
-                self._skipped += 1
-
-    def _raise(self) -> None:
-        if self._failure is None:
-            return
-        while self._flying:  # sent before this failure was known, and refused because of it
-            self._receive()
-        failure, skipped = self._failure, self._skipped
-        self._failure, self._skipped = None, 0
-        self.failures += 1
-        behind = f" {skipped} more that had been sent behind it were left out." if skipped else ""
-        raise UserError(f"{failure}{behind}") from failure
-
-
-class Inserts(Pipeline):
-    """Inserts on their way to a server: their arrays in shared memory, in turn."""
-
-    def __init__(self, channel: Channel, form: Form, window: int) -> None:
-        super().__init__(channel, window)
-        self._form = form
-        self._room = self._turn = 0
-        self._memory: Any = None
-        self._known: dict[Any, tuple[bytes, list[list[Array]]]] = {}
-
-    def insert(self, steps: Steps, first: int, last: int, timeout: float | None) -> None:
-        """Sends an insert."""
-        head = head_of(steps, first, last)
-        known = self._known.get(head)
-        if known is None:
-            known = self._prepare(head)
-        self._turn = (self._turn + 1) % self.window
-        packed, places = known
-        if self._flying >= self.window:
-            self._receive()
-            self._raise()
-        for to, array in zip(places[self._turn], arrays_of(steps), strict=True):
-            to[...] = array
-        limit = math.nan if timeout is None else timeout
-        fixed = wire.INSERT_HEAD.pack(self._turn * self._room, self.failures, limit)
-        self.send(wire.INSERT + fixed + packed, timeout)
-
-    def _prepare(self, head: Any) -> tuple[bytes, list[list[Array]]]:
-        """Makes room for inserts of that form."""
-        specs = insert_specs(self._form, head)
-        if size_of(specs) > self._room:
-            self.flush()  # the server still reads the memory before
-            self._known.clear()
-            self._room = max(size_of(specs), 2 * self._room)
-            size = self._room * self.window
-            descriptor = wire.create(size)
-            self.channel.share(descriptor, size)
-            self._memory = wire.attach(descriptor, size)
-        if len(self._known) > 64:
-            self._known.clear()
-        places = [place(specs, self._memory, turn * self._room) for turn in range(self.window)]
-        known = self._known[head] = (head.packed(), places)
-        return known
 
 
 class ReplayClient:
@@ -308,6 +210,8 @@ class ReplayClient:
                 to[...] = array
             said = [[name, list(x.shape), x.dtype.str] for name, x in arrays.items()]
             server.control.ask(wire.LOAD + json.dumps(said).encode(), "loading")
+            if server.inserts is not None:
+                server.inserts.forget()
 
     def close(self) -> None:
         """Waits until all that was sent is acknowledged, and hangs up."""

@@ -29,14 +29,6 @@ class Stack:
         """One frame of each stack [m, …], of numpy or JAX."""
         return stacks[(slice(None),) * (self.axis + 1) + (number,)]
 
-    def padded(self, newest: Array) -> Array:
-        """Stacks [T, B, …] of which only the newest frames are known."""
-        length, envs = newest.shape[:2]
-        shape = (*self.shape[: self.axis], self.count, *self.shape[self.axis :])
-        stacks = np.zeros((length * envs, *shape), self.dtype)
-        self.frame(stacks, -1)[...] = newest.reshape(-1, *self.shape)
-        return stacks.reshape(length, envs, *shape)
-
     def shared(self, frames: Array) -> Array:
         """The stacks of consecutive rows [n, W, …] as a view of their frames [n, W + k - 1, …]."""
         rows = frames.shape[1] - self.count + 1
@@ -68,8 +60,4 @@ class HostFrames:
     def write(self, places: Slots, arrays: Sequence[Array | None], number: int) -> None:
         """Stores frame `number` of stacks [m, …] each; None is zeros."""
         for stack, store, array in zip(self.stacks, self.stores, arrays, strict=True):
-            if array is None:
-                store[places] = 0
-            else:
-                for place, frame in zip(places.tolist(), stack.frame(array, number), strict=True):
-                    store[place] = frame  # one by one: a frame is large, and its copy strided
+            store[places] = 0 if array is None else stack.frame(array, number)

@@ -13,7 +13,7 @@ import numpy as np
 from dovetail.errors import UserError
 from dovetail.replay.form import Form
 from dovetail.replay.host_index import HostIndex
-from dovetail.replay.incoming import Incoming, Steps, highest_of
+from dovetail.replay.incoming import Incoming, Plain, Steps, highest_of
 from dovetail.replay.leaves import Leaf, leaves_of, structure_of
 from dovetail.replay.output import Output
 from dovetail.replay.owned import OwnedItems
@@ -114,10 +114,25 @@ class HostTable:
         else:
             for start in range(0, length, self._chunk):
                 self._insert(steps.part(start, start + self._chunk), first, last)
-            self.streams.newest = None  # that of the last piece only
+            self.streams.written = None  # that of the last piece only
+
+    def insert_plain(self, plain: Plain, first: int, last: int) -> None:
+        """Appends steps that are as the table stores them; no more than `Layout.chunk`."""
+        if self.form.stacks and self.streams.begins(first, last):
+            raise UserError(
+                f"Steps within episodes were inserted for environments {first} to {last}, of which "
+                "some begin one: let one client insert all steps of an environment."
+            )
+        if plain.priorities is not None:
+            self.highest = max(self.highest, highest_of(plain.priorities))
+        self.streams.insert_plain(plain, first, last, self.highest)
+        self._inserted()
 
     def _insert(self, steps: Steps, first: int, last: int) -> None:
         self.streams.insert(steps, first, last, self.highest)
+        self._inserted()
+
+    def _inserted(self) -> None:
         self._settled = False
         if self._in_order or self.owned is not None:
             self.settle()

@@ -57,6 +57,20 @@ class Steps(NamedTuple):
         return length * envs
 
 
+class Plain(NamedTuple):
+    """Steps that are all rows within episodes, as a table stores them; n = T × B, in that order."""
+
+    length: int
+    block: Array
+    """Their small leaves, packed [n, words]."""
+    alone: list[Array]
+    """Their large leaves [n, …]."""
+    frames: list[Array]
+    """Of each leaf with a history the newest frames [n, …]."""
+    priorities: Array | None
+    """[n]."""
+
+
 class Incoming:
     """Checks what is inserted for `num_envs` environments against a table's rows."""
 
@@ -91,6 +105,7 @@ class Incoming:
             if priorities.shape != shape:
                 refuse_shape("priorities", priorities, shape)
             highest_of(priorities)
+            priorities = np.asarray(priorities, np.float32)
         return Steps(leaves, ends, valid, finals, priorities), first, last
 
     def _length(

@@ -10,8 +10,9 @@ begins, and the copy is written beside it while the service goes on.
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,20 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
+from dovetail.replay.behind import Behind
 from dovetail.replay.form import Spec
 from dovetail.replay.host import HostTable
-from dovetail.replay.incoming import Steps
+from dovetail.replay.incoming import Plain, Steps
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.messages import (
-    NEWEST,
+    PLAIN,
+    PRIORITIES,
     PRIORITY,
     InsertHead,
     arrays_of,
     head_of,
     insert_specs,
+    plain_of,
     steps_of,
 )
 from dovetail.replay.records import Reading, Record, RecordFile
@@ -41,6 +45,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FORMAT = 2
 INSERT, SAMPLE, UPDATE = b"i", b"s", b"u"
 """How the heads of records begin."""
+KNOWN = 256
+"""Heads that are kept ready."""
+FEW = 1 << 16
+"""Bytes of a record up to which writing it takes less time than to let another thread do it."""
 PIECE = 1 << 28
 """Bytes of an array that go into one record of a snapshot."""
 
@@ -60,26 +68,61 @@ class Restored:
 class Journal:
     """The folder of one durable table; a log larger than `grown` bytes leads to a snapshot."""
 
-    def __init__(self, folder: Path, table: HostTable, limiter: RateLimiter, grown: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        table: HostTable,
+        limiter: RateLimiter,
+        grown: int,
+        behind: bool = False,
+    ) -> None:
+        """`behind`: large records are written by another thread; see `when_kept`."""
         self._folder, self._table, self._limiter, self._grown = folder, table, limiter, grown
+        self._behind = Behind() if behind else None
         folder.mkdir(parents=True, exist_ok=True)
         self._options = json.loads(json.dumps(describe(table, limiter)))
+        self._heads: dict[tuple[int, int, int, bool], bytes] = {}
+        self._spare: dict[Any, list[Array]] = {}
         self._stale = False  # whether the log lacks what the table has
         self._writer: threading.Thread | None = None
         self.restored = self._restore()
 
-    def insert(self, steps: Steps, first: int, last: int) -> None:
-        """Logs an insert that the table has just taken; of stacks, where it can, what it stored."""
-        head, arrays = head_of(steps, first, last), arrays_of(steps)
-        streams = self._table.streams
-        if streams.newest is not None:
-            head = head._replace(given=head.given | NEWEST)
-            for at, store in zip(streams.stacked, streams.frames.stores, strict=True):
-                arrays[at] = store.take(streams.newest, axis=0)
-        if steps.priorities is not None and steps.priorities.dtype != PRIORITY:
-            at = len(steps.leaves) + (steps.ends is not None) + (steps.valid is not None)
-            arrays[at] = steps.priorities.astype(PRIORITY)
-        self._append(INSERT + head.packed(), arrays)
+    def insert(self, steps: Steps | Plain, first: int, last: int) -> None:
+        """Logs an insert that the table has just taken; where it can, what was stored of it."""
+        written = self._table.streams.written
+        if written is None:
+            assert isinstance(steps, Steps)
+            self._append(INSERT + head_of(steps, first, last).packed(), arrays_of(steps))
+            return
+        plain = written.plain
+        form = (plain.length, first, last, plain.priorities is not None)
+        head = self._heads.get(form)
+        if head is None:
+            given = PLAIN if plain.priorities is None else PLAIN | PRIORITIES
+            head = INSERT + InsertHead(given, *form[:3], ()).packed()
+            self._heads = {**self._heads, form: head} if len(self._heads) < KNOWN else {form: head}
+        block, frames = plain.block, plain.frames
+        if steps is not plain:  # the table's own memory, soon to be used again
+            block = block if self._behind is None else block.copy()
+            frames = self._frames(written.newest)
+        own = [] if steps is plain else frames
+        given_priorities = [] if plain.priorities is None else [plain.priorities]
+        self._append(head, [block, *plain.alone, *frames, *given_priorities], own)
+
+    def _frames(self, places: Array | None) -> list[Array]:
+        """Copies of stored frames; the memory is used again when they are written."""
+        found: list[Array] = []
+        for store in self._table.streams.frames.stores:
+            assert places is not None
+            shape = (places.size, *store.shape[1:])
+            kept = self._spare.get((shape, store.dtype))
+            out = kept.pop() if kept else np.empty(shape, store.dtype)
+            found.append(store.take(places, axis=0, out=out, mode="clip"))
+        return found
+
+    def _give_back(self, frames: list[Array]) -> None:
+        for array in frames:
+            self._spare.setdefault((array.shape, array.dtype), []).append(array)
 
     def sample(self, draws: Array) -> None:
         """Logs a sample."""
@@ -91,26 +134,50 @@ class Journal:
         numbers = [np.asarray(keys.slot, whole), np.asarray(keys.number, whole)]
         self._append(UPDATE, [*numbers, np.asarray(priorities, PRIORITY)])
 
-    def _append(self, head: bytes, arrays: list[Array]) -> None:
-        if self._stale:
+    def _append(self, head: bytes, arrays: list[Array], frames: list[Array] | None = None) -> None:
+        behind = self._behind
+        if self._stale or (behind is not None and behind.failure is not None):
             self._resume()
-        try:
-            self._log.append(head, arrays)
-        except UserError:
-            self._stale = True
-            raise
-        if self._log.size > self._grown and (self._writer is None or not self._writer.is_alive()):
+        size = sum([array.nbytes for array in arrays])
+        if behind is None or (size < FEW and behind.idle):
+            try:
+                self._write(self._log, head, arrays, frames)
+            except UserError:
+                self._stale = True
+                raise
+        else:
+            behind.write(partial(self._write, self._log, head, arrays, frames))
+        self._grew += size
+        if self._grew > self._grown and (self._writer is None or not self._writer.is_alive()):
             self.snapshot()
+
+    def _write(
+        self, log: RecordFile, head: bytes, arrays: list[Array], frames: list[Array] | None
+    ) -> None:
+        log.append(head, arrays)
+        if frames:
+            self._give_back(frames)
+
+    def when_kept(self, done: Callable[[UserError | None], None]) -> None:
+        """Calls `done` when all that was logged so far is written, or could not be."""
+        if self._behind is None or self._behind.idle:
+            done(None)
+        else:
+            self._behind.then(done)
 
     def _resume(self) -> None:
         """After a record that could not be written: the table as it is now, and a new log."""
         self.snapshot()
         self._wait()
         self._stale = False
+        if self._behind is not None:
+            self._behind.failure = None
 
     def snapshot(self) -> None:
         """Copies the table and begins a new log; the copy is written meanwhile."""
         self._wait()
+        if self._behind is not None:
+            self._behind.flush()
         state = save(self._table)
         counts = (self._limiter.inserted, self._limiter.sampled)
         self._number += 1
@@ -124,6 +191,8 @@ class Journal:
     def close(self) -> None:
         """Waits for a snapshot under way and closes the log."""
         self._wait()
+        if self._behind is not None:
+            self._behind.flush()
         self._log.close()
 
     def _wait(self) -> None:
@@ -134,6 +203,7 @@ class Journal:
         log = RecordFile(self._path("log", number))
         if log.size == 0:
             log.append(told({"options": self._options}), [])
+        self._grew = log.size
         return log
 
     def _path(self, kind: str, number: int) -> Path:
@@ -253,7 +323,10 @@ class Journal:
             head = InsertHead.unpacked(record.head[1:])
             before = table.completed
             arrays = parsed(insert_specs(table.form, head), parts)
-            table.insert_steps(steps_of(table.form, head, arrays), head.first, head.last)
+            if head.given & PLAIN:
+                table.insert_plain(plain_of(table.form, head, arrays), head.first, head.last)
+            else:
+                table.insert_steps(steps_of(table.form, head, arrays), head.first, head.last)
             self._limiter.insert(table.completed - before)
 
     def _read_epoch(self) -> int:

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dovetail.replay.form import Form, Spec
-from dovetail.replay.incoming import Steps
+from dovetail.replay.incoming import Plain, Steps
+from dovetail.replay.packed import WORD
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _HEAD = struct.Struct("<BHIII")
-ENDS, VALID, PRIORITIES, NEWEST = 1, 2, 4, 8
-"""What is there beside the rows; `NEWEST`: of stacks of frames only the newest ones."""
+ENDS, VALID, PRIORITIES, PLAIN = 1, 2, 4, 8
+"""What is there beside the rows. `PLAIN`: every step is a row and no episode begins or ends, and
+instead of the rows there is what a table stores of them."""
 
 BOOLEAN, PRIORITY = np.dtype(bool), np.dtype(np.float32)
 
@@ -62,6 +64,14 @@ def head_of(steps: Steps, first: int, last: int) -> InsertHead:
     return InsertHead(given, steps.leaves[0].shape[0], first, last, final)
 
 
+def plain_of(form: Form, head: InsertHead, arrays: list[Array]) -> Plain:
+    """A plain insert from its arrays."""
+    block, *rest = arrays
+    alone, rest = rest[: len(form.packing.alone)], rest[len(form.packing.alone) :]
+    frames, rest = rest[: len(form.stacks)], rest[len(form.stacks) :]
+    return Plain(head.length, block, alone, frames, rest[0] if rest else None)
+
+
 def arrays_of(steps: Steps) -> list[Array]:
     """The arrays of an insert, in their order."""
     found = list(steps.leaves)
@@ -72,30 +82,35 @@ def arrays_of(steps: Steps) -> list[Array]:
 def insert_specs(form: Form, head: InsertHead) -> list[Spec]:
     """The shapes and types of these arrays."""
     axes = (head.length, head.envs)
-    stacks = {} if not head.given & NEWEST else dict(zip(form.stacked, form.stacks, strict=True))
-    found: list[Spec] = []
-    for at, leaf in enumerate(form.leaves):
-        shape = stacks[at].shape if at in stacks else leaf.shape
-        found.append(((*axes, *shape), leaf.dtype))
+    if head.given & PLAIN:
+        return plain_specs(form, head.length * head.envs, bool(head.given & PRIORITIES))
+    found: list[Spec] = [((*axes, *leaf.shape), leaf.dtype) for leaf in form.leaves]
     for bit, dtype in ((ENDS, BOOLEAN), (VALID, BOOLEAN), (PRIORITIES, PRIORITY)):
         if head.given & bit:
             found.append((axes, dtype))
     return found + [((*axes, *form.leaves[at].shape), form.leaves[at].dtype) for at in head.final]
 
 
+def plain_specs(form: Form, count: int, priorities: bool) -> list[Spec]:
+    """Those of a plain insert of so many rows."""
+    alone = (form.kept[at] for at in form.packing.alone)
+    return [
+        ((count, form.packing.words), WORD),
+        *(((count, *leaf.shape), leaf.dtype) for leaf in alone),
+        *(((count, *stack.shape), stack.dtype) for stack in form.stacks),
+        *([((count,), PRIORITY)] if priorities else []),
+    ]
+
+
 def steps_of(form: Form, head: InsertHead, arrays: list[Array]) -> Steps:
     """The steps that an insert's arrays tell."""
-    count = len(form.leaves)
-    leaves, rest = arrays[:count], iter(arrays[count:])
+    leaves, rest = arrays[: len(form.leaves)], iter(arrays[len(form.leaves) :])
     ends, valid, priorities = (
         next(rest) if head.given & bit else None for bit in (ENDS, VALID, PRIORITIES)
     )
-    if head.given & NEWEST:
-        for at, stack in zip(form.stacked, form.stacks, strict=True):
-            leaves[at] = stack.padded(leaves[at])
     final: list[Array | None] | None = None
     if head.final:
-        final = [None] * count
+        final = [None] * len(leaves)
         for at, array in zip(head.final, rest, strict=True):
             final[at] = array
     return Steps(leaves, ends, valid, final, priorities)

@@ -88,16 +88,21 @@ class PackedRows:
         """Bytes of all rows."""
         return self.block.nbytes + sum(store.nbytes for store in self.alone.values())
 
-    def write_steps(self, places: Slots, arrays: Sequence[Block], shape: tuple[int, int]) -> None:
-        """Stores rows given as [T, B, …], in the order of time; the leaf behind theirs is zero."""
+    def pack(self, arrays: Sequence[Block], shape: tuple[int, int]) -> Block:
+        """The small leaves of rows given as [T, B, …], in the order of time, until the next are
+        packed; the leaf behind theirs is zero."""
         known = self._stages.get(shape)
         stage, views = known if known is not None else self._stage(shape)
         for at, view in views:
             if at < self._last:
                 view[...] = arrays[at]
-        self.block[places] = stage
-        for at, store in self.alone.items():
-            store[places] = arrays[at].reshape(-1, *store.shape[1:])
+        return stage
+
+    def store(self, places: Slots, block: Block, alone: Sequence[Block]) -> None:
+        """Stores rows that are packed."""
+        self.block[places] = block
+        for store, array in zip(self.alone.values(), alone, strict=True):
+            store[places] = array
 
     def write(self, places: Slots, arrays: Sequence[Block | None], count: int) -> None:
         """Stores rows, given leaf by leaf along one axis; None is zeros."""

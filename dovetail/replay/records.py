@@ -24,6 +24,8 @@ _LENGTHS = struct.Struct("<IIIQ")
 PREFIX = _LENGTHS.size + 4
 LARGE = 1 << 14
 """Bytes from which a part is checked by the sums of its blocks."""
+MOST = 64
+"""Parts that are written at a time."""
 BLOCK = 512
 """Words of 8 bytes in a block."""
 
@@ -45,12 +47,18 @@ class RecordFile:
 
     def append(self, head: bytes, arrays: Sequence[Array]) -> None:
         """Writes one record, in one piece as far as the system lets it."""
-        parts = [memoryview(np.ascontiguousarray(x)).cast("B") for x in arrays if x.size]
-        sizes = struct.pack(f"<{len(parts)}I", *map(len, parts))
-        length = len(sizes) + len(head) + sum(map(len, parts))
-        lengths = _LENGTHS.pack(_check(sizes, head, parts), len(head), len(parts), length)
-        start = b"".join((lengths, zlib.crc32(lengths).to_bytes(4, "little"), sizes, head))
-        written = [memoryview(start), *parts]
+        parts = [array.reshape(-1) for array in arrays if array.size]
+        lengths = [part.nbytes for part in parts]
+        sizes = b"".join([length.to_bytes(4, "little") for length in lengths])
+        length = len(sizes) + len(head) + sum(lengths)
+        written: list[Any]
+        if length < LARGE:  # the check sum of all is that of the pieces in turn
+            body = b"".join((sizes, head, *parts))
+            written = [_prefix(zlib.crc32(body), len(head), len(parts), length) + body]
+        else:
+            pieces = [part.data.cast("B") for part in parts]
+            prefix = _prefix(_check(sizes, head, pieces), len(head), len(parts), length)
+            written = [prefix + sizes + head, *pieces]
         try:
             self._write(written)
         except OSError as error:
@@ -60,15 +68,15 @@ class RecordFile:
             ) from error
         self.size += PREFIX + length
 
-    def _write(self, parts: list[memoryview]) -> None:
+    def _write(self, parts: list[Any]) -> None:
         left = sum(map(len, parts))
-        while left:
-            written = os.writev(self._file, parts[:64])
+        written = os.writev(self._file, parts[:MOST])
+        while written < left:
             left -= written
-            while left and written >= len(parts[0]):
+            while written >= len(parts[0]):
                 written -= len(parts.pop(0))
-            if left and written:
-                parts[0] = parts[0][written:]
+            parts[0] = memoryview(parts[0])[written:]
+            written = os.writev(self._file, parts[:MOST])
 
     def sync(self) -> None:
         """Waits until the disk has it all."""
@@ -114,6 +122,11 @@ class Reading:
     def _stop(self, damage: str, cut: bool) -> None:
         self.damage = f"the record at byte {self.good} of {self._path.name} {damage}"
         self.cut = cut
+
+
+def _prefix(check: int, head_length: int, count: int, length: int) -> bytes:
+    lengths = _LENGTHS.pack(check, head_length, count, length)
+    return lengths + zlib.crc32(lengths).to_bytes(4, "little")
 
 
 def _parsed(body: memoryview, head_length: int, count: int) -> Record:

@@ -4,6 +4,7 @@ It reads its options as one line of JSON, answers each channel in a thread, and 
 to (SIGTERM), when its standard input is closed, and when whoever started it has died.
 """
 
+import contextlib
 import json
 import math
 import mmap
@@ -15,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from multiprocessing.context import AuthenticationError
 from multiprocessing.reduction import recv_handle, send_handle
@@ -29,7 +31,7 @@ from dovetail.replay.channel import Address
 from dovetail.replay.form import Form, place, size_of
 from dovetail.replay.host import HostTable
 from dovetail.replay.leaves import Leaf
-from dovetail.replay.messages import InsertHead, insert_specs, steps_of
+from dovetail.replay.messages import PLAIN, InsertHead, insert_specs, plain_of, steps_of
 from dovetail.replay.options import read, written
 from dovetail.replay.output import Output
 from dovetail.replay.sample import Keys
@@ -53,7 +55,7 @@ def main() -> None:
         durable = None if options["durable"] is None else Path(options["durable"])
         table = HostTable(read(options["table"]), None, options["envs"], leaves=leaves)
         service = ReplayService(
-            table, read(options["limiter"]), options["timeout"], durable, options["grown"]
+            table, read(options["limiter"]), options["timeout"], durable, options["grown"], True
         )
     except UserError as error:
         answer = {"refused": str(error)}
@@ -146,7 +148,7 @@ class Served:
             self._go_on()
 
     def _go_on(self) -> None:
-        receive, send = self._connection.recv_bytes, self._connection.send_bytes
+        receive = self._connection.recv_bytes
         while True:
             request = receive()
             try:
@@ -156,7 +158,14 @@ class Served:
                 reply = wire.DONE + self._answers[request[0]](request[1:])
             except UserError as error:
                 reply = wire.REFUSED + str(error).encode()
-            send(reply)
+            self._service.when_kept(partial(self._send, reply))
+
+    def _send(self, reply: bytes, failure: UserError | None) -> None:
+        """Sends an answer, once what it acknowledges is kept; not if it is not."""
+        if failure is not None:
+            reply = wire.REFUSED + str(failure).encode()
+        with contextlib.suppress(OSError):  # a client that has gone
+            self._connection.send_bytes(reply)
 
     def _attach(self, request: bytes) -> bytes:
         (size,) = wire.SIZE.unpack(request)
@@ -171,8 +180,12 @@ class Served:
         head = InsertHead.unpacked(request[wire.INSERT_HEAD.size :])
         arrays = place(insert_specs(self._form, head), self._memory, offset)
         try:
-            steps = steps_of(self._form, head, arrays)
-            self._service.insert_steps(steps, head.first, head.last, _limit(limit))
+            if head.given & PLAIN:
+                plain = plain_of(self._form, head, arrays)
+                self._service.insert_plain(plain, head.first, head.last, _limit(limit))
+            else:
+                steps = steps_of(self._form, head, arrays)
+                self._service.insert_steps(steps, head.first, head.last, _limit(limit))
         except UserError:
             self._failures += 1
             raise

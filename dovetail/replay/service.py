@@ -15,7 +15,7 @@ import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.replay.host import HostTable
-from dovetail.replay.incoming import Steps
+from dovetail.replay.incoming import Plain, Steps
 from dovetail.replay.journal import Journal
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.output import Output
@@ -44,10 +44,14 @@ class ReplayService:
         timeout: float = 60.0,
         durable: Path | None = None,
         grown: int = GROWN,
+        behind: bool = False,
     ) -> None:
+        """`behind`: what is done counts as kept when `when_kept` says so, not at once."""
         self.table = table
         self.limiter = limiter or RateLimiter()
-        self._journal = None if durable is None else Journal(durable, table, self.limiter, grown)
+        self._journal = None
+        if durable is not None:
+            self._journal = Journal(durable, table, self.limiter, grown, behind)
         self.restored = None if self._journal is None else self._journal.restored
         """How the durable folder was found."""
         self.epoch = time.time_ns() if self.restored is None else self.restored.epoch
@@ -98,11 +102,25 @@ class ReplayService:
         self, steps: Steps, first: int, last: int, timeout: float | None = None
     ) -> None:
         """`HostTable.insert_steps`, when the rate limiter lets it."""
+        self._insert(steps, steps.count, first, last, timeout)
+
+    def insert_plain(
+        self, plain: Plain, first: int, last: int, timeout: float | None = None
+    ) -> None:
+        """`HostTable.insert_plain`, when the rate limiter lets it."""
+        self._insert(plain, plain.length * (last - first), first, last, timeout)
+
+    def _insert(
+        self, steps: Steps | Plain, count: int, first: int, last: int, timeout: float | None
+    ) -> None:
         with self._changed:
-            expected = self.table.items_of(steps.count)
+            expected = self.table.items_of(count)
             if self._closed or not self.limiter.may_insert(expected):
                 self._wait("insert", expected, lambda: self.limiter.may_insert(expected), timeout)
-            self.table.insert_steps(steps, first, last)
+            if isinstance(steps, Plain):
+                self.table.insert_plain(steps, first, last)
+            else:
+                self.table.insert_steps(steps, first, last)
             completed = self.table.completed
             self.limiter.insert(completed - self._completed)
             self._completed = completed
@@ -136,6 +154,13 @@ class ReplayService:
             self.table.update_priorities(keys, priorities)
             if self._journal is not None:
                 self._journal.update(keys, priorities)
+
+    def when_kept(self, done: Callable[[UserError | None], None]) -> None:
+        """Calls `done` when all that was done so far is kept, with what went wrong if it is not."""
+        if self._journal is None:
+            done(None)
+        else:
+            self._journal.when_kept(done)
 
     def counts(self) -> tuple[int, int, int]:
         """Items that can be sampled, items ever inserted, and items ever sampled."""

@@ -1,18 +1,34 @@
 """The streams of a host table: rows and frames in rings, and the items that begin in them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dovetail.replay.form import Form
 from dovetail.replay.frames import HostFrames
-from dovetail.replay.incoming import Steps
+from dovetail.replay.incoming import Plain, Steps
 from dovetail.replay.packed import PackedRows
 from dovetail.replay.table import Transitions
 from dovetail.replay.windows import DROP, Counters, Plan, complete, make_plan, oldest
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def is_plain(steps: Steps) -> bool:
+    """Whether every step is a row, and no episode ends."""
+    valid, ends = steps.valid, steps.ends
+    return (valid is None or np.count_nonzero(valid) == valid.size) and (
+        ends is None or not np.count_nonzero(ends)
+    )
+
+
+class Written(NamedTuple):
+    """What an insert stored; to be read before the next one."""
+
+    plain: Plain
+    newest: Array | None
+    """Where the newest frames are; None without a history."""
 
 
 class Streams:
@@ -51,27 +67,43 @@ class Streams:
         )
         self._window = range(envs, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions)
-        self.newest: Array | None = None
-        """Where the frames of the last insert are, if each step stored its newest frame only."""
+        self.written: Written | None = None
+        """What the last insert stored, if every step was a row and no episode began or ended."""
 
     def insert(self, steps: Steps, first: int, last: int, default: float) -> None:
         """Appends steps to the streams from `first` to `last`."""
-        self.newest = None
-        if (
-            self._plainly
-            and (steps.valid is None or np.count_nonzero(steps.valid) == steps.valid.size)
-            and (steps.ends is None or not np.count_nonzero(steps.ends))
-            and not (self.stacks and np.count_nonzero(self.counters.fresh[first:last]))
-        ):
-            self._insert_plain(steps, first, last, default)
+        self.written = None
+        if self._plainly and is_plain(steps) and not (self.stacks and self.begins(first, last)):
+            self.insert_plain(self._packed(steps, last - first), first, last, default)
         elif self._plainly and not self.stacks and steps.leaves[0].shape[0] == 1:
             self._insert_step(steps, first, last, default)
         else:
             self._insert_any(steps, slice(first, last), default)
 
-    def _insert_plain(self, steps: Steps, first: int, last: int, default: float) -> None:
-        """The common case: every step is a row and begins an item, and no episode ends."""
+    def begins(self, first: int, last: int) -> bool:
+        """Whether the next step of some of these streams begins an episode."""
+        return bool(np.count_nonzero(self.counters.fresh[first:last]))
+
+    def _packed(self, steps: Steps, envs: int) -> Plain:
+        """Steps that are plain, as they are stored."""
         length, priorities = steps.leaves[0].shape[0], steps.priorities
+        leaves = [steps.leaves[at] for at in self.plain] if self.stacks else steps.leaves
+        alone = [leaves[at] for at in self.form.packing.alone]
+        stacked = [steps.leaves[at] for at in self.stacked]
+        return Plain(
+            length,
+            self.rows.pack(leaves, (length, envs)),
+            [x.reshape(-1, *x.shape[2:]) for x in alone],
+            [
+                stack.frame(x.reshape(-1, *x.shape[2:]), -1)
+                for stack, x in zip(self.stacks, stacked, strict=True)
+            ],
+            None if priorities is None else priorities.ravel(),
+        )
+
+    def insert_plain(self, plain: Plain, first: int, last: int, default: float) -> None:
+        """The common case: every step is a row and begins an item, and no episode ends."""
+        length, given = plain.length, plain.priorities
         heads, begun = self.heads[:, first:last], self.counters.begun[first:last]
         if length == 1:
             places, slots, numbers = heads[0], heads[1], begun
@@ -80,35 +112,35 @@ class Streams:
             all_heads = (heads[:, None] + ahead * self.layout.envs) % self._laps[:, None]
             places, slots = all_heads.reshape(2, -1)
             numbers = (begun + ahead).ravel()
-        leaves = [steps.leaves[at] for at in self.plain] if self.stacks else steps.leaves
-        self.rows.write_steps(places, leaves, (length, last - first))
-        self._begin(slots, places, numbers, default if priorities is None else priorities.ravel())
-        if self.stacks:
-            self._frame_plain(steps, first, last, places, numbers)
+        self.rows.store(places, plain.block, plain.alone)
+        self._begin(slots, places, numbers, default if given is None else given)
+        newest = self._frame_plain(plain, first, last, places, numbers) if self.stacks else None
+        self.written = Written(plain, newest)
         begun += length
         heads += length * self.layout.envs
         np.remainder(heads, self._laps, out=heads)
 
     def _frame_plain(
-        self, steps: Steps, first: int, last: int, places: Array, numbers: Array
-    ) -> None:
-        """The newest frames of steps within episodes."""
-        cursor, length = self.counters.frame_cursor[first:last], steps.leaves[0].shape[0]
-        ahead = np.arange(length + 1)[:, None] * self.layout.envs
+        self, plain: Plain, first: int, last: int, places: Array, numbers: Array
+    ) -> Array:
+        """Stores the newest frames of steps within episodes, and says where."""
+        cursor = self.counters.frame_cursor[first:last]
+        ahead = np.arange(plain.length + 1)[:, None] * self.layout.envs
         newest = (cursor + ahead) % self.layout.frame_lane
         at = newest[:-1].ravel()
-        stacks = [steps.leaves[leaf] for leaf in self.stacked]
-        self.frames.write(at, [x.reshape(-1, *x.shape[2:]) for x in stacks], -1)
+        for store, frames in zip(self.frames.stores, plain.frames, strict=True):
+            store[at] = frames
         self.frame_at[places] = at
         self.frame_begun[at] = numbers
-        self.newest = at
         cursor[...] = newest[-1]
+        return at
 
     def _insert_step(self, steps: Steps, first: int, last: int, default: float) -> None:
         """One step of which some are no rows, or some end episodes."""
         priorities = steps.priorities
         if steps.valid is None or steps.valid.all():
-            self._insert_plain(steps, first, last, default)
+            self.insert_plain(self._packed(steps, last - first), first, last, default)
+            self.written = None
         else:
             here = np.flatnonzero(steps.valid[0])
             streams = here + first
