@@ -16,11 +16,11 @@ from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
-import numpy as np  # noqa: E402
-import reverb  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import numpy as np
+import reverb
+import tensorflow as tf
 
-from benchmarks import replay_protocol as p  # noqa: E402
+from benchmarks import replay_protocol as p
 
 TABLE = "replay"
 
@@ -36,9 +36,7 @@ def signature(work: p.Work) -> dict[str, Any]:
 
 def serve(work: p.Work, port: int) -> None:
     sampler = (
-        reverb.selectors.Prioritized(p.EXPONENT)
-        if work.prioritised
-        else reverb.selectors.Uniform()
+        reverb.selectors.Prioritized(p.EXPONENT) if work.prioritised else reverb.selectors.Uniform()
     )
     table = reverb.Table(
         TABLE,

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Client, Connection
+from multiprocessing.context import AuthenticationError
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,11 @@ class Channel:
             self._connection: Connection = Client(
                 address.socket, "AF_UNIX", bytes.fromhex(address.key)
             )
+        except AuthenticationError as error:
+            raise UserError(
+                f"The replay server (process {address.pid}) does not know the client's key: "
+                "connect to the address that the server gave."
+            ) from error
         except (OSError, EOFError) as error:
             raise self._gone() from error
         self._limit = 0.0

@@ -109,6 +109,12 @@ class ReplayClient:
         """Items that can be sampled."""
         return self.counts()["size"]
 
+    @property
+    def acknowledged(self) -> int:
+        """Inserts that are known to be in the table; a durable one keeps them come what may. Of
+        several servers, each counts its part of an insert."""
+        return sum(s.inserts.acknowledged for s in self._servers if s.inserts is not None)
+
     def counts(self) -> dict[str, int]:
         """Items that can be sampled (size), that were ever inserted, and ever sampled."""
         self.flush()

@@ -149,11 +149,11 @@ class HostTable:
             self._offsets = low - (self._totals - counts)
             self._equal = int(counts[0]) if counts.min() == counts.max() else 0
         elif self.owned is not None:
-            self.owned.take(self.streams.span(self.high, high), self.index)
+            self.owned.take(self.streams.span(self.high, high)[0], self.index)
         else:
-            self.index.drop(self.streams.span(self.low, np.minimum(low, self.high)))
-            new = self.streams.span(np.maximum(self.high, low), high)
-            self.index.add(new, self.streams.given[new])
+            self.index.drop(self.streams.span(self.low, np.minimum(low, self.high))[0])
+            new, numbers = self.streams.span(np.maximum(self.high, low), high)
+            self.index.add(new, self.streams.given[new], None if self._in_order else numbers)
         self.low, self.high = low, high
 
     def unsettle(self) -> None:

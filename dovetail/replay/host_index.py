@@ -23,7 +23,7 @@ class HostIndex:
         self.live = np.zeros(size, bool)
         self.priority = np.zeros(size, np.float32)
         self.serial = np.zeros(size, np.int64)
-        """A number that grows with each item, and tells the items of one slot apart."""
+        """Tells the items of one slot apart, and, where they are taken in order, their age."""
         self.times = np.zeros(size, np.int64)
         self.count = 0
         self.added = 0
@@ -34,13 +34,16 @@ class HostIndex:
             if isinstance(selector, Uniform | Prioritised)
         }
 
-    def add(self, slots: Slots, priorities: Floats) -> None:
-        """New items, in the order of their age."""
+    def add(self, slots: Slots, priorities: Floats, numbers: Slots | None = None) -> None:
+        """New items, in the order of their age; `numbers` tell those of one slot apart, whenever
+        they are added."""
         self.live[slots] = True
         self.priority[slots] = priorities
-        self.serial[slots] = np.arange(self.added, self.added + slots.size)
+        if numbers is None:
+            numbers = np.arange(self.added, self.added + slots.size)
+            self.added += slots.size
+        self.serial[slots] = numbers
         self.times[slots] = 0
-        self.added += slots.size
         self.count += slots.size
         self._weigh(slots, priorities)
 

@@ -13,6 +13,8 @@ class Pipeline:
         self._failure: UserError | None = None
         self._skipped = 0
         self.failures = 0
+        self.acknowledged = 0
+        """Messages that were answered, and not refused."""
         self._limit: float | None = None
 
     def send(self, message: bytes, timeout: float | None = None) -> None:
@@ -44,6 +46,7 @@ class Pipeline:
         self._flying -= 1
         try:
             self.channel.receive("an acknowledgement", self._limit)
+            self.acknowledged += 1
         except UserError as failure:
             if self._failure is None:
                 self._failure = failure

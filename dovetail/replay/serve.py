@@ -46,8 +46,8 @@ WATCH = 0.5
 def main() -> None:
     """Serves until it is told to end."""
     options = json.loads(sys.stdin.buffer.readline())
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    stopped, stop = os.pipe()
+    signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"!"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and says when to end
     leaves = [Leaf(path, tuple(shape), np.dtype(dtype)) for path, shape, dtype in options["leaves"]]
     address = Address(options["folder"], options["key"], os.getpid())
@@ -65,29 +65,27 @@ def main() -> None:
     lost = None if service.restored is None else service.restored.lost
     records = 0 if service.restored is None else service.restored.records
     ready = {"pid": os.getpid(), "epoch": service.epoch, "lost": lost, "records": records}
-    serving = Serving(service, bytes.fromhex(address.key), stopped)
+    serving = Serving(service, bytes.fromhex(address.key))
     threading.Thread(target=serving.accept, args=(listener,), daemon=True).start()
     print(json.dumps(ready), flush=True)
     _wait_for_the_end(stopped, os.getppid())
     service.close()
     shutil.rmtree(address.folder, ignore_errors=True)
-    sys.stderr.flush()
-    os._exit(1 if serving.failed else 0)  # threads that wait for a client need not be asked
+    os._exit(0)  # threads that wait for a client need not be asked
 
 
-def _wait_for_the_end(stopped: threading.Event, parent: int) -> None:
-    while not stopped.is_set() and os.getppid() == parent:
-        ready, _, _ = select.select([sys.stdin], [], [], WATCH)
-        if ready and not os.read(sys.stdin.fileno(), 1):
+def _wait_for_the_end(stopped: int, parent: int) -> None:
+    """Until somebody writes, standard input is closed, or the parent is another."""
+    while os.getppid() == parent:
+        if select.select([stopped, sys.stdin], [], [], WATCH)[0]:
             return
 
 
 class Serving:
     """Lets clients in, and answers each of their channels in a thread."""
 
-    def __init__(self, service: ReplayService, key: bytes, stopped: threading.Event) -> None:
-        self._service, self._key, self._stopped = service, key, stopped
-        self.failed = False
+    def __init__(self, service: ReplayService, key: bytes) -> None:
+        self._service, self._key = service, key
 
     def accept(self, listener: Listener) -> None:
         """Lets in whoever comes."""
@@ -104,9 +102,9 @@ class Serving:
         except (AuthenticationError, EOFError, OSError):
             return  # a client that has no key, or has gone
         except Exception:
-            traceback.print_exc()  # what it has done to the table nobody knows: end
-            self.failed = True
-            self._stopped.set()
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # what it has done to the table nobody knows; a log has all before it
         finally:
             connection.close()
 

@@ -242,11 +242,12 @@ class Streams:
         high = complete(self.table, self.layout, self.counters, self.begun_at, np)
         return oldest(self.layout, self.counters, high, self.begun_at, self.frame_begun, np), high
 
-    def span(self, start: Array, end: Array) -> Array:
-        """The slots of items from number `start` to `end` of every stream, by age."""
+    def span(self, start: Array, end: Array) -> tuple[Array, Array]:
+        """The slots and numbers of items from `start` to `end` of every stream, by age."""
         counts = np.maximum(end - start, 0)
         age, stream = np.nonzero(np.arange(int(counts.max()))[:, None] < counts)
-        return (start[stream] + age) % self.layout.slots * self.layout.envs + stream
+        numbers = start[stream] + age
+        return numbers % self.layout.slots * self.layout.envs + stream, numbers
 
     def windows(self, slots: Array) -> Array:
         """Where the rows of items are [W, n]; beyond the end, they go on at the beginning."""
