@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
+from dovetail.replay.columns import ONCE, ItemColumns
 from dovetail.replay.form import Form
 from dovetail.replay.host_index import HostIndex
 from dovetail.replay.incoming import Incoming, Plain, Steps, highest_of
@@ -43,7 +44,10 @@ class HostTable:
         self.incoming = Incoming(self.leaves, self.structure, num_envs)
         self._chunk = self.layout.chunk
         self.streams = Streams(self.form)
-        self.index = None if table.ranged else HostIndex(table, self.layout.size)
+        self.index = None
+        if not table.ranged:
+            items = ItemColumns(self.layout.owned) if self.layout.owned else self.streams.items
+            self.index = HostIndex(table, items)
         self.owned = OwnedItems(self.streams) if self.layout.owned else None
         self.highest = 1.0
         self.low = np.zeros(num_envs, np.int64)
@@ -171,8 +175,8 @@ class HostTable:
             slots, numbers = self._choose(draws, count)
             probabilities = output.alike
             probabilities.fill(1 / count)
-            times = self.streams.times.take(slots)
-            np.add.at(self.streams.times, slots, 1)
+            times = self.streams.times[slots]
+            np.add.at(self.streams.times, slots, ONCE)
             self._read(slots, output)
         else:
             slots, probabilities = self.index.choose(draws)
@@ -197,7 +201,7 @@ class HostTable:
         """Does all that `sample` does to the table, and reads nothing."""
         count = self._countable(draws.size)
         if self.index is None:
-            np.add.at(self.streams.times, self._choose(draws, count)[0], 1)
+            np.add.at(self.streams.times, self._choose(draws, count)[0], ONCE)
         else:
             self._count(self.index.choose(draws)[0])
 
@@ -253,6 +257,6 @@ class HostTable:
         self.settle()
         slots = np.asarray(keys.slot)
         there = self.index.live[slots] & (self.index.serial[slots] == keys.number)
-        if not there.all():
+        if np.count_nonzero(there) < slots.size:
             slots, priorities = slots[there], priorities[there]
         self.index.update(slots, priorities)

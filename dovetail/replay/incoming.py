@@ -76,7 +76,8 @@ class Incoming:
 
     def __init__(self, leaves: Sequence[Leaf], structure: Any, num_envs: int) -> None:
         self.leaves, self.structure, self._num_envs = list(leaves), structure, num_envs
-        self._wanted = [(leaf.dtype, leaf.shape) for leaf in leaves]
+        self._wanted: tuple[tuple[int, int], list[tuple[Any, tuple[int, ...]]]] = ((0, 0), [])
+        """Of the last shape of an insert, the types and shapes of its leaves."""
         self._finals: tuple[Any, list[int]] | None = None
         if structure is not None:
             from jax.tree import flatten
@@ -121,8 +122,10 @@ class Incoming:
         fits = structure == self.structure and length > 0
         if fits:
             axes = (length, last - first)
-            for (dtype, shape), array in zip(self._wanted, leaves, strict=True):
-                if array.dtype != dtype or array.shape != axes + shape:
+            if self._wanted[0] != axes:
+                self._wanted = (axes, [(leaf.dtype, axes + leaf.shape) for leaf in self.leaves])
+            for (dtype, shape), array in zip(self._wanted[1], leaves, strict=True):
+                if array.dtype != dtype or array.shape != shape:
                     fits = False
         if not fits:
             check_leaves(self.leaves, rows, (max(length, 1), last - first), "rows")
@@ -151,8 +154,9 @@ def highest_of(priorities: Array) -> float:
     """The highest of priorities, as it is kept in 32 bits."""
     if not priorities.size:
         return 0.0
-    most = float(priorities.max())
-    if not (float(priorities.min()) >= 0 and most < float("inf")):
+    flat = priorities.reshape(-1)
+    most = float(np.maximum.reduce(flat))
+    if not (float(np.minimum.reduce(flat)) >= 0 and most < float("inf")):
         wrong = priorities[~((priorities >= 0) & (priorities < float("inf")))].ravel()[0]
         raise UserError(f"A priority is {wrong}: give finite numbers from 0 upwards.")
     return float(np.float32(most))

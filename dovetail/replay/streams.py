@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dovetail.replay.columns import ItemColumns
 from dovetail.replay.form import Form
 from dovetail.replay.frames import HostFrames
 from dovetail.replay.incoming import Plain, Steps
@@ -46,12 +47,8 @@ class Streams:
         self.frame_at = np.zeros(layout.lane if self.stacks else 0, np.int64)
         """Of each row, where its newest frame is."""
         self.frame_begun = np.zeros(layout.frame_lane, np.int64)
-        self.starts = np.zeros(layout.slots * envs, np.int64)
-        """Of each item, where its first row is."""
-        self.given = np.zeros(layout.slots * envs, np.float32)
-        """Of each item, the priority it began with."""
-        self.times = np.zeros(layout.slots * envs, np.int64)
-        """Of each item, how often it has been sampled."""
+        self.items = ItemColumns(layout.slots * envs, table.ranged)
+        self.starts, self.given, self.times = self.items.start, self.items.given, self.items.times
         self._numbers = np.arange(envs)
         self.heads = np.stack([self._numbers] * 2)
         """Where the next row and the next item of each stream go."""
@@ -65,6 +62,7 @@ class Streams:
             steps=np.zeros(envs, np.int64),
             fresh=np.ones(envs, bool),
         )
+        self._until_wrap = 0  # so many plain steps reach no end for certain
         self._window = range(envs, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions)
         self.written: Written | None = None
@@ -87,19 +85,17 @@ class Streams:
     def _packed(self, steps: Steps, envs: int) -> Plain:
         """Steps that are plain, as they are stored."""
         length, priorities = steps.leaves[0].shape[0], steps.priorities
+        given = None if priorities is None else priorities.ravel()
         leaves = [steps.leaves[at] for at in self.plain] if self.stacks else steps.leaves
-        alone = [leaves[at] for at in self.form.packing.alone]
-        stacked = [steps.leaves[at] for at in self.stacked]
-        return Plain(
-            length,
-            self.rows.pack(leaves, (length, envs)),
-            [x.reshape(-1, *x.shape[2:]) for x in alone],
-            [
-                stack.frame(x.reshape(-1, *x.shape[2:]), -1)
-                for stack, x in zip(self.stacks, stacked, strict=True)
-            ],
-            None if priorities is None else priorities.ravel(),
-        )
+        block = self.rows.pack(leaves, (length, envs))
+        if not self.stacks and not self.rows.alone:
+            return Plain(length, block, [], [], given)
+        alone = [leaves[at].reshape(-1, *leaves[at].shape[2:]) for at in self.rows.alone]
+        frames: list[Array] = []
+        for stack, at in zip(self.stacks, self.stacked, strict=True):
+            stacks = steps.leaves[at]
+            frames.append(stack.frame(stacks.reshape(-1, *stacks.shape[2:]), -1))
+        return Plain(length, block, alone, frames, given)
 
     def insert_plain(self, plain: Plain, first: int, last: int, default: float) -> None:
         """The common case: every step is a row and begins an item, and no episode ends."""
@@ -118,7 +114,14 @@ class Streams:
         self.written = Written(plain, newest)
         begun += length
         heads += length * self.layout.envs
-        np.remainder(heads, self._laps, out=heads)
+        self._until_wrap -= length
+        if self._until_wrap <= 0:
+            self._wrap()
+
+    def _wrap(self) -> None:
+        """Begins again at the beginning where an end is reached."""
+        np.remainder(self.heads, self._laps, out=self.heads)
+        self._until_wrap = int(((self._laps - self.heads) // self.layout.envs).min())
 
     def _frame_plain(
         self, plain: Plain, first: int, last: int, places: Array, numbers: Array
@@ -150,6 +153,7 @@ class Streams:
             self._begin(heads[1], heads[0], numbers, given)
             self.counters.begun[streams] = numbers + 1
             self.heads[:, streams] = (heads + self.layout.envs) % self._laps
+            self._until_wrap = 0
         if steps.ends is not None:
             ends = steps.ends[0] if steps.valid is None else steps.ends[0] & steps.valid[0]
             self._end(np.flatnonzero(ends), steps.final, first)
@@ -163,6 +167,7 @@ class Streams:
         self.begun_at[places] = begun
         self.counters.ended[streams] = begun
         self.heads[0, streams] = (places + self.layout.envs) % self.layout.lane
+        self._until_wrap -= 1
 
     def _begin(self, slots: Array, places: Array, numbers: Array, given: Any) -> None:
         """Items begin at rows."""
@@ -190,6 +195,7 @@ class Streams:
         for kept, new in zip(self.counters, after, strict=True):
             kept[here] = new
         self.heads[1, here] = after.begun % self.layout.slots * self.layout.envs + streams
+        self._until_wrap = 0
 
     def _write_steps(self, plan: Plan, leaves: Sequence[Array], steps: Array) -> None:
         flat = [x.reshape(-1, *leaf.shape) for x, leaf in zip(leaves, self.leaves, strict=True)]
@@ -252,7 +258,8 @@ class Streams:
     def windows(self, slots: Array) -> Array:
         """Where the rows of items are [W, n]; beyond the end, they go on at the beginning."""
         places = np.empty((self.layout.window, slots.size), np.int64)
-        first = self.starts.take(slots, out=places[0], mode="clip")
+        first = places[0]
+        first[...] = self.starts[slots]
         for at, ahead in enumerate(self._window, start=1):
             np.add(first, ahead, out=places[at])
         return places
