@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.replay.compressed import Compressed, Store
 from dovetail.replay.leaves import Leaf
 from dovetail.replay.table import History
 from dovetail.replay.tree import Slots
@@ -48,9 +49,15 @@ class Stack:
 class HostFrames:
     """The frames of every leaf with a history, in flat rings."""
 
-    def __init__(self, stacks: Sequence[Stack], size: int) -> None:
+    def __init__(self, stacks: Sequence[Stack], size: int, compressed: int = 0) -> None:
+        """`compressed`: whether they are, and then by how many streams in turn."""
         self.stacks = list(stacks)
-        self.stores = [np.zeros((size, *stack.shape), stack.dtype) for stack in stacks]
+        self.stores: list[Store] = [
+            Compressed(size, stack.shape, stack.dtype, compressed)
+            if compressed
+            else np.zeros((size, *stack.shape), stack.dtype)
+            for stack in stacks
+        ]
 
     @property
     def nbytes(self) -> int:

@@ -130,6 +130,8 @@ class HostTable:
         if plain.priorities is not None:
             self.highest = max(self.highest, highest_of(plain.priorities))
         self.streams.insert_plain(plain, first, last, self.highest)
+        if self.streams.budget is not None:
+            self.streams.budget.enforce(first, last)
         self._inserted()
 
     def _insert(self, steps: Steps, first: int, last: int) -> None:

@@ -117,7 +117,7 @@ class Journal:
             shape = (places.size, *store.shape[1:])
             kept = self._spare.get((shape, store.dtype))
             out = kept.pop() if kept else np.empty(shape, store.dtype)
-            found.append(store.take(places, axis=0, out=out, mode="clip"))
+            found.append(store.take(places, axis=0, out=out, mode="wrap"))
         return found
 
     def _give_back(self, frames: list[Array]) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.replay.compressed import Compressed, Store
 from dovetail.replay.leaves import Leaf
+from dovetail.replay.table import SMALL
 from dovetail.replay.tree import Slots
 
-SMALL = 512
-"""Bytes up to which a leaf is packed with others."""
 STAGES = 64
 """Shapes of inserts for which room to pack them is kept."""
 WORD = np.dtype(np.uint64)
@@ -73,13 +73,21 @@ def contiguous_strides(leaf: Leaf) -> tuple[int, ...]:
 class PackedRows:
     """Rows of given leaves, written and read by place."""
 
-    def __init__(self, leaves: Sequence[Leaf], packing: Packing, size: int) -> None:
+    def __init__(
+        self, leaves: Sequence[Leaf], packing: Packing, size: int, compressed: int = 0
+    ) -> None:
+        """`compressed`: whether large leaves are, and then by how many streams in turn."""
         self.leaves = list(leaves)
         self.packing = packing
         self.block = np.zeros((size, self.packing.words), WORD)
-        self.alone = {
-            at: np.zeros((size, *leaves[at].shape), leaves[at].dtype) for at in self.packing.alone
-        }
+        self.alone: dict[int, Store] = {}
+        for at in self.packing.alone:
+            shape, dtype = leaves[at].shape, leaves[at].dtype
+            self.alone[at] = (
+                Compressed(size, shape, dtype, compressed)
+                if compressed
+                else np.zeros((size, *shape), dtype)
+            )
         self._last = len(self.leaves) - 1
         self._stages: dict[tuple[int, ...], tuple[Block, list[tuple[int, Block]]]] = {}
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dovetail.replay.columns import ItemColumns
+from dovetail.replay.compressed import Budget
 from dovetail.replay.form import Form
 from dovetail.replay.frames import HostFrames
 from dovetail.replay.incoming import Plain, Steps
@@ -40,8 +41,9 @@ class Streams:
         self.form, self.table, self.layout, self.leaves = form, table, layout, form.leaves
         self.plain, self.stacked, self.stacks = form.plain, form.stacked, form.stacks
         envs = layout.envs
-        self.rows = PackedRows(form.kept, form.packing, layout.lane)
-        self.frames = HostFrames(self.stacks, layout.frame_lane)
+        turns = envs if table.compress and table.shared else 0
+        self.rows = PackedRows(form.kept, form.packing, layout.lane, turns)
+        self.frames = HostFrames(self.stacks, layout.frame_lane, turns)
         self.begun_at = np.zeros(layout.lane, np.int64)
         """Of each row, how many items of its stream had begun before it."""
         self.frame_at = np.zeros(layout.lane if self.stacks else 0, np.int64)
@@ -62,6 +64,9 @@ class Streams:
             steps=np.zeros(envs, np.int64),
             fresh=np.ones(envs, bool),
         )
+        self.budget: Budget | None = None
+        if turns and table.max_bytes is not None:
+            self.budget = Budget(self, max(table.max_bytes - self.rows.block.nbytes, 0) // envs)
         self._until_wrap = 0  # so many plain steps reach no end for certain
         self._window = range(envs, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions)
@@ -77,6 +82,8 @@ class Streams:
             self._insert_step(steps, first, last, default)
         else:
             self._insert_any(steps, slice(first, last), default)
+        if self.budget is not None:
+            self.budget.enforce(first, last)
 
     def begins(self, first: int, last: int) -> bool:
         """Whether the next step of some of these streams begins an episode."""
@@ -246,7 +253,8 @@ class Streams:
     def bounds(self) -> tuple[Array, Array]:
         """The numbers of each stream's first item that is there, and behind its last."""
         high = complete(self.table, self.layout, self.counters, self.begun_at, np)
-        return oldest(self.layout, self.counters, high, self.begun_at, self.frame_begun, np), high
+        low = oldest(self.layout, self.counters, high, self.begun_at, self.frame_begun, np)
+        return low if self.budget is None else np.maximum(low, self.budget.floor), high
 
     def span(self, start: Array, end: Array) -> tuple[Array, Array]:
         """The slots and numbers of items from `start` to `end` of every stream, by age."""

@@ -47,6 +47,8 @@ TABLES = {
     "highest leave": Table(Episodes(3), 6, Uniform(), Highest(), max_times_sampled=2),
     "newest leave": Table(Sequences(3, 2), 6, Lowest(), Lifo()),
     "chance leaves": Table(Transitions(), 6, Uniform(), Uniform()),
+    "compressed": Table(Transitions(2), 12, history=STACK, compress=True),
+    "compressed items": Table(Sequences(3, 2), 6, Uniform(), Lifo(), history=STACK, compress=True),
     "weighed leave": Table(Transitions(), 6, Prioritised(1.0), Prioritised(2.0), history=STACK),
 }
 
@@ -207,7 +209,7 @@ def test_the_host_table_is_the_model(name: str, program: list[Any]) -> None:
     follow("host", name, program)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [name for name in TABLES if "compressed" not in name])
 @settings(quick, max_examples=8)
 @given(program=programs(few=True))
 def test_the_device_table_is_the_model(name: str, program: list[Any]) -> None:
