@@ -6,6 +6,7 @@ every sample is taken from all of them alike, and priorities go back to where th
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class ReplayClient:
         """`example`: a row like those of the table; `why(i)`: what has become of server i."""
         found = [addresses] if isinstance(addresses, Address) else list(addresses)
         self._servers = [
-            Server(address, timeout, window, None if why is None else lambda at=at: why(at))
+            Server(address, timeout, window, None if why is None else partial(why, at))
             for at, address in enumerate(found)
         ]
         self._structure, self._buffers = structure_of(example), buffers

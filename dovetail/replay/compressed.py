@@ -38,7 +38,7 @@ class Compressed:
         shape = self.shape[1:]
         rows = np.broadcast_to(np.asarray(values, self.dtype), (*places.shape, *shape))
         for place, row in zip(places.ravel().tolist(), rows.reshape(-1, *shape), strict=True):
-            self._put(place, zlib.compress(np.ascontiguousarray(row), LEVEL))
+            self._put(place, zlib.compress(np.ascontiguousarray(row).data, LEVEL))
 
     def __getitem__(self, places: Array) -> Array:
         return self.take(places, 0, np.empty((*places.shape, *self.shape[1:]), self.dtype))

@@ -49,8 +49,8 @@ class Steps(NamedTuple):
         )
 
     @property
-    def count(self) -> int:
-        """Those that are valid."""
+    def valid_count(self) -> int:
+        """How many are valid."""
         if self.valid is not None:
             return int(np.count_nonzero(self.valid))
         length, envs = self.leaves[0].shape[:2]

@@ -108,9 +108,7 @@ def steps_of(form: Form, head: InsertHead, arrays: list[Array]) -> Steps:
     ends, valid, priorities = (
         next(rest) if head.given & bit else None for bit in (ENDS, VALID, PRIORITIES)
     )
-    final: list[Array | None] | None = None
-    if head.final:
-        final = [None] * len(leaves)
-        for at, array in zip(head.final, rest, strict=True):
-            final[at] = array
-    return Steps(leaves, ends, valid, final, priorities)
+    found: list[Array | None] = [None] * len(leaves)
+    for at, array in zip(head.final, rest, strict=True):
+        found[at] = array
+    return Steps(leaves, ends, valid, found if head.final else None, priorities)

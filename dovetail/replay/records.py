@@ -53,7 +53,7 @@ class RecordFile:
         length = len(sizes) + len(head) + sum(lengths)
         written: list[Any]
         if length < LARGE:  # the check sum of all is that of the pieces in turn
-            body = b"".join((sizes, head, *parts))
+            body = b"".join((sizes, head, *(part.data for part in parts)))
             written = [_prefix(zlib.crc32(body), len(head), len(parts), length) + body]
         else:
             pieces = [part.data.cast("B") for part in parts]

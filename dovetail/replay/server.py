@@ -52,7 +52,7 @@ class ReplayServer:
         num_envs: int,
         limiter: RateLimiter | None = None,
         timeout: float = 60.0,
-        durable: Path | None = None,
+        durable: Path | str | None = None,
         grown: int = GROWN,
     ) -> None:
         """`grown`: bytes of the log after which a durable server makes a snapshot."""
@@ -164,7 +164,7 @@ class ReplayShards:
         shards: int,
         limiter: RateLimiter | None = None,
         timeout: float = 60.0,
-        durable: Path | None = None,
+        durable: Path | str | None = None,
         grown: int = GROWN,
     ) -> None:
         """The options are those of `ReplayServer`, for all together."""

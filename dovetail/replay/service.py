@@ -42,7 +42,7 @@ class ReplayService:
         table: HostTable,
         limiter: RateLimiter | None = None,
         timeout: float = 60.0,
-        durable: Path | None = None,
+        durable: Path | str | None = None,
         grown: int = GROWN,
         behind: bool = False,
     ) -> None:
@@ -51,7 +51,7 @@ class ReplayService:
         self.limiter = limiter or RateLimiter()
         self._journal = None
         if durable is not None:
-            self._journal = Journal(durable, table, self.limiter, grown, behind)
+            self._journal = Journal(Path(durable), table, self.limiter, grown, behind)
         self.restored = None if self._journal is None else self._journal.restored
         """How the durable folder was found."""
         self.epoch = time.time_ns() if self.restored is None else self.restored.epoch
@@ -102,7 +102,7 @@ class ReplayService:
         self, steps: Steps, first: int, last: int, timeout: float | None = None
     ) -> None:
         """`HostTable.insert_steps`, when the rate limiter lets it."""
-        self._insert(steps, steps.count, first, last, timeout)
+        self._insert(steps, steps.valid_count, first, last, timeout)
 
     def insert_plain(
         self, plain: Plain, first: int, last: int, timeout: float | None = None

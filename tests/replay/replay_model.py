@@ -237,8 +237,8 @@ class ShardedModel:
                 here = slice(low - first, high - first)
                 given = None if priorities is None else priorities[:, here]
                 shard.note(given)
-                parts = [[row[here] for row in rows] for rows in (names, ends, valid)]
-                shard.insert(*parts, given, low - begin)
+                name, end, there = ([row[here] for row in x] for x in (names, ends, valid))
+                shard.insert(name, end, there, given, low - begin)
             begin += shard.layout.envs
 
     def sample(self, draws: Any) -> list[tuple[Item, float, int]]:
