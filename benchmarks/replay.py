@@ -43,12 +43,16 @@ def main() -> None:
     seconds = 0.1 if options.quick else 0.5
     contestants = {"dovetail": OURS, **{name: PEERS[name] for name in options.peers}}
     results: dict[str, Any] = {}
+    for name in contestants:
+        interpreter(contestants[name][0])  # installs before anything is timed
     for work, flags in WORKS.items():
         if not (options.small and "--image" in flags):
             able = {
                 n: c for n, c in contestants.items() if "--prioritised" not in flags or n != UNABLE
             }
-            results[work] = compare(work, flags, able, repeats, seconds)
+            results[work] = compare(work, flags, able, repeats, seconds, TARGET)
+            if "--image" in flags:
+                results[work]["stored"] = stored(work, results[work])
     print(json.dumps(results))
 
 
@@ -58,6 +62,7 @@ def compare(
     contestants: dict[str, tuple[str, str]],
     repeats: int,
     seconds: float,
+    target: float,
 ) -> dict[str, Any]:
     """Every contestant in turn; the medians, and ours against the best of the others."""
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
@@ -75,19 +80,22 @@ def compare(
             / max(answers[name][at][measure] for name in answers if name != "dovetail")
             for at, ours in enumerate(answers["dovetail"])
         )
-        sign = "reached" if ratio >= TARGET else "MISSED"
+        sign = "reached" if ratio >= target else "MISSED"
         listed = ", ".join(f"{name} {value:,.0f}" for name, value in medians.items())
         print(
-            f"{work}, {measure}: {listed}: {ratio:.2f} × the best peer; target {TARGET:g}: {sign}",
+            f"{work}, {measure}: {listed}: {ratio:.2f} × the best peer; target {target:g}: {sign}",
             flush=True,
         )
-        found[measure] = {"medians": medians, "ratio": ratio, "met": ratio >= TARGET}
-    if "--image" in flags:
-        share = answers["dovetail"][0]["bytes_per_transition"] / RAW
-        sign = "reached" if share <= STORED_TARGET else "MISSED"
-        print(f"{work}: {share:.3f} of a raw stack per transition; target {STORED_TARGET}: {sign}")
-        found["stored"] = {"share": share, "met": share <= STORED_TARGET}
+        found[measure] = {"medians": medians, "ratio": ratio, "met": ratio >= target}
     return found
+
+
+def stored(work: str, found: dict[str, Any]) -> dict[str, Any]:
+    """What a stored image takes of a raw stack."""
+    share = found["answers"]["dovetail"][0]["bytes_per_transition"] / RAW
+    sign = "reached" if share <= STORED_TARGET else "MISSED"
+    print(f"{work}: {share:.3f} of a raw stack per transition; target {STORED_TARGET}: {sign}")
+    return {"share": share, "met": share <= STORED_TARGET}
 
 
 if __name__ == "__main__":

@@ -18,20 +18,9 @@ def main() -> None:
     work = p.parse_work()
     history = (History("observation", 4, -1),) if work.image else ()
     sampler = Prioritised(p.EXPONENT) if work.prioritised else Uniform()
-    example = {
-        "observation": np.zeros(work.shape, work.dtype),
-        "action": np.zeros((), np.int32),
-        "reward": np.zeros((), np.float32),
-        "terminated": np.zeros((), bool),
-    }
     options = Table(Transitions(1), work.capacity, sampler, history=history)
-    table = HostTable(options, example, num_envs=p.INSERTED)
-    small = {
-        name: np.zeros((1, p.INSERTED, *x.shape), x.dtype)
-        for name, x in example.items()
-        if name != "observation"
-    }
-    batches = cycle({"observation": x[None, : p.INSERTED], **small} for x in p.observations(work))
+    table = HostTable(options, p.row(work), num_envs=p.INSERTED)
+    batches = cycle(p.steps(work))
     ends, valid = np.zeros((1, p.INSERTED), bool), np.ones((1, p.INSERTED), bool)
     random = np.random.default_rng(0)
     priorities = random.random(p.SAMPLED, np.float32)

@@ -26,6 +26,7 @@ from benchmarks.interpreters import interpreter  # noqa: E402
 
 EXCHANGE, PROCESSES = ["benchmarks.exchange"], ["benchmarks.env_processes"]
 REPLAY, GROWTH = ["benchmarks.replay"], ["benchmarks.replay_growth"]
+SERVICE, DURABLE = ["benchmarks.replay_service"], ["benchmarks.replay_durable"]
 SCRIPTS = {
     "parity": ("the hand-written PPO computes the same numbers", ["benchmarks.parity"]),
     "startup": ("seconds from the command to the first update", ["benchmarks.startup"]),
@@ -35,6 +36,8 @@ SCRIPTS = {
     "central": ("how full acting's batches are under CentralInference", ["benchmarks.central"]),
     "telemetry": ("what measuring and scraping cost", ["benchmarks.telemetry"]),
     "replay": ("tables in one process against cpprb, flashbax and torchrl", REPLAY),
+    "replay-service": ("a table in another process against dm-reverb", SERVICE),
+    "replay-durable": ("what it costs that nothing acknowledged is lost", DURABLE),
     "replay-growth": ("prioritised sampling from 10 thousand to 10 million items", GROWTH),
     "cluster-costs": ("weights, start-up and 64 actors on Ray", ["benchmarks.cluster"]),
 }

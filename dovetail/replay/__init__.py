@@ -29,9 +29,12 @@ Of a leaf with a `History` (a stack of frames) only the newest frame of each row
 program; `ReplayService` lets threads share a host table, held in step by a `RateLimiter`.
 """
 
+from dovetail.replay.channel import Address
+from dovetail.replay.client import ReplayClient
 from dovetail.replay.host import HostTable
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.sample import Keys, Sample, importance_weights
+from dovetail.replay.server import ReplayServer, ReplayShards
 from dovetail.replay.service import ReplayService
 from dovetail.replay.table import (
     Episodes,
@@ -41,6 +44,7 @@ from dovetail.replay.table import (
     Lifo,
     Lowest,
     Prioritised,
+    Selector,
     Sequences,
     Table,
     Transitions,
@@ -48,6 +52,7 @@ from dovetail.replay.table import (
 )
 
 __all__ = [
+    "Address",
     "Episodes",
     "Fifo",
     "Highest",
@@ -58,8 +63,12 @@ __all__ = [
     "Lowest",
     "Prioritised",
     "RateLimiter",
+    "ReplayClient",
+    "ReplayServer",
     "ReplayService",
+    "ReplayShards",
     "Sample",
+    "Selector",
     "Sequences",
     "Table",
     "Transitions",

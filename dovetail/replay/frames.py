@@ -7,9 +7,9 @@ older frames of its stack, so that every stack comes back as it was, whatever it
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
+from dovetail.replay.compressed import Compressed, Store
 from dovetail.replay.leaves import Leaf
 from dovetail.replay.table import History
 from dovetail.replay.tree import Slots
@@ -41,16 +41,23 @@ class Stack:
 
     def whole(self, frames: Any) -> Any:
         """The stacks [n, W, …] of frames [n, W, k, …]: a view."""
-        xp = np if isinstance(frames, np.ndarray) else jnp
-        return xp.moveaxis(frames, 2, 2 + self.axis)
+        axes = [0, 1, *range(3, 3 + len(self.shape))]
+        axes.insert(2 + self.axis, 2)
+        return frames.transpose(axes)
 
 
 class HostFrames:
     """The frames of every leaf with a history, in flat rings."""
 
-    def __init__(self, stacks: Sequence[Stack], size: int) -> None:
+    def __init__(self, stacks: Sequence[Stack], size: int, compressed: int = 0) -> None:
+        """`compressed`: whether they are, and then by how many streams in turn."""
         self.stacks = list(stacks)
-        self.stores = [np.zeros((size, *stack.shape), stack.dtype) for stack in stacks]
+        self.stores: list[Store] = [
+            Compressed(size, stack.shape, stack.dtype, compressed)
+            if compressed
+            else np.zeros((size, *stack.shape), stack.dtype)
+            for stack in stacks
+        ]
 
     @property
     def nbytes(self) -> int:
@@ -60,8 +67,4 @@ class HostFrames:
     def write(self, places: Slots, arrays: Sequence[Array | None], number: int) -> None:
         """Stores frame `number` of stacks [m, …] each; None is zeros."""
         for stack, store, array in zip(self.stacks, self.stores, arrays, strict=True):
-            if array is None:
-                store[places] = 0
-            else:
-                for place, frame in zip(places.tolist(), stack.frame(array, number), strict=True):
-                    store[place] = frame  # one by one: a frame is large, and its copy strided
+            store[places] = 0 if array is None else stack.frame(array, number)

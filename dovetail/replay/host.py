@@ -8,17 +8,19 @@ one is valid until `buffers` further samples of its size have been taken.
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from dovetail.errors import UserError
+from dovetail.replay.columns import ONCE, ItemColumns
+from dovetail.replay.form import Form
 from dovetail.replay.host_index import HostIndex
-from dovetail.replay.leaves import check_history, check_leaves, final_positions, leaves_of
+from dovetail.replay.incoming import Incoming, Plain, Steps, highest_of
+from dovetail.replay.leaves import Leaf, leaves_of, structure_of
 from dovetail.replay.output import Output
 from dovetail.replay.owned import OwnedItems
 from dovetail.replay.sample import Keys, Sample
-from dovetail.replay.streams import Steps, Streams
-from dovetail.replay.table import Episodes, Prioritised, Sequences, Table, Uniform, make_layout
+from dovetail.replay.streams import Streams
+from dovetail.replay.table import Episodes, Prioritised, Sequences, Table, Uniform
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -26,15 +28,26 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class HostTable:
     """A table for rows like `example` (one row, or its shapes) of `num_envs` environments."""
 
-    def __init__(self, table: Table, example: Any, num_envs: int, buffers: int = 2) -> None:
+    def __init__(
+        self,
+        table: Table,
+        example: Any,
+        num_envs: int,
+        buffers: int = 2,
+        leaves: Sequence[Leaf] | None = None,
+    ) -> None:
+        """Given the `leaves` of rows instead of an example, it takes and gives lists of them."""
         self.table = table
-        self.leaves = leaves_of(example)
-        check_history(self.leaves, table.history)
-        self.layout = make_layout(table, self.leaves, num_envs)
-        self.structure = jax.tree.structure(example)
+        self.form = Form(table, leaves_of(example) if leaves is None else leaves, num_envs)
+        self.leaves, self.layout = self.form.leaves, self.form.layout
+        self.structure = None if leaves is not None else structure_of(example)
+        self.incoming = Incoming(self.leaves, self.structure, num_envs)
         self._chunk = self.layout.chunk
-        self.streams = Streams(table, self.layout, self.leaves)
-        self.index = None if table.ranged else HostIndex(table, self.layout.size)
+        self.streams = Streams(self.form)
+        self.index = None
+        if not table.ranged:
+            items = ItemColumns(self.layout.owned) if self.layout.owned else self.streams.items
+            self.index = HostIndex(table, items)
         self.owned = OwnedItems(self.streams) if self.layout.owned else None
         self.highest = 1.0
         self.low = np.zeros(num_envs, np.int64)
@@ -45,7 +58,6 @@ class HostTable:
         self._in_order = not isinstance(table.sampler, Uniform | Prioritised)
         self._buffers = buffers
         self._outputs: dict[int, list[Output]] = {}
-        self._finals: tuple[Any, list[int]] | None = None
 
     @property
     def size(self) -> int:
@@ -56,8 +68,7 @@ class HostTable:
     @property
     def completed(self) -> int:
         """Items that have ever been complete."""
-        self.settle()
-        return int(self.high.sum())
+        return self.streams.completed()
 
     def items_of(self, steps: int) -> int:
         """About how many items so many steps make."""
@@ -95,79 +106,42 @@ class HostTable:
         leaves [T, B, …], then says what was seen after it. Steps that are not `valid` are skipped.
         `priorities` [T, B] are those of the items that begin there; the highest so far by default.
         """
-        first, last = (0, self.layout.envs) if envs is None else envs
-        leaves, structure = jax.tree.flatten(rows)
-        length = self._check(rows, leaves, structure, first, last)
-        shape = (length, last - first)
-        finals = None if final is None else self._final_leaves(final, shape)
-        if ends is not None and ends.shape != shape:
-            refuse_shape("ends", ends, shape)
-        if valid is not None and valid.shape != shape:
-            refuse_shape("valid", valid, shape)
-        if priorities is not None:
-            if priorities.shape != shape:
-                refuse_shape("priorities", priorities, shape)
-            self._note_priorities(priorities)
-        steps = Steps(leaves, ends, valid, finals, priorities)
+        self.insert_steps(*self.incoming.steps(rows, ends, valid, final, priorities, envs))
+
+    def insert_steps(self, steps: Steps, first: int, last: int) -> None:
+        """Appends steps that were checked to the streams from `first` to `last`."""
+        if steps.priorities is not None:
+            self.highest = max(self.highest, highest_of(steps.priorities))
+        length = steps.leaves[0].shape[0]
         if length <= self._chunk:
             self._insert(steps, first, last)
         else:
             for start in range(0, length, self._chunk):
                 self._insert(steps.part(start, start + self._chunk), first, last)
+            self.streams.written = None  # that of the last piece only
+
+    def insert_plain(self, plain: Plain, first: int, last: int) -> None:
+        """Appends steps that are as the table stores them; no more than `Layout.chunk`."""
+        if self.form.stacks and self.streams.begins(first, last):
+            raise UserError(
+                f"Steps within episodes were inserted for environments {first} to {last}, of which "
+                "some begin one: let one client insert all steps of an environment."
+            )
+        if plain.priorities is not None:
+            self.highest = max(self.highest, highest_of(plain.priorities))
+        self.streams.insert_plain(plain, first, last, self.highest)
+        if self.streams.budget is not None:
+            self.streams.budget.enforce(first, last)
+        self._inserted()
 
     def _insert(self, steps: Steps, first: int, last: int) -> None:
         self.streams.insert(steps, first, last, self.highest)
+        self._inserted()
+
+    def _inserted(self) -> None:
         self._settled = False
         if self._in_order or self.owned is not None:
             self.settle()
-
-    def _check(
-        self, rows: Any, leaves: Sequence[Array], structure: Any, first: int, last: int
-    ) -> int:
-        """The number of steps, of rows that are as the table's."""
-        if not 0 <= first < last <= self.layout.envs:
-            raise UserError(
-                f"Rows were inserted for environments {first} to {last}, but the table has "
-                f"{self.layout.envs}: give a range of these."
-            )
-        length = leaves[0].shape[0] if leaves and getattr(leaves[0], "ndim", 0) > 1 else 0
-        fits = structure == self.structure and length > 0
-        if fits:
-            axes = (length, last - first)
-            for leaf, array in zip(self.leaves, leaves, strict=True):
-                if array.dtype != leaf.dtype or array.shape != axes + leaf.shape:
-                    fits = False
-        if not fits:
-            check_leaves(self.leaves, rows, (max(length, 1), last - first), "rows")
-            raise UserError(
-                "What was inserted has another structure than the table's rows: "
-                "insert the type of row that the table was made with."
-            )
-        return length
-
-    def _final_leaves(self, final: Any, shape: tuple[int, int]) -> list[Array | None]:
-        """What was seen after each step, leaf by leaf of a row; None for what was not given."""
-        leaves, structure = jax.tree.flatten(final)
-        if self._finals is None or self._finals[0] != structure:
-            check_leaves(self.leaves, final, shape, "final")
-            self._finals = (structure, final_positions(self.leaves, final))
-        found: list[Array | None] = [None] * len(self.leaves)
-        for at, array in zip(self._finals[1], leaves, strict=True):
-            leaf = self.leaves[at]
-            if array.dtype != leaf.dtype or array.shape != shape + leaf.shape:
-                check_leaves(self.leaves, final, shape, "final")
-            found[at] = array
-        return found
-
-    def _note_priorities(self, priorities: Array) -> None:
-        """Checks priorities and remembers the highest."""
-        if not priorities.size:
-            return
-        most = float(priorities.max())
-        if not (float(priorities.min()) >= 0 and most < float("inf")):
-            wrong = priorities[~((priorities >= 0) & (priorities < float("inf")))].ravel()[0]
-            raise UserError(f"A priority is {wrong}: give finite numbers from 0 upwards.")
-        self.highest = max(self.highest, most)
 
     def settle(self) -> None:
         """Works out which items are complete and which have left, after the inserts so far."""
@@ -181,43 +155,65 @@ class HostTable:
             self._offsets = low - (self._totals - counts)
             self._equal = int(counts[0]) if counts.min() == counts.max() else 0
         elif self.owned is not None:
-            self.owned.take(self.streams.span(self.high, high), self.index)
+            self.owned.take(self.streams.span(self.high, high)[0], self.index)
         else:
-            self.index.drop(self.streams.span(self.low, np.minimum(low, self.high)))
-            new = self.streams.span(np.maximum(self.high, low), high)
-            self.index.add(new, self.streams.given[new])
+            self.index.drop(self.streams.span(self.low, np.minimum(low, self.high))[0])
+            new, numbers = self.streams.span(np.maximum(self.high, low), high)
+            self.index.add(new, self.streams.given[new], None if self._in_order else numbers)
         self.low, self.high = low, high
 
     def unsettle(self) -> None:
         """To be called when the streams were changed from outside."""
         self._settled = False
 
-    def sample(self, draws: Array) -> Sample:
-        """Items for draws [n] from [0, 1): the same draws choose the same items."""
-        self.check_batch(draws.size)
+    def sample(self, draws: Array, output: Output | None = None) -> Sample:
+        """Items for draws [n] from [0, 1): the same draws choose the same items.
+
+        They are read into one of the table's own buffers unless an `output` is given.
+        """
+        count = self._countable(draws.size)
+        output = self._output(draws.size) if output is None else output
+        if self.index is None:
+            slots, numbers = self._choose(draws, count)
+            probabilities = output.alike
+            probabilities.fill(1 / count)
+            times = self.streams.times[slots]
+            np.add.at(self.streams.times, slots, ONCE)
+            self._read(slots, output)
+        else:
+            slots, probabilities = self.index.choose(draws)
+            numbers = self.index.serial[slots]
+            self._read(slots, output)
+            times = self._count(slots)
+        keys = Keys(slots, numbers)
+        return Sample(output.tree, output.mask, keys, probabilities, np.int32(count), times)
+
+    def _countable(self, sampled: int) -> int:
+        """The items that a batch is chosen from."""
+        self.check_batch(sampled)
         count = self.size
         if count == 0:
             raise UserError(
                 "The replay table is empty, so nothing can be sampled: insert until an item is "
                 "complete."
             )
-        output = self._output(draws.size)
+        return count
+
+    def count_sample(self, draws: Array) -> None:
+        """Does all that `sample` does to the table, and reads nothing."""
+        count = self._countable(draws.size)
         if self.index is None:
-            slots, numbers = self._choose(draws, count)
-            probabilities = output.alike
-            probabilities.fill(1 / count)
-            times = self.streams.times.take(slots)
-            np.add.at(self.streams.times, slots, 1)
-            output.read(slots)
+            np.add.at(self.streams.times, self._choose(draws, count)[0], ONCE)
         else:
-            slots, probabilities = self.index.choose(draws)
-            numbers = self.index.serial[slots]
-            output.read(slots)
-            times = self.index.sampled(slots)
-            if self.owned is not None:
-                self.owned.release(np.unique(slots[~self.index.live[slots]]))
-        keys = Keys(slots, numbers)
-        return Sample(output.tree, output.mask, keys, probabilities, np.int32(count), times)
+            self._count(self.index.choose(draws)[0])
+
+    def _count(self, slots: Array) -> Array:
+        """Counts that items of an index were sampled; how often they had been before."""
+        assert self.index is not None
+        times = self.index.sampled(slots)
+        if self.owned is not None:
+            self.owned.release(np.unique(slots[~self.index.live[slots]]))
+        return times
 
     def _choose(self, draws: Array, count: int) -> tuple[Array, Array]:
         """The slots and numbers of items that are all alike, streams in order, the oldest first."""
@@ -233,11 +229,23 @@ class HostTable:
         slots += streams
         return slots, numbers
 
+    def _read(self, slots: Array, output: Output) -> None:
+        """Copies the windows of items."""
+        owned, streams = self.owned, self.streams
+        kept = owned or streams
+        places = kept.windows(slots)
+        kept.rows.read(places, output.block, output.alone)
+        if output.frames:
+            at = streams.frame_places(places) if owned is None else owned.frame_places(slots)
+            for buffer, store in zip(output.frames, kept.frames.stores, strict=True):
+                store.take(at, axis=0, out=buffer, mode="wrap")
+        output.finish()
+
     def _output(self, count: int) -> Output:
         """The next buffer for samples of that size."""
         outputs = self._outputs.setdefault(count, [])
         if len(outputs) < self._buffers:
-            outputs.append(Output(self.streams, self.owned, self.structure, count))
+            outputs.append(Output(self.form, self.structure, count))
         else:
             outputs.append(outputs.pop(0))
         return outputs[-1]
@@ -245,20 +253,12 @@ class HostTable:
     def update_priorities(self, keys: Keys, priorities: Array) -> None:
         """Gives items other priorities [n]; items that have left are passed over."""
         priorities = np.asarray(priorities)
-        self._note_priorities(priorities)
+        self.highest = max(self.highest, highest_of(priorities))
         if self.index is None:
             return
         self.settle()
         slots = np.asarray(keys.slot)
         there = self.index.live[slots] & (self.index.serial[slots] == keys.number)
-        if not there.all():
+        if np.count_nonzero(there) < slots.size:
             slots, priorities = slots[there], priorities[there]
         self.index.update(slots, priorities)
-
-
-def refuse_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
-    """Says that an argument of `insert` has another shape than the steps."""
-    raise UserError(
-        f"What was inserted as {name} has shape {list(array.shape)}, but the rows are "
-        f"{list(shape)} steps of environments: give one for each."
-    )

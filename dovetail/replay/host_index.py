@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
+from dovetail.replay.columns import ONCE, ItemColumns
 from dovetail.replay.table import Fifo, Highest, Lifo, Prioritised, Selector, Table, Uniform
 from dovetail.replay.tree import HostTree, Slots
 
@@ -18,13 +19,12 @@ Floats = np.ndarray[Any, np.dtype[Any]]
 class HostIndex:
     """The items of a table by slot: priority, age, times sampled."""
 
-    def __init__(self, table: Table, size: int) -> None:
+    def __init__(self, table: Table, items: ItemColumns) -> None:
         self.table = table
-        self.live = np.zeros(size, bool)
-        self.priority = np.zeros(size, np.float32)
-        self.serial = np.zeros(size, np.int64)
-        """A number that grows with each item, and tells the items of one slot apart."""
-        self.times = np.zeros(size, np.int64)
+        self.live, self.priority = items.live, items.priority
+        self.serial, self.times = items.serial, items.times
+        size = self.live.size
+        self._strata = np.zeros(0)
         self.count = 0
         self.added = 0
         self.removals = 0
@@ -34,13 +34,16 @@ class HostIndex:
             if isinstance(selector, Uniform | Prioritised)
         }
 
-    def add(self, slots: Slots, priorities: Floats) -> None:
-        """New items, in the order of their age."""
+    def add(self, slots: Slots, priorities: Floats, numbers: Slots | None = None) -> None:
+        """New items, in the order of their age; `numbers` tell those of one slot apart, whenever
+        they are added."""
         self.live[slots] = True
         self.priority[slots] = priorities
-        self.serial[slots] = np.arange(self.added, self.added + slots.size)
+        if numbers is None:
+            numbers = np.arange(self.added, self.added + slots.size)
+            self.added += slots.size
+        self.serial[slots] = numbers
         self.times[slots] = 0
-        self.added += slots.size
         self.count += slots.size
         self._weigh(slots, priorities)
 
@@ -86,19 +89,21 @@ class HostIndex:
                 "sampled: give some a positive priority."
             )
         if isinstance(sampler, Prioritised):
-            targets = (np.arange(draws.size) + draws) * (total / draws.size)
+            if self._strata.size != draws.size:
+                self._strata = np.arange(draws.size, dtype=np.float64)
+            targets = (self._strata + draws) * (total / draws.size)
         else:
-            targets = draws * total
-        slots = tree.find(targets.astype(np.float64, copy=False))
+            targets = (draws * total).astype(np.float64, copy=False)
+        slots = tree.find(targets)
         return slots, (tree.leaves.take(slots) / total).astype(np.float32)
 
     def sampled(self, slots: Slots) -> Floats:
         """Counts a batch, and lets those go that were sampled often enough; the counts before."""
-        before = self.times.take(slots)
-        np.add.at(self.times, slots, 1)
+        before = self.times[slots]
+        np.add.at(self.times, slots, ONCE)
         most = self.table.max_times_sampled
         if most is not None:
-            spent = np.unique(slots[self.times.take(slots) >= most])
+            spent = np.unique(slots[self.times[slots] >= most])
             self.drop(spent)
         return before
 

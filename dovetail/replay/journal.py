@@ -10,24 +10,45 @@ begins, and the copy is written beside it while the service goes on.
 import json
 import os
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from dovetail.errors import UserError
+from dovetail.replay.behind import Behind
+from dovetail.replay.form import Spec
 from dovetail.replay.host import HostTable
-from dovetail.replay.leaves import path_name
+from dovetail.replay.incoming import Plain, Steps
 from dovetail.replay.limiter import RateLimiter
+from dovetail.replay.messages import (
+    PLAIN,
+    PRIORITIES,
+    PRIORITY,
+    InsertHead,
+    arrays_of,
+    head_of,
+    insert_specs,
+    plain_of,
+    steps_of,
+)
 from dovetail.replay.records import Reading, Record, RecordFile
 from dovetail.replay.sample import Keys
 from dovetail.replay.saving import load, save
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FORMAT = 1
+FORMAT = 2
+INSERT, SAMPLE, UPDATE = b"i", b"s", b"u"
+"""How the heads of records begin."""
+KNOWN = 256
+"""Heads that are kept ready."""
+FEW = 1 << 16
+"""Bytes of a record up to which writing it takes less time than to let another thread do it."""
 PIECE = 1 << 28
 """Bytes of an array that go into one record of a snapshot."""
 
@@ -47,41 +68,116 @@ class Restored:
 class Journal:
     """The folder of one durable table; a log larger than `grown` bytes leads to a snapshot."""
 
-    def __init__(self, folder: Path, table: HostTable, limiter: RateLimiter, grown: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        table: HostTable,
+        limiter: RateLimiter,
+        grown: int,
+        behind: bool = False,
+    ) -> None:
+        """`behind`: large records are written by another thread; see `when_kept`."""
         self._folder, self._table, self._limiter, self._grown = folder, table, limiter, grown
+        self._behind = Behind() if behind else None
         folder.mkdir(parents=True, exist_ok=True)
-        self._options = json.dumps(describe(table, limiter))
+        self._options = json.loads(json.dumps(describe(table, limiter)))
+        self._heads: dict[tuple[int, int, int, bool], bytes] = {}
+        self._spare: dict[Any, list[Array]] = {}
+        self._stale = False  # whether the log lacks what the table has
         self._writer: threading.Thread | None = None
         self.restored = self._restore()
 
-    def insert(self, rows: Any, others: dict[str, Any], envs: tuple[int, int] | None) -> None:
-        """Logs an insert: its rows, and the other arguments that are not None."""
-        arrays = {f"rows/{at}": x for at, x in enumerate(jax.tree.leaves(rows))}
-        final = others.pop("final")
-        header: tuple[tuple[str, Any], ...] = (("do", "insert"), ("envs", envs))
-        if final is not None:
-            arrays |= {f"final/{at}": x for at, x in enumerate(jax.tree.leaves(final))}
-            header += (("final", final_names(final)),)
-        arrays |= {name: x for name, x in others.items() if x is not None}
-        self._append(header, arrays)
+    def insert(self, steps: Steps | Plain, first: int, last: int) -> None:
+        """Logs an insert that the table has just taken; where it can, what was stored of it."""
+        written = self._table.streams.written
+        if written is None:
+            assert isinstance(steps, Steps)
+            self._append(INSERT + head_of(steps, first, last).packed(), arrays_of(steps))
+            return
+        plain = written.plain
+        form = (plain.length, first, last, plain.priorities is not None)
+        head = self._heads.get(form)
+        if head is None:
+            given = PLAIN if plain.priorities is None else PLAIN | PRIORITIES
+            head = INSERT + InsertHead(given, *form[:3], ()).packed()
+            self._heads = {**self._heads, form: head} if len(self._heads) < KNOWN else {form: head}
+        block, frames = plain.block, plain.frames
+        if steps is not plain:  # the table's own memory, soon to be used again
+            block = block if self._behind is None else block.copy()
+            frames = self._frames(written.newest)
+        own = [] if steps is plain else frames
+        given_priorities = [] if plain.priorities is None else [plain.priorities]
+        self._append(head, [block, *plain.alone, *frames, *given_priorities], own)
+
+    def _frames(self, places: Array | None) -> list[Array]:
+        """Copies of stored frames; the memory is used again when they are written."""
+        found: list[Array] = []
+        for store in self._table.streams.frames.stores:
+            assert places is not None
+            shape = (places.size, *store.shape[1:])
+            kept = self._spare.get((shape, store.dtype))
+            out = kept.pop() if kept else np.empty(shape, store.dtype)
+            found.append(store.take(places, axis=0, out=out, mode="wrap"))
+        return found
+
+    def _give_back(self, frames: list[Array]) -> None:
+        for array in frames:
+            self._spare.setdefault((array.shape, array.dtype), []).append(array)
 
     def sample(self, draws: Array) -> None:
         """Logs a sample."""
-        self._append((("do", "sample"),), {"draws": draws})
+        self._append(SAMPLE + draws.dtype.str.encode(), [draws])
 
     def update(self, keys: Keys, priorities: Array) -> None:
         """Logs a change of priorities."""
-        arrays = {"slot": keys.slot, "number": keys.number, "priorities": priorities}
-        self._append((("do", "update"),), {name: np.asarray(x) for name, x in arrays.items()})
+        whole = np.int64
+        numbers = [np.asarray(keys.slot, whole), np.asarray(keys.number, whole)]
+        self._append(UPDATE, [*numbers, np.asarray(priorities, PRIORITY)])
 
-    def _append(self, header: tuple[tuple[str, Any], ...], arrays: dict[str, Array]) -> None:
-        self._log.append(header, arrays)
-        if self._log.size > self._grown and (self._writer is None or not self._writer.is_alive()):
+    def _append(self, head: bytes, arrays: list[Array], frames: list[Array] | None = None) -> None:
+        behind = self._behind
+        if self._stale or (behind is not None and behind.failure is not None):
+            self._resume()
+        size = sum([array.nbytes for array in arrays])
+        if behind is None or (size < FEW and behind.idle):
+            try:
+                self._write(self._log, head, arrays, frames)
+            except UserError:
+                self._stale = True
+                raise
+        else:
+            behind.write(partial(self._write, self._log, head, arrays, frames))
+        self._grew += size
+        if self._grew > self._grown and (self._writer is None or not self._writer.is_alive()):
             self.snapshot()
+
+    def _write(
+        self, log: RecordFile, head: bytes, arrays: list[Array], frames: list[Array] | None
+    ) -> None:
+        log.append(head, arrays)
+        if frames:
+            self._give_back(frames)
+
+    def when_kept(self, done: Callable[[UserError | None], None]) -> None:
+        """Calls `done` when all that was logged so far is written, or could not be."""
+        if self._behind is None or self._behind.idle:
+            done(None)
+        else:
+            self._behind.then(done)
+
+    def _resume(self) -> None:
+        """After a record that could not be written: the table as it is now, and a new log."""
+        self.snapshot()
+        self._wait()
+        self._stale = False
+        if self._behind is not None:
+            self._behind.failure = None
 
     def snapshot(self) -> None:
         """Copies the table and begins a new log; the copy is written meanwhile."""
         self._wait()
+        if self._behind is not None:
+            self._behind.flush()
         state = save(self._table)
         counts = (self._limiter.inserted, self._limiter.sampled)
         self._number += 1
@@ -95,6 +191,8 @@ class Journal:
     def close(self) -> None:
         """Waits for a snapshot under way and closes the log."""
         self._wait()
+        if self._behind is not None:
+            self._behind.flush()
         self._log.close()
 
     def _wait(self) -> None:
@@ -104,7 +202,8 @@ class Journal:
     def _open(self, number: int) -> RecordFile:
         log = RecordFile(self._path("log", number))
         if log.size == 0:
-            log.append((("options", self._options),), {})
+            log.append(told({"options": self._options}), [])
+        self._grew = log.size
         return log
 
     def _path(self, kind: str, number: int) -> Path:
@@ -116,14 +215,14 @@ class Journal:
         temporary = self._folder / "snapshot.part"
         temporary.unlink(missing_ok=True)
         file = RecordFile(temporary)
-        file.append((("options", self._options), ("counts", counts)), {})
+        file.append(told({"options": self._options, "counts": counts}), [])
         for name, array in state.items():
             flat = array.reshape(-1)
             step = max(PIECE // max(array.itemsize, 1), 1)
+            form = {"name": name, "shape": array.shape, "dtype": array.dtype.str}
             for start in range(0, max(flat.size, 1), step):
-                shape = (("name", name), ("shape", array.shape))
-                file.append(shape, {"piece": flat[start : start + step]})
-        file.append((("end", True),), {})
+                file.append(told(form), [flat[start : start + step]])
+        file.append(told({"end": True}), [])
         file.sync()
         file.close()
         os.replace(temporary, self._path("snapshot", number))
@@ -166,13 +265,16 @@ class Journal:
         shapes: dict[str, Any] = {}
         counts, ended = [0, 0], False
         for at, record in enumerate(reading):
+            said = json.loads(record.head)
             if at == 0:
                 self._compare(record, path)
-                counts = record.header["counts"]
-            elif "name" in record.header:
-                pieces.setdefault(record.header["name"], []).append(record.arrays["piece"])
-                shapes[record.header["name"]] = record.header["shape"]
-            ended = "end" in record.header
+                counts = said["counts"]
+            elif "name" in said:
+                found = [np.frombuffer(part, said["dtype"]) for part in record.parts]
+                empty = np.zeros(0, said["dtype"])
+                pieces.setdefault(said["name"], []).append(found[0] if found else empty)
+                shapes[said["name"]] = said["shape"]
+            ended = "end" in said
         if reading.damage or not ended:
             return f"the whole table, as {reading.damage or f'{path.name} has no end'}"
         load(
@@ -200,35 +302,32 @@ class Journal:
         return max(count, 0), f"what came after {max(count, 0)} records, as {reading.damage}"
 
     def _compare(self, record: Record, path: Path) -> None:
-        found = record.header.get("options")
+        found = said_options(record)
         if found != self._options:
-            difference = first_difference(json.loads(found or "{}"), json.loads(self._options))
+            difference = first_difference(found, self._options)
             raise UserError(
                 f"{path} belongs to a replay table of other options ({difference}): "
                 "give the options it was made with, or another folder."
             )
 
     def _redo(self, record: Record) -> None:
-        header, arrays = record
-        if header["do"] == "sample":
-            self._table.sample(arrays["draws"])
-            self._limiter.sample(len(arrays["draws"]))
-        elif header["do"] == "update":
-            keys = Keys(arrays["slot"], arrays["number"])
-            self._table.update_priorities(keys, arrays["priorities"])
+        kind, parts, table = record.head[:1], record.parts, self._table
+        if kind == SAMPLE:
+            draws = np.frombuffer(parts[0], record.head[1:].decode())
+            table.count_sample(draws)
+            self._limiter.sample(draws.size)
+        elif kind == UPDATE:
+            slot, number = (np.frombuffer(part, np.int64) for part in parts[:2])
+            table.update_priorities(Keys(slot, number), np.frombuffer(parts[2], PRIORITY))
         else:
-            rows = [arrays[f"rows/{at}"] for at in range(len(self._table.leaves))]
-            final = {name: arrays[f"final/{at}"] for at, name in enumerate(header.get("final", []))}
-            before = self._table.completed
-            self._table.insert(
-                jax.tree.unflatten(self._table.structure, rows),
-                arrays.get("ends"),
-                arrays.get("valid"),
-                unfolded(final) or None,
-                arrays.get("priorities"),
-                None if header["envs"] is None else tuple(header["envs"]),
-            )
-            self._limiter.insert(self._table.completed - before)
+            head = InsertHead.unpacked(record.head[1:])
+            before = table.completed
+            arrays = parsed(insert_specs(table.form, head), parts)
+            if head.given & PLAIN:
+                table.insert_plain(plain_of(table.form, head, arrays), head.first, head.last)
+            else:
+                table.insert_steps(steps_of(table.form, head, arrays), head.first, head.last)
+            self._limiter.insert(table.completed - before)
 
     def _read_epoch(self) -> int:
         path = self._folder / "epoch.json"
@@ -240,21 +339,26 @@ class Journal:
         os.replace(temporary, self._folder / "epoch.json")
 
 
-def final_names(final: Any) -> tuple[str, ...]:
-    """The paths of what an episode ended with, which name leaves of the rows."""
-    return tuple(path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(final)[0])
+def parsed(specs: Sequence[Spec], parts: Sequence[memoryview]) -> list[Array]:
+    """Arrays of given shapes and types; those without an element have no part."""
+    rest = iter(parts)
+    return [
+        np.frombuffer(next(rest), dtype).reshape(shape) if prod(shape) else np.zeros(shape, dtype)
+        for shape, dtype in specs
+    ]
 
 
-def unfolded(final: dict[str, Array]) -> dict[str, Any]:
-    """A tree whose leaves have these paths."""
-    tree: dict[str, Any] = {}
-    for path, array in final.items():
-        *folders, name = path.split("/")
-        inner = tree
-        for folder in folders:
-            inner = inner.setdefault(folder, {})
-        inner[name] = array
-    return tree
+def told(said: dict[str, Any]) -> bytes:
+    """The head of a record that is none of the table's doing."""
+    return json.dumps(said).encode()
+
+
+def said_options(record: Record) -> dict[str, Any]:
+    """The options at the beginning of a file; none if it does not begin with them."""
+    try:
+        return dict(json.loads(record.head)["options"])
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def describe(table: HostTable, limiter: RateLimiter) -> dict[str, Any]:

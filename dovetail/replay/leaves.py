@@ -1,10 +1,12 @@
-"""The leaves of a row: their paths, shapes and types, and the sentences when others come."""
+"""The leaves of a row: their paths, shapes and types, and the sentences when others come.
+
+JAX is imported where trees are looked at: the process of a server has none, and does without.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from dovetail.errors import UserError
@@ -24,23 +26,37 @@ class Leaf:
 
 def path_name(path: Any) -> str:
     """A leaf's path, the same for dictionaries, dataclasses and named tuples."""
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "row"
+    from jax.tree_util import keystr
+
+    return keystr(path, simple=True, separator="/") or "row"
+
+
+def with_paths(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of a tree, each with its path."""
+    from jax.tree_util import tree_flatten_with_path
+
+    return [(path_name(path), x) for path, x in tree_flatten_with_path(tree)[0]]
+
+
+def structure_of(tree: Any) -> Any:
+    """A tree without its leaves."""
+    from jax.tree import structure
+
+    return structure(tree)
 
 
 def leaves_of(tree: Any, axes: int = 0) -> list[Leaf]:
     """The leaves of a row from arrays that have `axes` more axes in front."""
-    found, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [
-        Leaf(path_name(path), tuple(np.shape(x))[axes:], np.dtype(getattr(x, "dtype", type(x))))
-        for path, x in found
+        Leaf(path, tuple(np.shape(x))[axes:], np.dtype(getattr(x, "dtype", type(x))))
+        for path, x in with_paths(tree)
     ]
 
 
 def check_leaves(expected: Sequence[Leaf], given: Any, axes: tuple[int, ...], what: str) -> None:
     """Refuses rows that are not as the table's, naming the first leaf that differs."""
     by_path = {leaf.path: leaf for leaf in expected}
-    found, _ = jax.tree_util.tree_flatten_with_path(given)
-    arrays = {path_name(path): x for path, x in found}
+    arrays = dict(with_paths(given))
     missing = [leaf.path for leaf in expected if leaf.path not in arrays]
     unknown = [path for path in arrays if path not in by_path]
     if unknown or (missing and what == "rows"):
@@ -81,5 +97,4 @@ def check_history(leaves: Sequence[Leaf], stacks: Sequence[Any]) -> None:
 def final_positions(leaves: Sequence[Leaf], final: Any) -> list[int]:
     """Where among a row's leaves each leaf of `final` belongs."""
     by_path = {leaf.path: at for at, leaf in enumerate(leaves)}
-    found, _ = jax.tree_util.tree_flatten_with_path(final)
-    return [by_path[path_name(path)] for path, _ in found]
+    return [by_path[path] for path, _ in with_paths(final)]

@@ -1,51 +1,88 @@
-"""Buffers that a host table's samples are read into, and the trees of views of them."""
+"""Buffers that samples are read into, and the trees of views of them.
+
+They lie in memory of their own, or in memory that another process reads; there, several tables may
+each fill a part of one batch.
+"""
 
 from typing import Any
 
-import jax
 import numpy as np
 
-from dovetail.replay.owned import OwnedItems
-from dovetail.replay.streams import Streams
+from dovetail.replay.form import Form, Spec, place
+from dovetail.replay.packed import WORD
+from dovetail.replay.sample import Keys, Sample
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+def output_specs(form: Form, count: int) -> list[Spec]:
+    """The arrays of a sample of `count` items."""
+    layout, packing = form.layout, form.packing
+    window = (layout.window, count)
+    frames = frames_shape(form)
+    return [
+        ((*window, packing.words), WORD),
+        *(((*window, *form.kept[at].shape), form.kept[at].dtype) for at in packing.alone),
+        *(((count, *frames, *stack.shape), stack.dtype) for stack in form.stacks),
+        ((count, layout.window), np.dtype(bool)),
+        *[((count,), np.dtype(np.int64))] * 3,
+        ((count,), np.dtype(np.float32)),
+    ]
+
+
+def frames_shape(form: Form) -> tuple[int, ...]:
+    """The frames of an item: those of consecutive rows together, or each row's own."""
+    layout = form.layout
+    if form.table.items.cut:
+        return (layout.window + layout.stack - 1,)
+    return (layout.window, layout.stack)
+
+
 class Output:
-    """Room for a sample of `count` items."""
+    """Room for the items from `start` to `end` of a sample of `count`."""
 
     def __init__(
-        self, streams: Streams, owned: OwnedItems | None, structure: Any, count: int
+        self,
+        form: Form,
+        structure: Any,
+        count: int,
+        buffer: Any = None,
+        part: tuple[int, int] | None = None,
     ) -> None:
-        layout, cut = streams.layout, streams.table.items.cut
-        self._streams, self._owned, self._cut = streams, owned, cut
-        self._rows = (owned or streams).rows.buffer((layout.window, count))
-        shape = (layout.window + layout.stack - 1,) if cut else (layout.window, layout.stack)
-        self._frames = [np.zeros((count, *shape, *s.shape), s.dtype) for s in streams.stacks]
-        leaves: list[Any] = [None] * len(streams.leaves)
-        *plain, self._final = (np.swapaxes(leaf, 0, 1) for leaf in self._rows.leaves)
-        for at, leaf in zip(streams.plain, plain, strict=True):
+        whole = slice(*(part or (0, count)))
+        block, *arrays = place(output_specs(form, count), buffer)
+        self.block = block[:, whole]
+        alone, arrays = arrays[: len(form.packing.alone)], arrays[len(form.packing.alone) :]
+        self.alone = dict(
+            zip(form.packing.alone, (array[:, whole] for array in alone), strict=True)
+        )
+        *frames, self.mask, slots, numbers, self.times, self.alike = (x[whole] for x in arrays)
+        self.frames: list[Array] = frames
+        self.keys = Keys(slots, numbers)
+        views = {**form.packing.views(self.block), **self.alone}
+        *plain, self.final = (np.swapaxes(views[at], 0, 1) for at in range(len(form.kept)))
+        leaves: list[Any] = [None] * len(form.leaves)
+        for at, leaf in zip(form.plain, plain, strict=True):
             leaves[at] = leaf
-        for at, stack, frames in zip(streams.stacked, streams.stacks, self._frames, strict=True):
-            leaves[at] = stack.shared(frames) if cut else stack.whole(frames)
-        self.tree = jax.tree.unflatten(structure, leaves)
-        self.mask = np.zeros((count, layout.window), bool)
-        self.mask[:, 0] = True
-        self.alike = np.zeros(count, np.float32)
-        """The probabilities of items that are all alike."""
+        cut = form.table.items.cut
+        for at, stack, stored in zip(form.stacked, form.stacks, frames, strict=True):
+            leaves[at] = stack.shared(stored) if cut else stack.whole(stored)
+        self.tree: Any = leaves if structure is None else structure.unflatten(leaves)
+        if cut:
+            self.mask[:, 0] = True
+        self._cut = cut
 
-    def read(self, slots: Array) -> None:
-        """Copies the windows of items."""
-        owned, streams = self._owned, self._streams
-        places = streams.windows(slots) if owned is None else owned.windows(slots)
-        self._rows.read(places)
-        if self._frames:
-            at = streams.frame_places(places) if owned is None else owned.frame_places(slots)
-            stores = (owned or streams).frames.stores
-            for buffer, store in zip(self._frames, stores, strict=True):
-                store.take(at, axis=0, out=buffer, mode="wrap")
+    def finish(self) -> None:
+        """Works out the mask, once the rows are there."""
         if not self._cut:
-            np.equal(self._final, 0, out=self.mask)
+            np.equal(self.final, 0, out=self.mask)
         elif self.mask.shape[1] > 2:
-            passed = np.logical_or.accumulate(self._final[:, :-1], axis=1)
+            passed = np.logical_or.accumulate(self.final[:, :-1], axis=1)
             np.logical_not(passed, out=self.mask[:, :-1])
+
+    def note(self, sample: Sample) -> None:
+        """Takes over what is said of the items beside their rows."""
+        self.keys.slot[...] = sample.keys.slot
+        self.keys.number[...] = sample.keys.number
+        self.times[...] = sample.times
+        self.alike[...] = sample.probabilities

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.replay.compressed import Compressed
 from dovetail.replay.frames import HostFrames
 from dovetail.replay.host_index import HostIndex
 from dovetail.replay.packed import PackedRows
@@ -19,9 +20,13 @@ class OwnedItems:
     def __init__(self, streams: Streams) -> None:
         layout = streams.layout
         self.streams = streams
-        self.rows = PackedRows(streams.kept, layout.owned * layout.window)
+        form = streams.form
+        compressed = int(streams.table.compress)
+        self.rows = PackedRows(form.kept, form.packing, layout.owned * layout.window, compressed)
         self._width = owned_frames(streams.table, layout)
-        self.frames = HostFrames(streams.stacks, layout.owned * self._width)
+        self.frames = HostFrames(streams.stacks, layout.owned * self._width, compressed)
+        limit = streams.table.max_bytes
+        self._limit = limit if compressed else None
         self.free = np.arange(layout.owned)[::-1].copy()
         """Slots without an item, the next one last."""
         self.num_free = layout.owned
@@ -30,18 +35,40 @@ class OwnedItems:
         """Copies complete items of the streams, one after the other; the remover makes room."""
         for item in items:
             if not self.num_free:
-                victim = np.array([index.victim()])
-                index.drop(victim)
-                self.release(victim)
+                self._make_room(index)
             self.num_free -= 1
             slot = self.free[self.num_free : self.num_free + 1].copy()
             self._copy(self.streams.windows(np.array([item])), slot)
             index.add(slot, self.streams.given[item : item + 1])
+            while self._limit is not None and self.nbytes > self._limit and index.count > 1:
+                self._make_room(index)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows and frames, those of the streams included."""
+        own = self.rows.nbytes + self.frames.nbytes
+        return own + self.streams.rows.nbytes + self.streams.frames.nbytes
+
+    def _make_room(self, index: HostIndex) -> None:
+        victim = np.array([index.victim()])
+        index.drop(victim)
+        self.release(victim)
 
     def release(self, slots: Array) -> None:
         """Slots whose items have left."""
         self.free[self.num_free : self.num_free + slots.size] = slots
         self.num_free += slots.size
+        if self.streams.table.compress:
+            self._forget(slots)
+
+    def _forget(self, slots: Array) -> None:
+        """Frees what was compressed."""
+        for store in self.rows.alone.values():
+            if isinstance(store, Compressed):
+                store.forget(self.windows(slots).ravel().tolist())
+        for store in self.frames.stores:
+            if isinstance(store, Compressed):
+                store.forget(self.frame_places(slots).ravel().tolist())
 
     def _copy(self, places: Array, slot: Array) -> None:
         layout, source = self.streams.layout, self.streams.rows

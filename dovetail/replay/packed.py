@@ -4,17 +4,17 @@ A row's small leaves share one block of words; a batch of rows is then one gathe
 view of it. Large leaves have arrays of their own, where the copy itself is what takes time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from dovetail.replay.compressed import Compressed, Store
 from dovetail.replay.leaves import Leaf
+from dovetail.replay.table import SMALL
 from dovetail.replay.tree import Slots
 
-SMALL = 512
-"""Bytes up to which a leaf is packed with others."""
 STAGES = 64
 """Shapes of inserts for which room to pack them is kept."""
 WORD = np.dtype(np.uint64)
@@ -73,13 +73,21 @@ def contiguous_strides(leaf: Leaf) -> tuple[int, ...]:
 class PackedRows:
     """Rows of given leaves, written and read by place."""
 
-    def __init__(self, leaves: Sequence[Leaf], size: int) -> None:
+    def __init__(
+        self, leaves: Sequence[Leaf], packing: Packing, size: int, compressed: int = 0
+    ) -> None:
+        """`compressed`: whether large leaves are, and then by how many streams in turn."""
         self.leaves = list(leaves)
-        self.packing = Packing(leaves)
+        self.packing = packing
         self.block = np.zeros((size, self.packing.words), WORD)
-        self.alone = {
-            at: np.zeros((size, *leaves[at].shape), leaves[at].dtype) for at in self.packing.alone
-        }
+        self.alone: dict[int, Store] = {}
+        for at in self.packing.alone:
+            shape, dtype = leaves[at].shape, leaves[at].dtype
+            self.alone[at] = (
+                Compressed(size, shape, dtype, compressed)
+                if compressed
+                else np.zeros((size, *shape), dtype)
+            )
         self._last = len(self.leaves) - 1
         self._stages: dict[tuple[int, ...], tuple[Block, list[tuple[int, Block]]]] = {}
 
@@ -88,16 +96,21 @@ class PackedRows:
         """Bytes of all rows."""
         return self.block.nbytes + sum(store.nbytes for store in self.alone.values())
 
-    def write_steps(self, places: Slots, arrays: Sequence[Block], shape: tuple[int, int]) -> None:
-        """Stores rows given as [T, B, …], in the order of time; the leaf behind theirs is zero."""
+    def pack(self, arrays: Sequence[Block], shape: tuple[int, int]) -> Block:
+        """The small leaves of rows given as [T, B, …], in the order of time, until the next are
+        packed; the leaf behind theirs is zero."""
         known = self._stages.get(shape)
         stage, views = known if known is not None else self._stage(shape)
         for at, view in views:
             if at < self._last:
                 view[...] = arrays[at]
-        self.block[places] = stage
-        for at, store in self.alone.items():
-            store[places] = arrays[at].reshape(-1, *store.shape[1:])
+        return stage
+
+    def store(self, places: Slots, block: Block, alone: Sequence[Block]) -> None:
+        """Stores rows that are packed."""
+        self.block[places] = block
+        for store, array in zip(self.alone.values(), alone, strict=True):
+            store[places] = array
 
     def write(self, places: Slots, arrays: Sequence[Block | None], count: int) -> None:
         """Stores rows, given leaf by leaf along one axis; None is zeros."""
@@ -121,27 +134,9 @@ class PackedRows:
             known = self._stages[shape] = (stage.reshape(-1, self.packing.words), views)
         return known
 
-    def buffer(self, shape: tuple[int, ...]) -> "Rows":
-        """Room to read rows into, again and again."""
-        return Rows(self, shape)
-
-
-class Rows:
-    """Rows as they were read: every leaf is a view of one block, or an array."""
-
-    def __init__(self, rows: PackedRows, shape: tuple[int, ...]) -> None:
-        self._source = rows
-        self._block = np.zeros((*shape, rows.packing.words), WORD)
-        self._alone = {
-            at: np.zeros((*shape, *store.shape[1:]), store.dtype)
-            for at, store in rows.alone.items()
-        }
-        views = {**rows.packing.views(self._block), **self._alone}
-        self.leaves = [views[at] for at in range(len(rows.leaves))]
-
-    def read(self, places: Slots) -> None:
-        """Copies the rows at places; those beyond the end go on at the beginning."""
-        source = self._source
-        source.block.take(places, axis=0, out=self._block, mode="wrap")
-        for at, store in source.alone.items():
-            store.take(places, axis=0, out=self._alone[at], mode="wrap")
+    def read(self, places: Slots, block: Block, alone: Mapping[int, Block]) -> None:
+        """Copies the rows at places [W, n]; those beyond the end go on at the beginning."""
+        self.block.take(places, axis=0, out=block, mode="wrap")
+        for at, store in self.alone.items():
+            for here, out in zip(places, alone[at], strict=True):  # each is in one piece
+                store.take(here, axis=0, out=out, mode="wrap")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
+from dovetail.replay.compressed import Compressed, Store
 from dovetail.replay.frames import HostFrames
 from dovetail.replay.host import HostTable
 from dovetail.replay.packed import PackedRows
@@ -18,15 +19,20 @@ def save(table: HostTable) -> dict[str, Array]:
     table.settle()
     saved = {name: array.copy() for name, array in _arrays(table).items()}
     saved["numbers"] = np.array(_numbers(table))
+    for name, store in _compressed(table).items():
+        saved[f"{name}/lengths"], saved[f"{name}/data"] = store.save()
     return saved
 
 
 def load(table: HostTable, saved: Mapping[str, Array]) -> None:
     """Puts a table into a saved state, which must be of the same options and rows."""
-    arrays = _arrays(table)
+    arrays, compressed = _arrays(table), _compressed(table)
     wanted = {name: (x.shape, x.dtype) for name, x in arrays.items()}
     wanted["numbers"] = ((5,), np.dtype(np.float64))
-    found = {name: (x.shape, x.dtype) for name, x in saved.items()}
+    own = {f"{name}/data" for name in compressed}  # of whatever length
+    found = {name: (x.shape, x.dtype) for name, x in saved.items() if name not in own}
+    for name, store in compressed.items():
+        wanted[f"{name}/lengths"] = ((store.shape[0],), np.dtype(np.int64))
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise UserError(
@@ -35,6 +41,10 @@ def load(table: HostTable, saved: Mapping[str, Array]) -> None:
             )
     for name, array in arrays.items():
         array[...] = saved[name]
+    for name, store in compressed.items():
+        store.load(saved[f"{name}/lengths"], saved[f"{name}/data"])
+    if table.streams.budget is not None:
+        table.streams.budget.loaded()
     highest, *counts = saved["numbers"].tolist()
     table.highest = highest
     whole = [int(x) for x in counts]
@@ -80,6 +90,10 @@ def _arrays(table: HostTable) -> dict[str, Array]:
             "index/serial": index.serial,
             "index/times": index.times,
         }
+    if streams.budget is not None:
+        budget = streams.budget
+        found |= {"budget/floor": budget.floor}
+        found |= {"budget/written": budget.written, "budget/kept": budget.kept}
     if owned is not None:
         found |= {"owned/free": owned.free, **_stored("owned", owned.rows, owned.frames)}
     return found
@@ -87,5 +101,19 @@ def _arrays(table: HostTable) -> dict[str, Array]:
 
 def _stored(name: str, rows: PackedRows, frames: HostFrames) -> dict[str, Array]:
     found = {f"{name}/block": rows.block}
-    found |= {f"{name}/leaf {at}": x for at, x in rows.alone.items()}
+    stores = _stores(name, rows, frames)
+    return found | {n: x for n, x in stores.items() if not isinstance(x, Compressed)}
+
+
+def _stores(name: str, rows: PackedRows, frames: HostFrames) -> dict[str, Store]:
+    found: dict[str, Store] = {f"{name}/leaf {at}": x for at, x in rows.alone.items()}
     return found | {f"{name}/frames {at}": x for at, x in enumerate(frames.stores)}
+
+
+def _compressed(table: HostTable) -> dict[str, Compressed]:
+    """What is kept compressed, by name."""
+    streams, owned = table.streams, table.owned
+    found = _stores("rows", streams.rows, streams.frames)
+    if owned is not None:
+        found |= _stores("owned", owned.rows, owned.frames)
+    return {name: store for name, store in found.items() if isinstance(store, Compressed)}

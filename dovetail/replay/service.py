@@ -6,19 +6,23 @@ wait for each other, or nobody is left to insert), whoever waits is told so in o
 
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.replay.host import HostTable
+from dovetail.replay.incoming import Plain, Steps
 from dovetail.replay.journal import Journal
 from dovetail.replay.limiter import RateLimiter
+from dovetail.replay.output import Output
 from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.saving import load, save
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 GROWN = 1 << 30
 """Bytes of a durable service's log after which it makes a snapshot."""
@@ -38,22 +42,27 @@ class ReplayService:
         table: HostTable,
         limiter: RateLimiter | None = None,
         timeout: float = 60.0,
-        durable: Path | None = None,
+        durable: Path | str | None = None,
         grown: int = GROWN,
+        behind: bool = False,
     ) -> None:
+        """`behind`: what is done counts as kept when `when_kept` says so, not at once."""
         self.table = table
         self.limiter = limiter or RateLimiter()
-        self._journal = None if durable is None else Journal(durable, table, self.limiter, grown)
+        self._journal = None
+        if durable is not None:
+            self._journal = Journal(Path(durable), table, self.limiter, grown, behind)
         self.restored = None if self._journal is None else self._journal.restored
         """How the durable folder was found."""
         self.epoch = time.time_ns() if self.restored is None else self.restored.epoch
         """Clients that knew another number have lost what they inserted."""
-        self._timeout = timeout
+        self.timeout = timeout
         self._changed = threading.Condition()
         self._waiting = {"insert": 0, "sample": 0}
         self._moves = 0
         self._stuck_since = (-1, 0.0)
         self._inserters: int | None = None
+        self._completed = table.completed
         self._closed = False
 
     @property
@@ -85,30 +94,50 @@ class ReplayService:
         timeout: float | None = None,
     ) -> None:
         """`HostTable.insert`, when the rate limiter lets it."""
-        first, last = envs or (0, self.table.layout.envs)
-        steps = (
-            int(np.sum(valid))
-            if valid is not None
-            else jax.tree.leaves(rows)[0].shape[0] * (last - first)
+        self.insert_steps(
+            *self.table.incoming.steps(rows, ends, valid, final, priorities, envs), timeout
         )
+
+    def insert_steps(
+        self, steps: Steps, first: int, last: int, timeout: float | None = None
+    ) -> None:
+        """`HostTable.insert_steps`, when the rate limiter lets it."""
+        self._insert(steps, steps.valid_count, first, last, timeout)
+
+    def insert_plain(
+        self, plain: Plain, first: int, last: int, timeout: float | None = None
+    ) -> None:
+        """`HostTable.insert_plain`, when the rate limiter lets it."""
+        self._insert(plain, plain.length * (last - first), first, last, timeout)
+
+    def _insert(
+        self, steps: Steps | Plain, count: int, first: int, last: int, timeout: float | None
+    ) -> None:
         with self._changed:
-            expected = self.table.items_of(steps)
-            self._wait("insert", expected, lambda: self.limiter.may_insert(expected), timeout)
-            before = self.table.completed
-            self.table.insert(rows, ends, valid, final, priorities, envs)
-            self.limiter.insert(self.table.completed - before)
+            expected = self.table.items_of(count)
+            if self._closed or not self.limiter.may_insert(expected):
+                self._wait("insert", expected, lambda: self.limiter.may_insert(expected), timeout)
+            if isinstance(steps, Plain):
+                self.table.insert_plain(steps, first, last)
+            else:
+                self.table.insert_steps(steps, first, last)
+            completed = self.table.completed
+            self.limiter.insert(completed - self._completed)
+            self._completed = completed
             if self._journal is not None:
-                given = {"ends": ends, "valid": valid, "priorities": priorities, "final": final}
-                self._journal.insert(rows, given, envs)
+                self._journal.insert(steps, first, last)
             self._moved()
 
-    def sample(self, draws: Any, timeout: float | None = None) -> Sample:
+    def sample(
+        self, draws: Any, timeout: float | None = None, output: Output | None = None
+    ) -> Sample:
         """`HostTable.sample`, when there is something and the rate limiter lets it."""
         count = len(draws)
         with self._changed:
             self.table.check_batch(count)
-            self._wait("sample", count, lambda: self._may_sample(count), timeout)
-            sample = self.table.sample(draws)
+            if self._closed or not self._may_sample(count):
+                self._wait("sample", count, lambda: self._may_sample(count), timeout)
+            sample = self.table.sample(draws, output)
             self.limiter.sample(count)
             if self._journal is not None:
                 self._journal.sample(np.asarray(draws))
@@ -126,6 +155,36 @@ class ReplayService:
             if self._journal is not None:
                 self._journal.update(keys, priorities)
 
+    def when_kept(self, done: Callable[[UserError | None], None]) -> None:
+        """Calls `done` when all that was done so far is kept, with what went wrong if it is not."""
+        if self._journal is None:
+            done(None)
+        else:
+            self._journal.when_kept(done)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Items that can be sampled, items ever inserted, and items ever sampled."""
+        with self._changed:
+            return self.table.size, self.limiter.inserted, self.limiter.sampled
+
+    def state(self) -> dict[str, Array]:
+        """A copy of all that the table holds, with the limiter's counts: for a checkpoint."""
+        with self._changed:
+            self._refuse_if_closed()
+            counts = np.array([self.limiter.inserted, self.limiter.sampled])
+            return {**save(self.table), "limiter": counts}
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Puts table and limiter into a state that `state` gave."""
+        with self._changed:
+            self._refuse_if_closed()
+            load(self.table, {name: x for name, x in state.items() if name != "limiter"})
+            self.limiter.inserted, self.limiter.sampled = (int(x) for x in state["limiter"])
+            self._completed = self.table.completed
+            if self._journal is not None:
+                self._journal.snapshot()
+            self._moved()
+
     def close(self) -> None:
         """Ends every wait; whoever comes later is refused."""
         with self._changed:
@@ -136,13 +195,14 @@ class ReplayService:
 
     def _moved(self) -> None:
         self._moves += 1
-        self._changed.notify_all()
+        if self._waiting["insert"] or self._waiting["sample"]:
+            self._changed.notify_all()
 
     def _wait(
         self, side: str, count: int, ready: Callable[[], bool], timeout: float | None
     ) -> None:
         """Until `ready`; the lock is held on the way in and out."""
-        limit = self._timeout if timeout is None else timeout
+        limit = self.timeout if timeout is None else timeout
         began = still_since = time.monotonic()
         moves = self._moves
         self._waiting[side] += 1

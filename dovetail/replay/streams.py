@@ -5,64 +5,52 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dovetail.replay.frames import HostFrames, Stack
-from dovetail.replay.leaves import Leaf
+from dovetail.replay.columns import ItemColumns
+from dovetail.replay.compressed import Budget
+from dovetail.replay.form import Form
+from dovetail.replay.frames import HostFrames
+from dovetail.replay.incoming import Plain, Steps
 from dovetail.replay.packed import PackedRows
-from dovetail.replay.table import Layout, Table, Transitions
+from dovetail.replay.table import Transitions
 from dovetail.replay.windows import DROP, Counters, Plan, complete, make_plan, oldest
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FLAG = Leaf("", (), np.dtype(np.uint8))
-"""Kept with every row: whether it shows only what an episode ended with."""
+
+def is_plain(steps: Steps) -> bool:
+    """Whether every step is a row, and no episode ends."""
+    valid, ends = steps.valid, steps.ends
+    return (valid is None or np.count_nonzero(valid) == valid.size) and (
+        ends is None or not np.count_nonzero(ends)
+    )
 
 
-class Steps(NamedTuple):
-    """Some steps [T, B] of some environments, leaf by leaf."""
+class Written(NamedTuple):
+    """What an insert stored; to be read before the next one."""
 
-    leaves: list[Array]
-    ends: Array | None
-    valid: Array | None
-    final: list[Array | None] | None
-    priorities: Array | None
-
-    def part(self, start: int, end: int) -> "Steps":
-        """Those from one time to another."""
-        return Steps(
-            [x[start:end] for x in self.leaves],
-            None if self.ends is None else self.ends[start:end],
-            None if self.valid is None else self.valid[start:end],
-            None
-            if self.final is None
-            else [None if x is None else x[start:end] for x in self.final],
-            None if self.priorities is None else self.priorities[start:end],
-        )
+    plain: Plain
+    newest: Array | None
+    """Where the newest frames are; None without a history."""
 
 
 class Streams:
     """The rings of all environments, and where each item begins."""
 
-    def __init__(self, table: Table, layout: Layout, leaves: Sequence[Leaf]) -> None:
-        self.table, self.layout, self.leaves = table, layout, list(leaves)
-        histories = {history.path: history for history in table.history}
-        self.plain = [at for at, leaf in enumerate(leaves) if leaf.path not in histories]
-        self.stacked = [at for at, leaf in enumerate(leaves) if leaf.path in histories]
-        self.stacks = [Stack(leaves[at], histories[leaves[at].path]) for at in self.stacked]
-        self.kept = [*(leaves[at] for at in self.plain), FLAG]
+    def __init__(self, form: Form) -> None:
+        table, layout = form.table, form.layout
+        self.form, self.table, self.layout, self.leaves = form, table, layout, form.leaves
+        self.plain, self.stacked, self.stacks = form.plain, form.stacked, form.stacks
         envs = layout.envs
-        self.rows = PackedRows(self.kept, layout.lane)
-        self.frames = HostFrames(self.stacks, layout.frame_lane)
+        turns = envs if table.compress and table.shared else 0
+        self.rows = PackedRows(form.kept, form.packing, layout.lane, turns)
+        self.frames = HostFrames(self.stacks, layout.frame_lane, turns)
         self.begun_at = np.zeros(layout.lane, np.int64)
         """Of each row, how many items of its stream had begun before it."""
         self.frame_at = np.zeros(layout.lane if self.stacks else 0, np.int64)
         """Of each row, where its newest frame is."""
         self.frame_begun = np.zeros(layout.frame_lane, np.int64)
-        self.starts = np.zeros(layout.slots * envs, np.int64)
-        """Of each item, where its first row is."""
-        self.given = np.zeros(layout.slots * envs, np.float32)
-        """Of each item, the priority it began with."""
-        self.times = np.zeros(layout.slots * envs, np.int64)
-        """Of each item, how often it has been sampled."""
+        self.items = ItemColumns(layout.slots * envs, table.ranged)
+        self.starts, self.given, self.times = self.items.start, self.items.given, self.items.times
         self._numbers = np.arange(envs)
         self.heads = np.stack([self._numbers] * 2)
         """Where the next row and the next item of each stream go."""
@@ -76,26 +64,49 @@ class Streams:
             steps=np.zeros(envs, np.int64),
             fresh=np.ones(envs, bool),
         )
+        self.budget: Budget | None = None
+        if turns and table.max_bytes is not None:
+            self.budget = Budget(self, max(table.max_bytes - self.rows.block.nbytes, 0) // envs)
+        self._until_wrap = 0  # so many plain steps reach no end for certain
         self._window = range(envs, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions)
+        self.written: Written | None = None
+        """What the last insert stored, if every step was a row and no episode began or ended."""
 
     def insert(self, steps: Steps, first: int, last: int, default: float) -> None:
         """Appends steps to the streams from `first` to `last`."""
-        if (
-            self._plainly
-            and (steps.valid is None or np.count_nonzero(steps.valid) == steps.valid.size)
-            and (steps.ends is None or not np.count_nonzero(steps.ends))
-            and not (self.stacks and np.count_nonzero(self.counters.fresh[first:last]))
-        ):
-            self._insert_plain(steps, first, last, default)
+        self.written = None
+        if self._plainly and is_plain(steps) and not (self.stacks and self.begins(first, last)):
+            self.insert_plain(self._packed(steps, last - first), first, last, default)
         elif self._plainly and not self.stacks and steps.leaves[0].shape[0] == 1:
             self._insert_step(steps, first, last, default)
         else:
             self._insert_any(steps, slice(first, last), default)
+        if self.budget is not None:
+            self.budget.enforce(first, last)
 
-    def _insert_plain(self, steps: Steps, first: int, last: int, default: float) -> None:
-        """The common case: every step is a row and begins an item, and no episode ends."""
+    def begins(self, first: int, last: int) -> bool:
+        """Whether the next step of some of these streams begins an episode."""
+        return bool(np.count_nonzero(self.counters.fresh[first:last]))
+
+    def _packed(self, steps: Steps, envs: int) -> Plain:
+        """Steps that are plain, as they are stored."""
         length, priorities = steps.leaves[0].shape[0], steps.priorities
+        given = None if priorities is None else priorities.ravel()
+        leaves = [steps.leaves[at] for at in self.plain] if self.stacks else steps.leaves
+        block = self.rows.pack(leaves, (length, envs))
+        if not self.stacks and not self.rows.alone:
+            return Plain(length, block, [], [], given)
+        alone = [leaves[at].reshape(-1, *leaves[at].shape[2:]) for at in self.rows.alone]
+        frames: list[Array] = []
+        for stack, at in zip(self.stacks, self.stacked, strict=True):
+            stacks = steps.leaves[at]
+            frames.append(stack.frame(stacks.reshape(-1, *stacks.shape[2:]), -1))
+        return Plain(length, block, alone, frames, given)
+
+    def insert_plain(self, plain: Plain, first: int, last: int, default: float) -> None:
+        """The common case: every step is a row and begins an item, and no episode ends."""
+        length, given = plain.length, plain.priorities
         heads, begun = self.heads[:, first:last], self.counters.begun[first:last]
         if length == 1:
             places, slots, numbers = heads[0], heads[1], begun
@@ -104,34 +115,42 @@ class Streams:
             all_heads = (heads[:, None] + ahead * self.layout.envs) % self._laps[:, None]
             places, slots = all_heads.reshape(2, -1)
             numbers = (begun + ahead).ravel()
-        leaves = [steps.leaves[at] for at in self.plain] if self.stacks else steps.leaves
-        self.rows.write_steps(places, leaves, (length, last - first))
-        self._begin(slots, places, numbers, default if priorities is None else priorities.ravel())
-        if self.stacks:
-            self._frame_plain(steps, first, last, places, numbers)
+        self.rows.store(places, plain.block, plain.alone)
+        self._begin(slots, places, numbers, default if given is None else given)
+        newest = self._frame_plain(plain, first, last, places, numbers) if self.stacks else None
+        self.written = Written(plain, newest)
         begun += length
         heads += length * self.layout.envs
-        np.remainder(heads, self._laps, out=heads)
+        self._until_wrap -= length
+        if self._until_wrap <= 0:
+            self._wrap()
+
+    def _wrap(self) -> None:
+        """Begins again at the beginning where an end is reached."""
+        np.remainder(self.heads, self._laps, out=self.heads)
+        self._until_wrap = int(((self._laps - self.heads) // self.layout.envs).min())
 
     def _frame_plain(
-        self, steps: Steps, first: int, last: int, places: Array, numbers: Array
-    ) -> None:
-        """The newest frames of steps within episodes."""
-        cursor, length = self.counters.frame_cursor[first:last], steps.leaves[0].shape[0]
-        ahead = np.arange(length + 1)[:, None] * self.layout.envs
+        self, plain: Plain, first: int, last: int, places: Array, numbers: Array
+    ) -> Array:
+        """Stores the newest frames of steps within episodes, and says where."""
+        cursor = self.counters.frame_cursor[first:last]
+        ahead = np.arange(plain.length + 1)[:, None] * self.layout.envs
         newest = (cursor + ahead) % self.layout.frame_lane
         at = newest[:-1].ravel()
-        stacks = [steps.leaves[leaf] for leaf in self.stacked]
-        self.frames.write(at, [x.reshape(-1, *x.shape[2:]) for x in stacks], -1)
+        for store, frames in zip(self.frames.stores, plain.frames, strict=True):
+            store[at] = frames
         self.frame_at[places] = at
         self.frame_begun[at] = numbers
         cursor[...] = newest[-1]
+        return at
 
     def _insert_step(self, steps: Steps, first: int, last: int, default: float) -> None:
         """One step of which some are no rows, or some end episodes."""
         priorities = steps.priorities
         if steps.valid is None or steps.valid.all():
-            self._insert_plain(steps, first, last, default)
+            self.insert_plain(self._packed(steps, last - first), first, last, default)
+            self.written = None
         else:
             here = np.flatnonzero(steps.valid[0])
             streams = here + first
@@ -141,6 +160,7 @@ class Streams:
             self._begin(heads[1], heads[0], numbers, given)
             self.counters.begun[streams] = numbers + 1
             self.heads[:, streams] = (heads + self.layout.envs) % self._laps
+            self._until_wrap = 0
         if steps.ends is not None:
             ends = steps.ends[0] if steps.valid is None else steps.ends[0] & steps.valid[0]
             self._end(np.flatnonzero(ends), steps.final, first)
@@ -154,6 +174,7 @@ class Streams:
         self.begun_at[places] = begun
         self.counters.ended[streams] = begun
         self.heads[0, streams] = (places + self.layout.envs) % self.layout.lane
+        self._until_wrap -= 1
 
     def _begin(self, slots: Array, places: Array, numbers: Array, given: Any) -> None:
         """Items begin at rows."""
@@ -181,6 +202,7 @@ class Streams:
         for kept, new in zip(self.counters, after, strict=True):
             kept[here] = new
         self.heads[1, here] = after.begun % self.layout.slots * self.layout.envs + streams
+        self._until_wrap = 0
 
     def _write_steps(self, plan: Plan, leaves: Sequence[Array], steps: Array) -> None:
         flat = [x.reshape(-1, *leaf.shape) for x, leaf in zip(leaves, self.leaves, strict=True)]
@@ -224,21 +246,28 @@ class Streams:
             self.frame_at[places] = frames
             self.frame_begun[frames] = numbers
 
+    def completed(self) -> int:
+        """Items that have ever been complete."""
+        return int(complete(self.table, self.layout, self.counters, self.begun_at, np).sum())
+
     def bounds(self) -> tuple[Array, Array]:
         """The numbers of each stream's first item that is there, and behind its last."""
         high = complete(self.table, self.layout, self.counters, self.begun_at, np)
-        return oldest(self.layout, self.counters, high, self.begun_at, self.frame_begun, np), high
+        low = oldest(self.layout, self.counters, high, self.begun_at, self.frame_begun, np)
+        return low if self.budget is None else np.maximum(low, self.budget.floor), high
 
-    def span(self, start: Array, end: Array) -> Array:
-        """The slots of items from number `start` to `end` of every stream, by age."""
+    def span(self, start: Array, end: Array) -> tuple[Array, Array]:
+        """The slots and numbers of items from `start` to `end` of every stream, by age."""
         counts = np.maximum(end - start, 0)
         age, stream = np.nonzero(np.arange(int(counts.max()))[:, None] < counts)
-        return (start[stream] + age) % self.layout.slots * self.layout.envs + stream
+        numbers = start[stream] + age
+        return numbers % self.layout.slots * self.layout.envs + stream, numbers
 
     def windows(self, slots: Array) -> Array:
         """Where the rows of items are [W, n]; beyond the end, they go on at the beginning."""
         places = np.empty((self.layout.window, slots.size), np.int64)
-        first = self.starts.take(slots, out=places[0], mode="clip")
+        first = places[0]
+        first[...] = self.starts[slots]
         for at, ahead in enumerate(self._window, start=1):
             np.add(first, ahead, out=places[at])
         return places

@@ -150,6 +150,10 @@ class Table:
     """The most bytes of stored rows; fewer items are kept if they would need more."""
     history: tuple[History, ...] = ()
     """Leaves that are stacks of frames."""
+    compress: bool = False
+    """Whether large leaves and frames are kept compressed (zlib, level 1): on the host only. They
+    then count with what they really take, and the oldest items leave when `max_bytes` is reached.
+    """
     spare: float = 0.1
     """Room for rows that begin no item (what an episode ended with) and for the frames that an
     episode begins with, as a share of the capacity; when short episodes use up more, items leave
@@ -253,14 +257,21 @@ class Layout:
         return self.owned or self.slots * self.envs
 
 
+SMALL = 512
+"""Bytes up to which a leaf is packed with others, and not compressed."""
 ROOM = 2
 """Steps for which every ring has room beside its items."""
 STAGED = 32
 """Steps for which there is room where items own their rows and the rings only lead to them."""
 
 
-def make_layout(table: Table, leaves: Sequence[Leaf], envs: int) -> Layout:
+def make_layout(table: Table, leaves: Sequence[Leaf], envs: int, on_host: bool = False) -> Layout:
     """The layout within the table's capacity in items and in bytes."""
+    if table.compress and not on_host:
+        raise UserError(
+            "A compressed replay table was asked for inside a compiled program: keep it on the "
+            "host, or leave `compress` out."
+        )
     if envs < 1:
         raise UserError(f"A replay table is made for {envs} environments: give at least 1.")
     if table.shared and table.capacity < envs:
@@ -310,17 +321,21 @@ def layout_with(table: Table, envs: int, most: int) -> Layout:
 
 
 def stored_bytes(table: Table, leaves: Sequence[Leaf], envs: int, most: int) -> int:
-    """Bytes of the rows and frames that a layout stores."""
+    """Bytes of the rows and frames that a layout stores, without those that are compressed."""
     layout = layout_with(table, envs, most)
     stacks = {stack.path: stack for stack in table.history}
     total = 0
     for leaf in leaves:
         size = prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+        compressed = table.compress and (leaf.path in stacks or size > SMALL)
         if leaf.path in stacks:
             size //= layout.stack
-            total += size * (layout.frame_lane + layout.owned * owned_frames(table, layout))
+            kept = (layout.frame_lane, layout.owned * owned_frames(table, layout))
         else:
-            total += size * (layout.lane + layout.owned * layout.window)
+            kept = (layout.lane, layout.owned * layout.window)
+        if compressed:  # they are counted as they come
+            kept = (0 if table.shared else kept[0], 0)
+        total += size * sum(kept)
     return total
 
 

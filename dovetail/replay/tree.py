@@ -5,11 +5,12 @@ one gather, one small product and one comparison. The tree on the host adds in 6
 the device in 32, which tells a million weights apart well.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
 
 FAN = 16
 """Children of a node."""
@@ -99,22 +100,26 @@ BELOW = 1 - 2.0**-52
 """Just below 1: a target never reaches the sum itself."""
 DEVICE_BELOW = float(1 - 2.0**-23)
 
-DeviceTree = tuple[jax.Array, ...]
+DeviceTree = tuple[Any, ...]
 """The levels of a sum tree on the device, leaves first, each as families [n, FAN]; the top is one
 family. Kept in that form: XLA copies an array that is read in one shape and written in another."""
 
 
 def device_tree(size: int) -> DeviceTree:
     """A tree without weights."""
+    import jax.numpy as jnp
+
     *levels, top = level_sizes(size, FEW)
     return (*(jnp.zeros((n // FAN, FAN)) for n in levels), jnp.zeros((1, top)))
 
 
 def set_weights(
-    tree: DeviceTree, slots: jax.Array, weights: jax.Array, cleared: jax.Array
+    tree: DeviceTree, slots: "jax.Array", weights: "jax.Array", cleared: "jax.Array"
 ) -> DeviceTree:
     """The tree with no weight for the `cleared` leaves, then with the weights of others; slots
     beyond the leaves are dropped."""
+    import jax.numpy as jnp
+
     leaves, *uppers = tree
     width = leaves.shape[1]
     leaves = leaves.at[cleared // width, cleared % width].set(0, mode="drop")
@@ -128,13 +133,15 @@ def set_weights(
     return tuple(levels)
 
 
-def tree_total(tree: DeviceTree) -> jax.Array:
+def tree_total(tree: DeviceTree) -> "jax.Array":
     """The sum of all weights."""
-    return jnp.sum(tree[-1])
+    return tree[-1].sum()
 
 
-def find_leaves(tree: DeviceTree, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+def find_leaves(tree: DeviceTree, targets: "jax.Array") -> "tuple[jax.Array, jax.Array]":
     """The leaf in whose part of the running sum each target lies, and its weight."""
+    import jax.numpy as jnp
+
     found = jnp.zeros(targets.shape, jnp.int32)
     weight = jnp.zeros(targets.shape)
     for level in reversed(tree):

@@ -198,9 +198,66 @@ class Model:
                 item.priority = float(priority)
         self.highest = max(self.highest, float(np.max(priorities)))
 
+    @property
+    def ready(self) -> bool:
+        return bool(self.items)
+
     def note(self, priorities: Any) -> None:
         if priorities is not None:
             self.highest = max(self.highest, float(np.max(priorities)))
+
+
+class ShardedModel:
+    """Several tables as one: streams in order, and of every batch a part from each."""
+
+    def __init__(self, table: Table, layouts: list[Layout]) -> None:
+        self.shards = [Model(table, layout) for layout in layouts]
+        self._homes: dict[int, tuple[Item, Model]] = {}
+
+    @property
+    def items(self) -> list[Item]:
+        return [item for shard in self.shards for item in shard.items]
+
+    @property
+    def ready(self) -> bool:
+        return all(shard.items for shard in self.shards)
+
+    @property
+    def streams(self) -> list[Stream]:
+        return [stream for shard in self.shards for stream in shard.streams]
+
+    def note(self, priorities: Any) -> None:
+        """Each shard notes its own."""
+
+    def insert(self, names: Any, ends: Any, valid: Any, priorities: Any, first: int) -> None:
+        begin, last = 0, first + len(names[0])
+        for shard in self.shards:
+            low, high = max(first, begin), min(last, begin + shard.layout.envs)
+            if low < high:
+                here = slice(low - first, high - first)
+                given = None if priorities is None else priorities[:, here]
+                shard.note(given)
+                name, end, there = ([row[here] for row in x] for x in (names, ends, valid))
+                shard.insert(name, end, there, given, low - begin)
+            begin += shard.layout.envs
+
+    def sample(self, draws: Any) -> list[tuple[Item, float, int]]:
+        bounds = [len(draws) * at // len(self.shards) for at in range(len(self.shards) + 1)]
+        found: list[tuple[Item, float, int]] = []
+        for shard, first, last in zip(self.shards, bounds, bounds[1:], strict=False):
+            for item, weight, times in shard.sample(draws[first:last]):
+                self._homes[id(item)] = (item, shard)
+                found.append((item, weight * (last - first) / len(draws), times))
+        return found
+
+    def window(self, item: Item) -> tuple[list[Any], list[bool]]:
+        return self._homes[id(item)][1].window(item)
+
+    def update(self, items: list[Item], priorities: Any) -> None:
+        for shard in self.shards:
+            here = [at for at, item in enumerate(items) if self._homes[id(item)][1] is shard]
+            if here:
+                shard.update([items[at] for at in here], [priorities[at] for at in here])
 
 
 def scattered(count: int) -> float:

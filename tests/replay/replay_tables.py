@@ -1,12 +1,13 @@
 """The tables under one face, so that one test holds all of them to the model."""
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import numpy as np
 
-from dovetail.replay import device
+from dovetail.replay import ReplayClient, ReplayServer, ReplayShards, device
 from dovetail.replay.host import HostTable
+from dovetail.replay.leaves import leaves_of
 from dovetail.replay.sample import Keys, Sample
 from dovetail.replay.service import ReplayService
 from dovetail.replay.table import Layout, Table
@@ -98,7 +99,57 @@ class InService:
         return self._service.size
 
 
-KINDS: dict[str, Any] = {"host": HostTable, "device": OnDevice, "service": InService}
+class Elsewhere:
+    """A server, or two, in other processes; kept for all tests of a table, and emptied for each."""
+
+    kept: ClassVar[dict[Any, tuple[ReplayServer | ReplayShards, ReplayClient, Any]]] = {}
+
+    def __init__(self, table: Table, example: Any, num_envs: int, shards: int = 0) -> None:
+        leaves = tuple((leaf.path, str(leaf)) for leaf in leaves_of(example))
+        self._named = (table, leaves, num_envs, shards)
+        if self._named not in self.kept:
+            if shards:
+                server = ReplayShards(table, example, num_envs, shards, timeout=20)
+            else:
+                server = ReplayServer(table, example, num_envs, timeout=20)
+            client = server.client()
+            self.kept[self._named] = (server, client, client.state())
+        _, self.client, empty = self.kept[self._named]
+        self.client.load(empty)
+        self.insert = self.client.insert
+        self.update_priorities = self.client.update_priorities
+        self.sample = self.client.sample
+        self.layout = self.client.form.layout
+
+    @property
+    def layouts(self) -> list[Layout]:
+        return [server.form.layout for server in self.client._servers]
+
+    @property
+    def size(self) -> int:
+        return self.client.size
+
+
+class Sharded(Elsewhere):
+    def __init__(self, table: Table, example: Any, num_envs: int) -> None:
+        super().__init__(table, example, num_envs, 2)
+
+
+def close_servers() -> None:
+    """Ends what is kept for other tests."""
+    while Elsewhere.kept:
+        server, client, _ = Elsewhere.kept.popitem()[1]
+        client.close()
+        server.close()
+
+
+KINDS: dict[str, Any] = {
+    "host": HostTable,
+    "device": OnDevice,
+    "service": InService,
+    "server": Elsewhere,
+    "shards": Sharded,
+}
 
 
 def make(kind: str, table: Table, example: Any, num_envs: int) -> AnyTable:

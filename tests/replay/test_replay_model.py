@@ -1,13 +1,14 @@
 """Every table, on the host, on the device and in a service, equals a table of plain lists."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from replay_model import Item, Model
-from replay_tables import AnyTable, make
+from replay_model import Item, Model, ShardedModel
+from replay_tables import AnyTable, Sharded, close_servers, make
 
 from dovetail.replay.table import (
     Episodes,
@@ -46,8 +47,16 @@ TABLES = {
     "highest leave": Table(Episodes(3), 6, Uniform(), Highest(), max_times_sampled=2),
     "newest leave": Table(Sequences(3, 2), 6, Lowest(), Lifo()),
     "chance leaves": Table(Transitions(), 6, Uniform(), Uniform()),
+    "compressed": Table(Transitions(2), 12, history=STACK, compress=True),
+    "compressed items": Table(Sequences(3, 2), 6, Uniform(), Lifo(), history=STACK, compress=True),
     "weighed leave": Table(Transitions(), 6, Prioritised(1.0), Prioritised(2.0), history=STACK),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers() -> Iterator[None]:
+    yield
+    close_servers()
 
 
 class Run:
@@ -61,7 +70,9 @@ class Run:
             "reward": np.zeros((), np.float32),
         }
         self.real: AnyTable = make(kind, table, self.example, ENVS)
-        self.model = Model(table, self.real.layout)
+        self.model: Any = Model(table, self.real.layout)
+        if isinstance(self.real, Sharded):
+            self.model = ShardedModel(table, self.real.layouts)
         self.kept: list[tuple[Any, list[Item]]] = []
         self.now = [0] * ENVS
         self.seen: dict[Any, np.ndarray] = {}
@@ -112,7 +123,7 @@ class Run:
         assert self.real.size == len(self.model.items)
 
     def sample(self, draws: np.ndarray) -> None:
-        if not self.model.items:
+        if not self.model.ready:
             return
         size = len(self.model.items)
         sample = self.real.sample(draws)
@@ -198,7 +209,7 @@ def test_the_host_table_is_the_model(name: str, program: list[Any]) -> None:
     follow("host", name, program)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [name for name in TABLES if "compressed" not in name])
 @settings(quick, max_examples=8)
 @given(program=programs(few=True))
 def test_the_device_table_is_the_model(name: str, program: list[Any]) -> None:
@@ -210,3 +221,13 @@ def test_the_device_table_is_the_model(name: str, program: list[Any]) -> None:
 @given(program=programs())
 def test_the_service_is_the_model(name: str, program: list[Any]) -> None:
     follow("service", name, program)
+
+
+@pytest.mark.parametrize("kind", ["server", "shards"])
+@pytest.mark.parametrize(
+    "name", ["n-step", "prioritised", "prioritised frames", "sequences", "weighed leave"]
+)
+@settings(quick, max_examples=8)
+@given(program=programs())
+def test_servers_are_the_model(kind: str, name: str, program: list[Any]) -> None:
+    follow(kind, name, program)

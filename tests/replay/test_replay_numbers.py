@@ -1,10 +1,11 @@
 """Small tables with written-out numbers: windows, ends, frames, priorities, importance weights."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from replay_tables import AnyTable, make
+from replay_tables import AnyTable, close_servers, make
 
 from dovetail.replay import (
     Episodes,
@@ -18,7 +19,15 @@ from dovetail.replay import (
     importance_weights,
 )
 
-KINDS = pytest.mark.parametrize("kind", ["host", "device", "service"])
+KINDS = pytest.mark.parametrize("kind", ["host", "device", "service", "server"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers() -> Iterator[None]:
+    yield
+    close_servers()
+
+
 ROW = {"observation": np.zeros((), np.int32), "reward": np.zeros((), np.float32)}
 
 

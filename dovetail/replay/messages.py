@@ -1,0 +1,114 @@
+"""Inserts as bytes: a head of a few numbers, and arrays whose places follow from it.
+
+The same form goes to a server, where the arrays lie in shared memory, and into a log, where they
+follow the head. Nothing is pickled.
+"""
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dovetail.replay.form import Form, Spec
+from dovetail.replay.incoming import Plain, Steps
+from dovetail.replay.packed import WORD
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_HEAD = struct.Struct("<BHIII")
+ENDS, VALID, PRIORITIES, PLAIN = 1, 2, 4, 8
+"""What is there beside the rows. `PLAIN`: every step is a row and no episode begins or ends, and
+instead of the rows there is what a table stores of them."""
+
+BOOLEAN, PRIORITY = np.dtype(bool), np.dtype(np.float32)
+
+
+class InsertHead(NamedTuple):
+    """What tells the arrays of an insert."""
+
+    given: int
+    length: int
+    first: int
+    last: int
+    final: tuple[int, ...]
+    """Which leaves are there of what episodes ended with."""
+
+    @property
+    def envs(self) -> int:
+        """Environments of the insert."""
+        return self.last - self.first
+
+    def packed(self) -> bytes:
+        """As bytes."""
+        fixed = _HEAD.pack(self.given, len(self.final), self.length, self.first, self.last)
+        return fixed + bytes(np.array(self.final, np.uint16).data) if self.final else fixed
+
+    @staticmethod
+    def unpacked(data: bytes) -> "InsertHead":
+        """From bytes."""
+        given, count, length, first, last = _HEAD.unpack_from(data)
+        final = np.frombuffer(data, np.uint16, count, _HEAD.size).tolist() if count else ()
+        return InsertHead(given, length, first, last, tuple(final))
+
+
+def head_of(steps: Steps, first: int, last: int) -> InsertHead:
+    """The head of an insert."""
+    given = 0
+    if steps.ends is not None:
+        given |= ENDS
+    if steps.valid is not None:
+        given |= VALID
+    if steps.priorities is not None:
+        given |= PRIORITIES
+    final = tuple(at for at, x in enumerate(steps.final or ()) if x is not None)
+    return InsertHead(given, steps.leaves[0].shape[0], first, last, final)
+
+
+def plain_of(form: Form, head: InsertHead, arrays: list[Array]) -> Plain:
+    """A plain insert from its arrays."""
+    block, *rest = arrays
+    alone, rest = rest[: len(form.packing.alone)], rest[len(form.packing.alone) :]
+    frames, rest = rest[: len(form.stacks)], rest[len(form.stacks) :]
+    return Plain(head.length, block, alone, frames, rest[0] if rest else None)
+
+
+def arrays_of(steps: Steps) -> list[Array]:
+    """The arrays of an insert, in their order."""
+    found = list(steps.leaves)
+    found += [x for x in (steps.ends, steps.valid, steps.priorities) if x is not None]
+    return found + [x for x in steps.final or () if x is not None]
+
+
+def insert_specs(form: Form, head: InsertHead) -> list[Spec]:
+    """The shapes and types of these arrays."""
+    axes = (head.length, head.envs)
+    if head.given & PLAIN:
+        return plain_specs(form, head.length * head.envs, bool(head.given & PRIORITIES))
+    found: list[Spec] = [((*axes, *leaf.shape), leaf.dtype) for leaf in form.leaves]
+    for bit, dtype in ((ENDS, BOOLEAN), (VALID, BOOLEAN), (PRIORITIES, PRIORITY)):
+        if head.given & bit:
+            found.append((axes, dtype))
+    return found + [((*axes, *form.leaves[at].shape), form.leaves[at].dtype) for at in head.final]
+
+
+def plain_specs(form: Form, count: int, priorities: bool) -> list[Spec]:
+    """Those of a plain insert of so many rows."""
+    alone = (form.kept[at] for at in form.packing.alone)
+    return [
+        ((count, form.packing.words), WORD),
+        *(((count, *leaf.shape), leaf.dtype) for leaf in alone),
+        *(((count, *stack.shape), stack.dtype) for stack in form.stacks),
+        *([((count,), PRIORITY)] if priorities else []),
+    ]
+
+
+def steps_of(form: Form, head: InsertHead, arrays: list[Array]) -> Steps:
+    """The steps that an insert's arrays tell."""
+    leaves, rest = arrays[: len(form.leaves)], iter(arrays[len(form.leaves) :])
+    ends, valid, priorities = (
+        next(rest) if head.given & bit else None for bit in (ENDS, VALID, PRIORITIES)
+    )
+    found: list[Array | None] = [None] * len(leaves)
+    for at, array in zip(head.final, rest, strict=True):
+        found[at] = array
+    return Steps(leaves, ends, valid, found if head.final else None, priorities)

@@ -1,0 +1,245 @@
+"""The process of a replay server: `python -m dovetail.replay.serve`, started by `ReplayServer`.
+
+It reads its options as one line of JSON, answers each channel in a thread, and ends when it is told
+to (SIGTERM), when its standard input is closed, and when whoever started it has died.
+"""
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import select
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
+from multiprocessing.context import AuthenticationError
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import UserError
+from dovetail.replay import channel as wire
+from dovetail.replay.channel import Address
+from dovetail.replay.form import Form, place, size_of
+from dovetail.replay.host import HostTable
+from dovetail.replay.leaves import Leaf
+from dovetail.replay.messages import PLAIN, InsertHead, insert_specs, plain_of, steps_of
+from dovetail.replay.options import read, written
+from dovetail.replay.output import Output
+from dovetail.replay.sample import Keys
+from dovetail.replay.service import ReplayService
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+WATCH = 0.5
+"""Seconds between two looks whether the parent is still there."""
+
+
+def main() -> None:
+    """Serves until it is told to end."""
+    options = json.loads(sys.stdin.buffer.readline())
+    stopped, stop = os.pipe()
+    signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"!"))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and says when to end
+    leaves = [Leaf(path, tuple(shape), np.dtype(dtype)) for path, shape, dtype in options["leaves"]]
+    address = Address(options["folder"], options["key"], os.getpid())
+    try:
+        durable = None if options["durable"] is None else Path(options["durable"])
+        table = HostTable(read(options["table"]), None, options["envs"], leaves=leaves)
+        service = ReplayService(
+            table, read(options["limiter"]), options["timeout"], durable, options["grown"], True
+        )
+    except UserError as error:
+        answer = {"refused": str(error)}
+        print(json.dumps(answer), flush=True)
+        return
+    listener = Listener(address.socket, "AF_UNIX", backlog=64)
+    lost = None if service.restored is None else service.restored.lost
+    records = 0 if service.restored is None else service.restored.records
+    ready = {"pid": os.getpid(), "epoch": service.epoch, "lost": lost, "records": records}
+    serving = Serving(service, bytes.fromhex(address.key))
+    threading.Thread(target=serving.accept, args=(listener,), daemon=True).start()
+    print(json.dumps(ready), flush=True)
+    _wait_for_the_end(stopped, os.getppid())
+    service.close()
+    shutil.rmtree(address.folder, ignore_errors=True)
+    os._exit(0)  # threads that wait for a client need not be asked
+
+
+def _wait_for_the_end(stopped: int, parent: int) -> None:
+    """Until somebody writes, standard input is closed, or the parent is another."""
+    while os.getppid() == parent:
+        if select.select([stopped, sys.stdin], [], [], WATCH)[0]:
+            return
+
+
+class Serving:
+    """Lets clients in, and answers each of their channels in a thread."""
+
+    def __init__(self, service: ReplayService, key: bytes) -> None:
+        self._service, self._key = service, key
+
+    def accept(self, listener: Listener) -> None:
+        """Lets in whoever comes."""
+        while True:
+            connection = listener.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            hello = json.loads(connection.recv_bytes())
+            Served(self._service, connection).answer(hello)
+        except (AuthenticationError, EOFError, OSError):
+            return  # a client that has no key, or has gone
+        except Exception:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # what it has done to the table nobody knows; a log has all before it
+        finally:
+            connection.close()
+
+
+class Served:
+    """The server's end of a channel."""
+
+    def __init__(self, service: ReplayService, connection: Connection) -> None:
+        self._service, self._connection = service, connection
+        self._table = service.table
+        self._form: Form = service.table.form
+        self._memory: mmap.mmap | None = None
+        self._outputs: dict[tuple[int, ...], Output] = {}
+        self._failures = 0
+        self._answers: dict[int, Callable[[bytes], bytes]] = {
+            wire.INSERT[0]: self._insert,
+            wire.SAMPLE[0]: self._sample,
+            wire.UPDATE[0]: self._update,
+            wire.COUNTS[0]: self._counts,
+            wire.MEMORY[0]: self._attach,
+            wire.LOAD[0]: self._load,
+        }
+
+    def answer(self, hello: dict[str, Any]) -> None:
+        """Answers until the client hangs up."""
+        service, form = self._service, self._form
+        welcome = {
+            "table": written(form.table),
+            "envs": form.layout.envs,
+            "leaves": [[leaf.path, list(leaf.shape), leaf.dtype.str] for leaf in form.leaves],
+            "epoch": service.epoch,
+            "timeout": service.timeout,
+        }
+        self._connection.send_bytes(wire.DONE + json.dumps(welcome).encode())
+        if hello["channel"] != "insert":
+            self._go_on()
+            return
+        with service.inserting():
+            self._go_on()
+
+    def _go_on(self) -> None:
+        receive = self._connection.recv_bytes
+        while True:
+            request = receive()
+            try:
+                if request[:1] == wire.STATE:
+                    self._send_state(self._service.state())
+                    continue
+                reply = wire.DONE + self._answers[request[0]](request[1:])
+            except UserError as error:
+                reply = wire.REFUSED + str(error).encode()
+            self._service.when_kept(partial(self._send, reply))
+
+    def _send(self, reply: bytes, failure: UserError | None) -> None:
+        """Sends an answer, once what it acknowledges is kept; not if it is not."""
+        if failure is not None:
+            reply = wire.REFUSED + str(failure).encode()
+        with contextlib.suppress(OSError):  # a client that has gone
+            self._connection.send_bytes(reply)
+
+    def _attach(self, request: bytes) -> bytes:
+        (size,) = wire.SIZE.unpack(request)
+        self._outputs.clear()
+        self._memory = wire.attach(recv_handle(self._connection), size)
+        return b""
+
+    def _insert(self, request: bytes) -> bytes:
+        offset, failures, limit = wire.INSERT_HEAD.unpack_from(request)
+        if failures != self._failures:
+            raise UserError("An insert before this one has failed.")
+        head = InsertHead.unpacked(request[wire.INSERT_HEAD.size :])
+        arrays = place(insert_specs(self._form, head), self._memory, offset)
+        try:
+            if head.given & PLAIN:
+                plain = plain_of(self._form, head, arrays)
+                self._service.insert_plain(plain, head.first, head.last, _limit(limit))
+            else:
+                steps = steps_of(self._form, head, arrays)
+                self._service.insert_steps(steps, head.first, head.last, _limit(limit))
+        except UserError:
+            self._failures += 1
+            raise
+        return b""
+
+    def _sample(self, request: bytes) -> bytes:
+        offset, count, first, last, limit, kind = wire.SAMPLE_HEAD.unpack_from(request)
+        draws = np.frombuffer(request, kind.decode(), last - first, wire.SAMPLE_HEAD.size)
+        asked = (offset, count, first, last)
+        output = self._outputs.get(asked)
+        if output is None:
+            assert self._memory is not None
+            memory = memoryview(self._memory)[offset:]
+            output = Output(self._form, self._table.structure, count, memory, (first, last))
+            self._outputs[asked] = output
+        sample = self._service.sample(draws, _limit(limit), output)
+        output.note(sample)
+        return wire.SIZE.pack(int(sample.size))
+
+    def _update(self, request: bytes) -> bytes:
+        (count,) = wire.UPDATE_HEAD.unpack_from(request)
+        at = wire.UPDATE_HEAD.size
+        slot, number = np.frombuffer(request, np.int64, 2 * count, at).reshape(2, count)
+        priorities = np.frombuffer(request, np.float32, count, at + 16 * count)
+        self._service.update_priorities(Keys(slot, number), priorities)
+        return b""
+
+    def _counts(self, _: bytes) -> bytes:
+        size, inserted, sampled = self._service.counts()
+        return json.dumps({"size": size, "inserted": inserted, "sampled": sampled}).encode()
+
+    def _send_state(self, state: Mapping[str, Array]) -> None:
+        """Sends arrays in memory of their own."""
+        specs = [(array.shape, array.dtype) for array in state.values()]
+        size = max(size_of(specs), 1)
+        descriptor = wire.create(size)
+        memory = wire.attach(os.dup(descriptor), size)
+        for to, array in zip(place(specs, memory), state.values(), strict=True):
+            to[...] = array
+        names = [[name, list(x.shape), x.dtype.str] for name, x in state.items()]
+        answer = json.dumps({"size": size, "arrays": names}).encode()
+        self._connection.send_bytes(wire.DONE + answer)
+        send_handle(self._connection, descriptor, 0)
+        os.close(descriptor)
+
+    def _load(self, request: bytes) -> bytes:
+        said = json.loads(request)
+        specs = [(tuple(shape), np.dtype(dtype)) for _, shape, dtype in said]
+        arrays = place(specs, self._memory)
+        self._service.load(dict(zip((name for name, _, _ in said), arrays, strict=True)))
+        return b""
+
+
+def _limit(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds
+
+
+if __name__ == "__main__":
+    main()
