@@ -10,6 +10,11 @@ ALGORITHMS: dict[str, str] = {
     "appo": "dovetail.algorithms.appo:APPO",
     "a3c": "dovetail.algorithms.a3c:A3C",
     "dqn": "dovetail.algorithms.dqn:DQN",
+    "ddpg": "dovetail.algorithms.ddpg:DDPG",
+    "d4pg": "dovetail.algorithms.d4pg:D4PG",
+    "td3": "dovetail.algorithms.td3:TD3",
+    "sac": "dovetail.algorithms.sac:SAC",
+    "sac-discrete": "dovetail.algorithms.sac_discrete:SACDiscrete",
 }
 """The algorithms by their names on the command line."""
 
