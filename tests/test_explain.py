@@ -40,10 +40,15 @@ AT_HOME = {
     "environments": HOST,
 }
 """Policies for environments in Python; any other is explained on a JAX environment."""
+CONTINUOUS = ("ddpg", "d4pg", "td3", "sac")
+"""Algorithms that are explained on Pendulum, not on CartPole."""
 REFUSED = {
     (algorithm, "parameter-server"): "use --policy actor-learner, or an algorithm such as a3c."
     for algorithm in ALGORITHMS
-    if algorithm != "a3c"
+    if algorithm not in ("a3c", *CONTINUOUS, "sac-discrete")
+} | {
+    (algorithm, "data-parallel"): "is in one place; use 1 replica."
+    for algorithm in (*CONTINUOUS, "sac-discrete")
 }
 """What a policy cannot do for an algorithm, by the end of the sentence that says so."""
 OTHERS: dict[str, tuple[Any, Any, Policy]] = {
@@ -82,6 +87,8 @@ def assert_golden(name: str, told: str) -> None:
 def test_every_algorithm_under_every_policy(algorithm: str, policy: str) -> None:
     chosen = built(algorithm, ALGORITHMS, algorithms), built(policy, POLICIES, policies)
     env = AT_HOME.get(policy, JAX)
+    if algorithm in CONTINUOUS:
+        env = "gymnasium:Pendulum-v1" if env == HOST else "gymnax:Pendulum-v1"
     if (algorithm, policy) in REFUSED:
         with pytest.raises(UserError) as refused:
             dovetail.explain(chosen[0], env, chosen[1])

@@ -3,6 +3,7 @@
 The critics value every action at once, so expectations over the policy are sums, not samples.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,7 +54,7 @@ class SACDiscrete(SAC):
     @property
     def target_entropy(self) -> float:
         """The entropy at which the temperature is to keep the policy."""
-        return self.entropy_per_action * float(jnp.log(self.choices))
+        return self.entropy_per_action * math.log(self.choices)
 
     def random_action(self, key: jax.Array) -> jax.Array:
         """Any action."""

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.functions.exploration import epsilon_greedy, linear
+from dovetail.functions.exploration import add_noise, epsilon_greedy, linear
 
 
 def test_the_schedule_falls_and_stays() -> None:
@@ -21,3 +21,12 @@ def test_a_share_of_actions_is_random() -> None:
     np.testing.assert_allclose(shares, [0.1, 0.7, 0.1, 0.1], atol=0.02)
     greedy = jax.vmap(epsilon_greedy, (0, None, None))(keys[:50], values, jnp.float32(0.0))
     assert set(greedy.tolist()) == {1}
+
+
+def test_noise_stays_within_the_bounds() -> None:
+    keys = jax.random.split(jax.random.key(0), 2000)
+    noisy = jax.vmap(lambda key: add_noise(key, jnp.array([0.0, 0.9]), 0.2))(keys)
+    free, near = np.asarray(noisy).T
+    np.testing.assert_allclose([free.mean(), free.std()], [0.0, 0.2], atol=0.02)
+    assert near.max() == 1.0
+    np.testing.assert_allclose(np.mean(near == 1.0), 0.309, atol=0.04)  # beyond half a deviation
