@@ -26,7 +26,9 @@ class SACDiscrete(SAC):
 
     actions: ClassVar[tuple[type, ...]] = (Discrete,)
 
-    entropy_per_action: float = 0.3
+    target_rate: float = 0.02
+    """How far the target networks move towards the networks with each gradient step."""
+    entropy_per_action: float = 0.6
     """The entropy at which the temperature is to keep the policy, as a share of the highest."""
 
     def __post_init__(self) -> None:

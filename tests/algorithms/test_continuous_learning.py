@@ -28,7 +28,7 @@ def test_pendulum_swings_up(tmp_path: Path, name: str, seed: int) -> None:
 
 
 def test_cartpole_is_solved_among_discrete_actions(tmp_path: Path) -> None:
-    algorithm = dt.algorithms.SACDiscrete(gradient_steps=2, hidden=(64, 64))
+    algorithm = dt.algorithms.SACDiscrete(gradient_steps=4, hidden=(64, 64))
     policy = dt.policies.Fused(envs=8)
     found = train(tmp_path, algorithm, "dovetail:CartPole-v1", policy, 100_000, until=475)
     assert found >= 475
