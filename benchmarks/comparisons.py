@@ -13,7 +13,9 @@ from benchmarks.contestants import (
     SLOW,
     Contestant,
     atari_peer,
+    baselines,
     cleanrl,
+    control,
     distributed,
     gymnax_peers,
     hand,
@@ -21,6 +23,7 @@ from benchmarks.contestants import (
     ours,
     pong,
     pong_impala,
+    rejax_control,
     rllib,
     sample_factory,
     stable_baselines,
@@ -255,5 +258,39 @@ COMPARISONS = (
         ),
         (slow_local(8192),),
         (("steps_per_s", 1.8),),
+    ),
+    *(
+        comparison
+        for name in ("sac", "td3")
+        for comparison in (
+            Comparison(
+                f"{name}-rejax",
+                f"Fused {name.upper()} against rejax's, Gymnax Pendulum, an update per step",
+                (control("Fused", name, "fused", 8000),),
+                (rejax_control(name, 4000),),
+                (("steps_per_s", 1.2),),
+            ),
+            Comparison(
+                f"{name}-sbx",
+                f"Local {name.upper()} against sbx's, one Gymnasium Pendulum, an update per step",
+                (control("Local", name, "local", 8000),),
+                baselines("sbx", name, 4000),
+                (("steps_per_s", 1.5),),
+            ),
+            Comparison(
+                f"{name}-sb3",
+                f"Local {name.upper()} against stable-baselines3's, as before",
+                (control("Local", name, "local", 8000),),
+                baselines("stable_baselines3", name, 2000),
+                (("steps_per_s", 4.0),),
+            ),
+        )
+    ),
+    Comparison(
+        "sac-high-ratio",
+        "Local SAC against sbx's, one Gymnasium Pendulum, 20 updates per step in one call",
+        (control("Local", "sac-high-ratio", "local", 800),),
+        baselines("sbx", "sac", 400, updates=20),
+        (("steps_per_s", 3.0),),
     ),
 )

@@ -22,6 +22,7 @@ ENVPOOL = "envpool:CartPole-v1?num_threads=1"
 PONG = "ale:pong?max_num_frames_per_episode=4000"
 """Cut early so that a run's one evaluation, after its training, is not the longest part of it."""
 ENVPOOL_PONG = "envpool:Pong-v5?max_episode_steps=1000"
+PENDULUM, GYMNAX_PENDULUM = "gymnasium:Pendulum-v1", "gymnax:Pendulum-v1"
 SLOW = "benchmarks/slow_env.py:Slow"
 
 
@@ -101,6 +102,35 @@ def stable_baselines(steps: int) -> tuple[Contestant, ...]:
 
 def cleanrl(steps: int) -> tuple[Contestant, ...]:
     return torch_peer("CleanRL-style", "benchmarks.handwritten.cleanrl_ppo", steps)
+
+
+def control(name: str, algorithm: str, policy: str, steps: int) -> Contestant:
+    """Ours on Pendulum, one environment, an update after every step."""
+    env = GYMNAX_PENDULUM if policy == "fused" else PENDULUM
+    return ours(name, policy, 1, env, steps, "--algorithm", algorithm, "--unroll", "1")
+
+
+def baselines(library: str, algorithm: str, steps: int, updates: int = 1) -> tuple[Contestant, ...]:
+    """stable-baselines3 with one torch thread and with two; sbx, which has XLA's."""
+    python, name = ("sbx", "sbx") if library == "sbx" else ("sb3", "stable-baselines3")
+    arguments = ("--library", library, "--algorithm", algorithm, "--updates", str(updates))
+    arguments += ("--envs", "1", "--unroll", "1")
+    return tuple(
+        Contestant(
+            name if library == "sbx" else f"{name}, {count} thread{'s' * (count > 1)}",
+            python,
+            "benchmarks.peers.baselines_control",
+            (*arguments, "--threads", str(count)),
+            steps,
+        )
+        for count in ((1,) if library == "sbx" else (1, 2))
+    )
+
+
+def rejax_control(algorithm: str, steps: int) -> Contestant:
+    unroll = "2" if algorithm == "td3" else "1"
+    arguments = ("--algorithm", algorithm, "--envs", "1", "--unroll", unroll)
+    return Contestant("rejax", "rejax", "benchmarks.peers.rejax_control", arguments, steps)
 
 
 def rllib(envs: int, steps: int) -> Contestant:

@@ -29,13 +29,18 @@ from dovetail.planning import plan_for, prepare_backend, resolve_policy
 from dovetail.runtime.local import Runtime
 from dovetail.training.start import enable_compile_cache, first_state
 
-ALGORITHMS = ("ppo", "impala", "atari-ppo", "atari-appo", "atari-impala")
+ALGORITHMS = (
+    *("ppo", "impala", "atari-ppo", "atari-appo", "atari-impala"),
+    *("sac", "td3", "sac-high-ratio"),
+)
 MEASURED = ("share_", "staleness", "dropped", "act_batch", "message_ms")
 """Columns of metrics.csv that say where the time went, by how they begin."""
 
 
 def algorithm(name: str = "ppo", unroll: int = p.UNROLL) -> Any:
     """The algorithm with the options that are the same for everybody."""
+    if name in ("sac", "td3", "sac-high-ratio"):
+        return control(name, unroll)
     shared = {
         "unroll_length": unroll,
         "hidden": p.HIDDEN,
@@ -55,6 +60,22 @@ def algorithm(name: str = "ppo", unroll: int = p.UNROLL) -> Any:
         kind = dt.algorithms.APPO if name == "atari-appo" else dt.algorithms.PPO
         return kind(**shared, **ppo)
     return dt.algorithms.PPO(learning_rate=p.LEARNING_RATE, **shared, **ppo)
+
+
+def control(name: str, unroll: int) -> Any:
+    """SAC or TD3 with as many gradient steps as steps, or 20 for each."""
+    kind = dt.algorithms.TD3 if name == "td3" else dt.algorithms.SAC
+    return kind(
+        unroll_length=unroll,
+        gradient_steps=p.HIGH_RATIO * unroll if name == "sac-high-ratio" else 0,
+        batch_size=p.CONTROL_BATCH,
+        learning_rate=p.CONTROL_LEARNING_RATE,
+        discount=p.DISCOUNT,
+        capacity=p.CONTROL_CAPACITY,
+        begin_at=p.CONTROL_BEGIN_AT,
+        target_rate=p.CONTROL_TARGET_RATE,
+        hidden=p.CONTROL_HIDDEN,
+    )
 
 
 class Clocked:

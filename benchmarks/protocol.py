@@ -32,6 +32,16 @@ IMPALA_UNROLL = 32
 IMPALA_LEARNING_RATE = 2e-3
 """Of ours and of the hand-written threads; the peers have the rates that they recommend."""
 
+CONTROL_HIDDEN = (256, 256)
+CONTROL_BATCH = 256
+CONTROL_LEARNING_RATE = 3e-4
+CONTROL_TARGET_RATE = 0.005
+CONTROL_CAPACITY = 100_000
+CONTROL_BEGIN_AT = 100
+"""Of SAC and TD3: the defaults of stable-baselines3, but for a smaller replay."""
+HIGH_RATIO = 20
+"""Gradient steps for each step of the environment, where that is compared."""
+
 ATARI_LEARNING_RATE = 2.5e-4
 FRAMES_PER_STEP = 4
 """Emulator frames in which an action is repeated."""

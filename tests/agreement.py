@@ -11,7 +11,19 @@ from small import interpreted as interpreted_from
 
 import dovetail
 from dovetail.algorithm import Algorithm, Task
-from dovetail.algorithms import A3C, DQN, IMPALA, QRDQN, R2D2, ApeX
+from dovetail.algorithms import (
+    A3C,
+    D4PG,
+    DDPG,
+    DQN,
+    IMPALA,
+    QRDQN,
+    R2D2,
+    SAC,
+    TD3,
+    ApeX,
+    SACDiscrete,
+)
 from dovetail.envs.resolve import resolve
 from dovetail.interpretation import stepper
 from dovetail.training.start import first_state
@@ -19,6 +31,8 @@ from dovetail.training.start import first_state
 ENVS, UPDATES, SEED = 8, 3, 3
 CARTPOLE = "dovetail:CartPole-v1?limit=5"
 HOST = "gymnasium:CartPole-v1?vectorization=sync&max_episode_steps=5"
+PENDULUM = "gymnax:Pendulum-v1?max_steps_in_episode=5"
+HOST_PENDULUM = "gymnasium:Pendulum-v1?vectorization=sync&max_episode_steps=5"
 EVERYTHING: dict[str, Any] = {
     "recurrent": 4,
     "normalise_observations": True,
@@ -32,6 +46,14 @@ RAINBOW: dict[str, Any] = {
     "distributional": True,
     "noisy": True,
     "atoms": 3,
+}
+REPLAYED: dict[str, Any] = {
+    "unroll_length": LENGTH,
+    "gradient_steps": 2,
+    "batch_size": 4,
+    "capacity": 64,
+    "begin_at": 1,
+    "hidden": (8,),
 }
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": ppo(),
@@ -49,7 +71,17 @@ ALGORITHMS: dict[str, Algorithm] = {
     "qr-dqn": QRDQN(LENGTH, 2, 4, **REPLAY, quantiles=3),
     "apex": ApeX(LENGTH, 2, 4, **REPLAY),
     "r2d2": R2D2(LENGTH, 2, 4, **REPLAY, recurrent=4, burn_in=2, learned=3, period=2),
+    "ddpg": DDPG(**REPLAYED),
+    "d4pg": D4PG(**REPLAYED, prioritised=True, normalise_observations=True),
+    "td3": TD3(**REPLAYED),
+    "sac": SAC(**REPLAYED),
+    "sac-droq": SAC(
+        **REPLAYED, critics=3, mean_critic=True, actor_every=2, layer_norm=True, dropout=0.1
+    ),
+    "sac-discrete": SACDiscrete(**REPLAYED, normalise_observations=True),
 }
+CONTINUOUS = ("ddpg", "d4pg", "td3", "sac", "sac-droq")
+"""Algorithms that are compared on Pendulum; the others on CartPole."""
 
 
 def assert_close(found: Any, expected: Any) -> None:
@@ -59,7 +91,7 @@ def assert_close(found: Any, expected: Any) -> None:
 
 def without_weights(state: Any) -> Any:
     """With several learners the moments weigh one learner's samples; only ratios matter."""
-    if not hasattr(state, "moments"):
+    if hasattr(state, "replay"):
         return without_order(state)
     return state._replace(
         moments=state.moments._replace(weight=np.zeros(())),

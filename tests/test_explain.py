@@ -40,11 +40,16 @@ AT_HOME = {
     "environments": HOST,
 }
 """Policies for environments in Python; any other is explained on a JAX environment."""
+CONTINUOUS = ("ddpg", "d4pg", "td3", "sac")
+"""Algorithms that are explained on Pendulum, not on CartPole."""
 REFUSED = {
     (algorithm, "parameter-server"): "use --policy actor-learner, or an algorithm such as a3c."
     for algorithm in ALGORITHMS
     if algorithm != "a3c"
-} | {("dqn", "data-parallel"): "the replay of DQN is in one place; use 1 replica."}
+} | {
+    (algorithm, "data-parallel"): "is in one place; use 1 replica."
+    for algorithm in ("dqn", "qr-dqn", "apex", "r2d2", *CONTINUOUS, "sac-discrete")
+}
 """What a policy cannot do for an algorithm, by the end of the sentence that says so."""
 OTHERS: dict[str, tuple[Any, Any, Policy]] = {
     "ppo-fused-4-devices": (algorithms.PPO(), JAX, Fused(devices=4)),
@@ -83,6 +88,8 @@ def assert_golden(name: str, told: str) -> None:
 def test_every_algorithm_under_every_policy(algorithm: str, policy: str) -> None:
     chosen = built(algorithm, ALGORITHMS, algorithms), built(policy, POLICIES, policies)
     env = AT_HOME.get(policy, JAX)
+    if algorithm in CONTINUOUS:
+        env = "gymnasium:Pendulum-v1" if env == HOST else "gymnax:Pendulum-v1"
     if (algorithm, policy) in REFUSED:
         with pytest.raises(UserError) as refused:
             dovetail.explain(chosen[0], env, chosen[1])

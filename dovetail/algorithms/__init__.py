@@ -13,6 +13,11 @@ ALGORITHMS: dict[str, str] = {
     "qr-dqn": "dovetail.algorithms.qr_dqn:QRDQN",
     "apex": "dovetail.algorithms.apex:ApeX",
     "r2d2": "dovetail.algorithms.r2d2:R2D2",
+    "ddpg": "dovetail.algorithms.ddpg:DDPG",
+    "d4pg": "dovetail.algorithms.d4pg:D4PG",
+    "td3": "dovetail.algorithms.td3:TD3",
+    "sac": "dovetail.algorithms.sac:SAC",
+    "sac-discrete": "dovetail.algorithms.sac_discrete:SACDiscrete",
 }
 """The algorithms by their names on the command line."""
 

@@ -128,6 +128,33 @@ class Gaussian(NamedTuple):
         return jnp.sum(log_ratio + 0.5 * (jnp.exp(-2 * log_ratio) + z * z - 1.0), axis=-1)
 
 
+class SquashedGaussian(NamedTuple):
+    """Independent normal entries, each squashed into (-1, 1) by tanh:
+    https://arxiv.org/abs/1812.05905, appendix C."""
+
+    mean: jax.Array
+    """[..., size], before it is squashed."""
+    log_std: jax.Array
+    """[..., size]"""
+
+    def sample(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(float32[..., size], its log-density [...]), differentiable in mean and log_std.
+
+        The density comes with the sample: found again from the sample alone, it would be wrong
+        near the bounds.
+        """
+        noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
+        noise = jax.lax.optimization_barrier(noise)  # drawn once, not wherever it is used
+        x = self.mean + jnp.exp(self.log_std) * noise
+        normal = -0.5 * noise * noise - self.log_std - 0.5 * math.log(2 * math.pi)
+        log_slope = 2.0 * (math.log(2) - x - jax.nn.softplus(-2.0 * x))
+        return jnp.tanh(x), jnp.sum(normal - log_slope, axis=-1)
+
+    def mode(self) -> jax.Array:
+        """The squashed mean."""
+        return jnp.tanh(self.mean)
+
+
 Distribution = Categorical | MultiCategorical | Gaussian
 
 

@@ -22,3 +22,9 @@ def epsilon_greedy(key: jax.Array, values: jax.Array, epsilon: jax.Array) -> jax
     random = jax.random.randint(which, (), 0, values.shape[-1], jnp.int32)
     explores = jax.random.uniform(whether) < epsilon
     return jnp.where(explores, random, jnp.argmax(values, axis=-1).astype(jnp.int32))
+
+
+def add_noise(key: jax.Array, action: jax.Array, scale: float) -> jax.Array:
+    """An action in [-1, 1] with normal noise of deviation `scale`, clipped to its bounds again."""
+    noise = scale * jax.random.normal(key, action.shape)
+    return jnp.clip(action + noise, -1.0, 1.0)

@@ -118,6 +118,31 @@ def _affine_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> 
 _small_affine.defvjp(_affine_forward, _affine_backward)
 
 
+def dense_each(params: Params, x: jax.Array) -> jax.Array:
+    """One dense layer of each of several networks: x [count, n, inputs], weights [count, inputs,
+    outputs]. On a CPU one product of them all takes two thirds of the time of one after another."""
+    return _affine_each(x, params["weight"], params["bias"])
+
+
+@jax.custom_vjp
+def _affine_each(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    return x @ weight + bias[:, None]
+
+
+def _each_forward(x: jax.Array, weight: jax.Array, bias: jax.Array) -> Any:
+    return _affine_each(x, weight, bias), (x, weight)
+
+
+def _each_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> Any:
+    """As for one network."""
+    x, weight = kept
+    transposed = jax.lax.optimization_barrier(x.swapaxes(1, 2))
+    return gradient @ weight.swapaxes(1, 2), transposed @ gradient, gradient.sum(axis=1)
+
+
+_affine_each.defvjp(_each_forward, _each_backward)
+
+
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
     """The activation called `name`."""
     if name not in ACTIVATIONS:

@@ -6,8 +6,11 @@ import pytest
 from agreement import (
     ALGORITHMS,
     CARTPOLE,
+    CONTINUOUS,
     ENVS,
     HOST,
+    HOST_PENDULUM,
+    PENDULUM,
     SEED,
     UPDATES,
     advance_and_compare,
@@ -72,6 +75,12 @@ COMPILED = {
     "qr-dqn": ("local", "split devices"),
     "apex": (*SOME, "4 actors", "inference, one at a time", "2 shards"),
     "r2d2": (*SOME, "2 actors", "inference", "2 shards"),
+    "ddpg": ("fused", "1 actor"),
+    "d4pg": ("fused", "4 actors", "1 replica"),
+    "td3": (*SOME, "2 actors"),
+    "sac": (*SOME, "2 actors", "inference", "environments", "split devices"),
+    "sac-droq": ("fused",),
+    "sac-discrete": (*SOME, "2 actors"),
 }
 """On a JAX environment: every policy with some algorithm, and every algorithm with some."""
 ON_THE_HOST = {
@@ -89,6 +98,10 @@ ON_THE_HOST = {
     "rainbow": ("local",),
     "apex": ("2 actors", "inference, processes"),
     "r2d2": ("local", "environments"),
+    "d4pg": ("local", "2 actors' processes"),
+    "td3": ("local",),
+    "sac": ("local", "2 actors", "inference, processes", "environments"),
+    "sac-discrete": ("local",),
 }
 
 
@@ -103,12 +116,14 @@ def run_and_compare(algorithm: str, env: str, policy: Policy) -> None:
 
 @pytest.mark.parametrize(("algorithm", "policy"), pairs(COMPILED))
 def test_a_policy_equals_the_interpreter(algorithm: str, policy: str) -> None:
-    run_and_compare(algorithm, CARTPOLE, POLICIES[policy])
+    env = PENDULUM if algorithm in CONTINUOUS else CARTPOLE
+    run_and_compare(algorithm, env, POLICIES[policy])
 
 
 @pytest.mark.parametrize(("algorithm", "policy"), pairs(ON_THE_HOST))
 def test_a_policy_equals_the_interpreter_on_the_host(algorithm: str, policy: str) -> None:
-    run_and_compare(algorithm, HOST, POLICIES[policy])
+    env = HOST_PENDULUM if algorithm in CONTINUOUS else HOST
+    run_and_compare(algorithm, env, POLICIES[policy])
 
 
 @pytest.mark.parametrize(

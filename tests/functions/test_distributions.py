@@ -12,6 +12,7 @@ from dovetail.functions.distributions import (
     Distribution,
     Gaussian,
     MultiCategorical,
+    SquashedGaussian,
     from_network,
     output_size,
 )
@@ -157,3 +158,23 @@ def test_from_network(action: ActionSpace, size: int, kind: type, event: tuple[i
     whole = from_network(action, outputs, jnp.full(size, -1.0))
     np.testing.assert_allclose(whole.log_prob(samples), log_probs, rtol=1e-5)
     np.testing.assert_allclose(mapped.log_prob(samples), log_probs, rtol=1e-5)
+
+
+@both
+def test_a_squashed_sample_has_the_density_of_its_transform(wrap: Callable) -> None:
+    squashed = SquashedGaussian(jnp.array(MEAN), jnp.broadcast_to(jnp.array(LOG_STD), MEAN.shape))
+    action, log_prob = wrap(SquashedGaussian.sample)(squashed, jax.random.key(0))
+    x = np.arctanh(np.asarray(action, np.float64))
+    normal = scipy.stats.norm.logpdf(x, MEAN, np.exp(LOG_STD))
+    wanted = (normal - np.log(1 - np.asarray(action, np.float64) ** 2)).sum(-1)
+    np.testing.assert_allclose(log_prob, wanted, rtol=1e-3)
+    np.testing.assert_allclose(squashed.mode(), np.tanh(MEAN), rtol=1e-6)
+
+
+def test_a_squashed_sample_at_its_bounds_has_a_finite_density() -> None:
+    far = SquashedGaussian(jnp.array([50.0]), jnp.array([0.0]))
+    action, log_prob = far.sample(jax.random.key(0))
+    slope = jax.grad(lambda mean: SquashedGaussian(mean, far.log_std).sample(jax.random.key(0))[1])
+    assert float(action[0]) == 1.0
+    assert 90.0 < float(log_prob) < 110.0  # about 2 × 50
+    np.testing.assert_allclose(slope(far.mean), [2.0], rtol=1e-5)

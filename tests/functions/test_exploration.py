@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.functions.exploration import epsilon_greedy, ladder, linear
+from dovetail.functions.exploration import add_noise, epsilon_greedy, ladder, linear
 
 
 def test_the_schedule_falls_and_stays() -> None:
@@ -28,3 +28,12 @@ def test_the_ladder_goes_from_the_first_share_to_nearly_none() -> None:
     wanted = [0.4, 0.16, 0.064, 0.0256, 0.01024, 0.004096, 0.0016384, 0.00065536]
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     assert float(ladder(0.4, 7.0, 0, 1)) == np.float32(0.4)
+
+
+def test_noise_stays_within_the_bounds() -> None:
+    keys = jax.random.split(jax.random.key(0), 2000)
+    noisy = jax.vmap(lambda key: add_noise(key, jnp.array([0.0, 0.9]), 0.2))(keys)
+    free, near = np.asarray(noisy).T
+    np.testing.assert_allclose([free.mean(), free.std()], [0.0, 0.2], atol=0.02)
+    assert near.max() == 1.0
+    np.testing.assert_allclose(np.mean(near == 1.0), 0.309, atol=0.04)  # beyond half a deviation

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail.networks import layers
-from dovetail.networks.layers import Layer, dense, init_layers, noisy_dense
+from dovetail.networks.layers import Layer, dense, dense_each, init_layers, noisy_dense
 
 
 def test_every_block_is_orthogonal_and_none_is_drawn_twice() -> None:
@@ -58,3 +58,22 @@ def test_a_noisy_layer_begins_with_small_deviations() -> None:
     params = init_layers(jax.random.key(0), {"a": Layer(16, 2, scale=1.0, noisy=True)})["a"]
     assert params["weight_noise"].tolist() == [[0.125] * 2] * 16
     assert params["bias_noise"].tolist() == [0.125] * 2
+
+
+def test_several_networks_at_once_are_each_alone() -> None:
+    draw = np.random.default_rng(0).normal
+    shapes = {"weight": (3, 4, 5), "bias": (3, 5)}
+    params = {name: jnp.asarray(draw(size=shape), jnp.float32) for name, shape in shapes.items()}
+    x = jnp.asarray(draw(size=(3, 7, 4)), jnp.float32)
+    pull = jnp.asarray(draw(size=(3, 7, 5)), jnp.float32)
+
+    def together(params: Any, x: jax.Array) -> jax.Array:
+        return (dense_each(params, x) * pull).sum()
+
+    def apart(params: Any, x: jax.Array) -> jax.Array:
+        return (jax.vmap(lambda p, x: x @ p["weight"] + p["bias"])(params, x) * pull).sum()
+
+    np.testing.assert_allclose(together(params, x), apart(params, x), rtol=1e-5)
+    found, wanted = (jax.grad(f, argnums=(0, 1))(params, x) for f in (together, apart))
+    for mine, right in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-5)

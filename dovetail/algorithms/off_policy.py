@@ -1,0 +1,329 @@
+"""What the off-policy actor-critics share: a replay, and a loop of gradient steps on its samples.
+
+Actors insert their steps into a replay; the learner takes a number of gradient steps, in one
+compiled call, on transitions sampled from it. Where transitions come from is told apart from what
+is learned from them: `learn` takes a `Batch`, whoever made it. Continuous actions are in [-1, 1];
+the environment's adapter maps these to its bounds.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Task, Trajectory
+from dovetail.envs.interface import Continuous
+from dovetail.errors import UserError, check_option
+from dovetail.functions.bootstrapping import n_step, row
+from dovetail.functions.normalisation import (
+    Moments,
+    batch_sums,
+    initial_moments,
+    normalise,
+    update,
+)
+from dovetail.networks import layers
+from dovetail.replay.replay import Replay
+from dovetail.replay.sample import Sample, importance_weights
+from dovetail.replay.table import Prioritised, Table, Transitions, Uniform
+
+KEYS = 5
+"""Random keys of a gradient step. They are made for all steps of an update at once: a key that is
+made of a key inside the loop would be made again wherever it is used."""
+
+
+class Row(NamedTuple):
+    """What the replay keeps of a step."""
+
+    observation: Any
+    action: Any
+    reward: Any
+    terminated: Any
+
+
+class Batch(NamedTuple):
+    """Transitions to learn from, [n, …]."""
+
+    observation: Any
+    action: jax.Array
+    reward: jax.Array
+    """The discounted sum of the rewards until `following`."""
+    discount: jax.Array
+    """How much the value of `following` counts: 0 where the episode terminated."""
+    following: Any
+    """The observation to which they led."""
+    weights: jax.Array
+    """How much each counts."""
+
+
+class Acting(NamedTuple):
+    """What actors need."""
+
+    network: Any
+    moments: Moments
+    warming: jax.Array
+    """Whether actions are still random, because nothing is learned yet."""
+
+
+class LearnerState(NamedTuple):
+    """The learner's state."""
+
+    params: dict[str, Any]
+    """Of each part: "actor", "critics", …"""
+    target: dict[str, Any]
+    """Slowly following copies of some of them."""
+    optimiser: dict[str, Any]
+    """Of each part."""
+    moments: Moments
+    """Of the observations that actors met."""
+    replay: Replay
+    key: jax.Array
+    steps: jax.Array
+    """Gradient steps so far."""
+    updates: jax.Array
+
+
+@dataclass(frozen=True)
+class OffPolicyAlgorithm(Algorithm):
+    """Options, replay and learning loop of an algorithm that learns from replayed transitions."""
+
+    correction: ClassVar[Correction] = Correction("learning off-policy", None)
+
+    unroll_length: int = 1
+    """Steps each environment takes between two updates."""
+    gradient_steps: int = 0
+    """Gradient steps of an update, in one compiled call; 0 for as many as its environment steps."""
+    batch_size: int = 256
+    """Transitions of a gradient step."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    discount: float = 0.99
+    """How much a reward one step later counts."""
+    n_step: int = 1
+    """Steps whose rewards are taken as they were before a value stands for the rest."""
+    capacity: int = 200_000
+    """The most transitions in the replay."""
+    begin_at: int = 1_000
+    """Transitions in the replay before anything is learned; until then actions are random."""
+    target_rate: float = 0.005
+    """How far the target networks move towards the networks with each gradient step."""
+    prioritised: bool = False
+    """Whether transitions of larger errors are sampled more often,
+    https://arxiv.org/abs/1511.05952."""
+    priority_exponent: float = 0.6
+    """The power of the error that priorities are; 0 makes all alike."""
+    importance_exponent: float = 0.4
+    """How much of the bias of priorities is taken back; 1 for all."""
+    normalise_observations: bool = False
+    """Whether observations are shifted and scaled by their running moments."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Sizes of the hidden layers."""
+    activation: str = "relu"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+
+    def __post_init__(self) -> None:
+        check_option("learning_rate", self.learning_rate, self.learning_rate > 0, "more than 0")
+        for name in ("unroll_length", "batch_size", "n_step", "capacity", "begin_at"):
+            check_option(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        check_option("gradient_steps", self.gradient_steps, self.gradient_steps >= 0, "0 or more")
+        for name in ("discount", "target_rate", "priority_exponent", "importance_exponent"):
+            check_option(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0 to 1")
+        items = self.capacity
+        check_option("begin_at", self.begin_at, self.begin_at <= items, f"1 to {items}")
+        check_option("hidden", self.hidden, all(n > 0 for n in self.hidden), "sizes above 0")
+        layers.activation(self.activation)
+
+    def bind(self, task: Task) -> Self:
+        """The same options with a task; refused where actions have no bounds to explore within."""
+        bound, action = super().bind(task), task.env.action
+        if isinstance(action, Continuous) and not action.bounded:
+            raise UserError(
+                f"{type(self).__name__} explores within the bounds of actions, but {task.env.id} "
+                f"takes {action}: bound every entry in a wrapper, or choose ppo."
+            )
+        return bound
+
+    @property
+    def steps_per_update(self) -> int:
+        """Gradient steps of an update."""
+        return self.gradient_steps or self.unroll_length * self.task.num_envs
+
+    @property
+    def table(self) -> Table:
+        """The replay's options."""
+        sampler = Prioritised(self.priority_exponent) if self.prioritised else Uniform()
+        return Table(Transitions(self.n_step), self.capacity, sampler)
+
+    def networks(self, key: jax.Array) -> dict[str, Any]:
+        """New parameters of each part; each algorithm has its own."""
+        raise NotImplementedError(f"{type(self).__name__} does not define networks(key).")
+
+    followed: ClassVar[tuple[str, ...]] = ("critics",)
+    """The parts of which there are target networks."""
+
+    def init(self, key: jax.Array) -> LearnerState:
+        """New weights, fresh optimisers, an empty replay."""
+        network_key, key = jax.random.split(key)
+        params, spec = self.networks(network_key), self.task.env
+        continuous = isinstance(spec.action, Continuous)
+        shape = (spec.action.size,) if isinstance(spec.action, Continuous) else ()
+        example = Row(
+            observation=spec.observation,
+            action=jax.ShapeDtypeStruct(shape, jnp.float32 if continuous else jnp.int32),
+            reward=jax.ShapeDtypeStruct((), jnp.float32),
+            terminated=jax.ShapeDtypeStruct((), jnp.bool_),
+        )
+        return LearnerState(
+            params=params,
+            target={part: params[part] for part in self.followed},
+            optimiser={part: self.optimiser().init(params[part]) for part in params},
+            moments=initial_moments(spec.observation),
+            replay=self.task.replay(self.table, example),
+            key=key,
+            steps=jnp.zeros((), jnp.int32),
+            updates=jnp.zeros((), jnp.int32),
+        )
+
+    def optimiser(self) -> optax.GradientTransformation:
+        """Adam, one for each part."""
+        return optax.adam(self.learning_rate)
+
+    def acting(self, state: LearnerState) -> Acting:
+        """The policy's weights, and whether to act at random still."""
+        steps = state.updates * (self.unroll_length * self.task.num_envs)
+        return Acting(state.params["actor"], state.moments, steps < self.begin_at)
+
+    def random_action(self, key: jax.Array) -> jax.Array:
+        """Any continuous action."""
+        assert isinstance(self.task.env.action, Continuous)
+        return jax.random.uniform(key, (self.task.env.action.size,), minval=-1.0, maxval=1.0)
+
+    def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
+        """Actors insert what they did; the learner learns from samples of what is there."""
+        acting = rl.broadcast(self.acting(state))
+        steps = rl.unroll(self.act, acting, self.unroll_length)
+        rows = Row(steps.observation, steps.action, steps.reward, steps.terminated)
+        final = Row(steps.next_observation, None, None, None)
+        replay = rl.insert(state.replay, steps, rows, final)
+        replay, sample = rl.sample(replay, self.draws(state))
+        state = state._replace(moments=self.seen(rl, state.moments, steps))
+        enough = jnp.min(sample.size) >= self.begin_at
+        batches = jax.vmap(lambda part: self.batch(state, part))(sample)
+        state, errors, metrics = self.learn(rl, state, batches, enough)
+        if self.prioritised:
+            replay = rl.update_priorities(replay, sample.keys, errors + 1e-6)
+        return state._replace(replay=replay, updates=state.updates + 1), metrics
+
+    def draws(self, state: LearnerState) -> jax.Array:
+        """What the replay chooses the transitions of an update by."""
+        key = jax.random.fold_in(state.key, 2 * state.updates)
+        return jax.random.uniform(key, (self.steps_per_update, self.batch_size))
+
+    def seen(self, rl: RL, moments: Moments, steps: Trajectory) -> Moments:
+        """The observations' moments with those of an unroll; gathered only where they are used."""
+        if not self.normalise_observations:
+            return moments
+        observation, valid = rl.gather((steps.observation, steps.valid))
+        return update(moments, batch_sums(moments, observation, valid.astype(jnp.float32)))
+
+    def normalised(self, moments: Moments, observation: Any) -> Any:
+        """What networks are shown."""
+        return normalise(moments, observation) if self.normalise_observations else observation
+
+    def batch(self, state: LearnerState, sample: Sample) -> Batch:
+        """What a sample of the replay says, with the observations as networks are shown them."""
+        rows, mask = sample.rows, jnp.asarray(sample.mask)
+        steps = n_step(rows.reward, rows.terminated, mask, self.discount)
+        weights = mask[:, 0].astype(jnp.float32)  # what was broken off has no step
+        if self.prioritised:
+            weights *= importance_weights(
+                sample.probabilities, sample.size, self.importance_exponent
+            )
+        return Batch(
+            observation=self.normalised(
+                state.moments, jax.tree.map(lambda x: x[:, 0], rows.observation)
+            ),
+            action=rows.action[:, 0],
+            reward=steps.reward,
+            discount=steps.discount,
+            following=self.normalised(state.moments, row(rows.observation, steps.last)),
+            weights=weights,
+        )
+
+    def learn(
+        self, rl: RL, state: LearnerState, batches: Batch, enough: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """(state, errors, metrics): a gradient step on each of some batches [K, n, …], if there is
+        enough to learn from. The errors are those of their transitions, the metrics averages."""
+        count = self.steps_per_update
+        key = jax.random.fold_in(state.key, 2 * state.updates + 1)
+        keys = _made(jax.random.split(key, (count, KEYS)))
+        kept = state._replace(replay=())  # type: ignore[arg-type]
+
+        def step(i: Any, state: LearnerState) -> tuple[LearnerState, jax.Array, Metrics]:
+            batch = jax.tree.map(lambda x: x[i], batches)
+            state, errors, metrics = self.gradient_step(rl, state, batch, keys[i])
+            return state._replace(steps=state.steps + 1), errors, metrics
+
+        def body(i: jax.Array, loop: Any) -> Any:
+            state, errors, sums = loop
+            state, found, metrics = step(i, state)
+            return state, errors.at[i].set(found), jax.tree.map(jnp.add, sums, metrics)
+
+        shapes = jax.eval_shape(lambda: step(0, kept))
+        errors = jnp.zeros((count, *shapes[1].shape))
+        sums = {name: jnp.zeros(()) for name in shapes[2]}
+        # no pass at all before there is enough: cheaper than to choose between old and new weights
+        passes = jnp.where(enough, count, 0)
+        kept, errors, sums = jax.lax.fori_loop(0, passes, body, (kept, errors, sums))
+        return kept, errors, {name: total / count for name, total in sums.items()}
+
+    def gradient_step(
+        self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """(state, errors [n], metrics) after one gradient step, with `KEYS` keys of its own; each
+        algorithm has its own."""
+        raise NotImplementedError(f"{type(self).__name__} does not define gradient_step(…).")
+
+    def every(
+        self,
+        count: int,
+        improve: Callable[[LearnerState], tuple[LearnerState, Metrics]],
+        state: LearnerState,
+    ) -> tuple[LearnerState, Metrics]:
+        """`improve(state)` in every `count`-th gradient step, else the state; the metrics are such
+        that their average over all steps is that of the steps in which it was done."""
+        if count == 1:
+            return improve(state)
+
+        def rarely(state: LearnerState) -> tuple[LearnerState, Metrics]:
+            state, metrics = improve(state)
+            return state, {name: count * x for name, x in metrics.items()}
+
+        nothing = {name: jnp.zeros(()) for name in jax.eval_shape(improve, state)[1]}
+        due = (state.steps + 1) % count == 0
+        return jax.lax.cond(due, rarely, lambda state: (state, nothing), state)
+
+    def descend(self, rl: RL, state: LearnerState, gradients: dict[str, Any]) -> LearnerState:
+        """The state after a step of some parts along their gradients."""
+        params, optimiser = dict(state.params), dict(state.optimiser)
+        for part, gradient in rl.mean(gradients).items():
+            change, optimiser[part] = self.optimiser().update(gradient, optimiser[part])
+            params[part] = optax.apply_updates(params[part], change)
+        return state._replace(params=params, optimiser=optimiser)
+
+    def follow(self, state: LearnerState) -> LearnerState:
+        """The state with the target networks moved towards the networks."""
+        params = {part: state.params[part] for part in self.followed}
+        return state._replace(
+            target=optax.incremental_update(params, state.target, self.target_rate)
+        )
+
+
+def _made(keys: jax.Array) -> jax.Array:
+    """The keys as they are; whatever uses them waits until they are made."""
+    words = jax.lax.optimization_barrier(jax.random.key_data(keys))
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(keys))

@@ -1,0 +1,93 @@
+"""Several independent networks that judge an observation, and an action if there is one.
+
+Their parameters are stacked, [count, …] in every leaf, and their layers are applied together. With
+layer normalisation and dropout behind every hidden product they are DroQ's,
+https://arxiv.org/abs/2110.02034.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.networks.encoder import Encoder
+from dovetail.networks.layers import Params, activation, dense_each, init_layers
+from dovetail.networks.mlp import MLP
+
+
+@dataclass(frozen=True)
+class Critics:
+    """Outputs [count, n, outputs] for observations and actions with one leading axis [n]."""
+
+    observation: Any
+    """A pytree of jax.ShapeDtypeStruct, as in EnvSpec."""
+    action: int
+    """Entries of an action; 0 where every output is for an action of its own."""
+    outputs: int = 1
+    count: int = 2
+    hidden: tuple[int, ...] = (256, 256)
+    activation: str = "relu"
+    layer_norm: bool = False
+    """Whether what a hidden layer makes is normalised before it is activated."""
+    dropout: float = 0.0
+    """The share of what a hidden layer makes that is left out, when a key is given."""
+
+    def init(self, key: jax.Array) -> Params:
+        """New parameters, each network's from its own key."""
+        return jax.vmap(self._init)(jax.random.split(key, self.count))
+
+    def apply(
+        self, params: Params, observation: Any, action: Any = None, key: Any = None
+    ) -> jax.Array:
+        """The outputs of as many networks as there are parameters for."""
+        x = self._features(params, observation)
+        if action is not None:
+            x = jnp.concatenate([x, jnp.broadcast_to(action, (len(x), *action.shape))], axis=-1)
+        for i in range(len(self.hidden)):
+            x = dense_each(params["critic"][f"layer_{i}"], x)
+            if self.dropout and key is not None:
+                x = _dropped(jax.random.fold_in(key, i), x, self.dropout)
+            if self.layer_norm:
+                x = _normalised(params["norms"][f"layer_{i}"], x)
+            x = activation(self.activation)(x)
+        return dense_each(params["critic"][f"layer_{len(self.hidden)}"], x)
+
+    def _features(self, params: Params, observation: Any) -> jax.Array:
+        """[count, n, size]; where there is nothing to learn in them, the same for all."""
+        encode = Encoder(self.observation).apply
+        if jax.tree.leaves(params["encoder"]):
+            return jax.vmap(encode, (0, None))(params["encoder"], observation)
+        features = encode({}, observation)
+        return jnp.broadcast_to(
+            features, (len(params["critic"]["layer_0"]["bias"]), *features.shape)
+        )
+
+    def _init(self, key: jax.Array) -> Params:
+        encoder = Encoder(self.observation)
+        tower = MLP((*self.hidden, self.outputs), self.activation)
+        layers = {
+            "encoder": encoder.layers(),
+            "critic": tower.layers(encoder.size + self.action),
+        }
+        params = init_layers(key, layers)
+        if self.layer_norm:
+            params["norms"] = {
+                f"layer_{i}": {"scale": jnp.ones(size), "bias": jnp.zeros(size)}
+                for i, size in enumerate(self.hidden)
+            }
+        return params
+
+
+def _normalised(params: Params, x: jax.Array) -> jax.Array:
+    """Mean 0 and deviation 1 along the last axis, https://arxiv.org/abs/1607.06450."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    scaled = centred * jax.lax.rsqrt(variance + 1e-6)
+    return scaled * params["scale"][:, None] + params["bias"][:, None]
+
+
+def _dropped(key: jax.Array, x: jax.Array, share: float) -> jax.Array:
+    """x with a share of its entries left out and the rest made larger by as much."""
+    kept = jax.random.uniform(key, x.shape) >= share
+    return jnp.where(kept, x / (1.0 - share), 0.0)

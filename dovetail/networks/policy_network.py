@@ -1,0 +1,35 @@
+"""The network of a policy: observation → features → hidden layers → what describes the action."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from dovetail.networks.encoder import Encoder
+from dovetail.networks.layers import Params, init_layers
+from dovetail.networks.mlp import MLP
+
+
+@dataclass(frozen=True)
+class PolicyNetwork:
+    """Outputs [..., outputs] for observations with any leading axes; small ones at first."""
+
+    observation: Any
+    """A pytree of jax.ShapeDtypeStruct, as in EnvSpec."""
+    outputs: int
+    hidden: tuple[int, ...] = (256, 256)
+    activation: str = "relu"
+
+    def init(self, key: jax.Array) -> Params:
+        """New parameters."""
+        encoder = Encoder(self.observation)
+        layers = {"encoder": encoder.layers(), "policy": self._tower().layers(encoder.size)}
+        return init_layers(key, layers)
+
+    def apply(self, params: Params, observation: Any) -> jax.Array:
+        """The outputs."""
+        features = Encoder(self.observation).apply(params["encoder"], observation)
+        return self._tower().apply(params["policy"], features)
+
+    def _tower(self) -> MLP:
+        return MLP((*self.hidden, self.outputs), self.activation, output_scale=0.01)

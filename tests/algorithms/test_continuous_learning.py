@@ -1,0 +1,45 @@
+"""The algorithms for continuous control learn what they should, from a fixed seed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dovetail as dt
+
+pytestmark = pytest.mark.slow
+
+
+def train(
+    tmp_path: Path, algorithm: Any, env: str, policy: Any, steps: int, seed: int = 0, **more: Any
+) -> float:
+    settings = dt.Settings(
+        folder=str(tmp_path / "run"), video=False, display="none", **{"evaluate_every": 2} | more
+    )
+    run = dt.train(algorithm, env, policy, steps=steps, seed=seed, settings=settings)
+    return run.summary["final_return"]
+
+
+@pytest.mark.parametrize(("name", "seed"), [("SAC", 0), ("TD3", 1), ("DDPG", 2), ("D4PG", 0)])
+def test_pendulum_swings_up(tmp_path: Path, name: str, seed: int) -> None:
+    algorithm, policy = getattr(dt.algorithms, name)(), dt.policies.Fused(envs=4)
+    found = train(tmp_path, algorithm, "gymnax:Pendulum-v1", policy, 12_000, seed, until=-200)
+    assert found >= -200
+
+
+def test_cartpole_is_solved_among_discrete_actions(tmp_path: Path) -> None:
+    algorithm = dt.algorithms.SACDiscrete(gradient_steps=4, hidden=(64, 64))
+    policy = dt.policies.Fused(envs=8)
+    found = train(tmp_path, algorithm, "dovetail:CartPole-v1", policy, 100_000, until=475)
+    assert found >= 475
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "wanted"),
+    [("SAC", "HalfCheetah-v5", 200.0), ("TD3", "Hopper-v5", 100.0)],
+)
+def test_a_body_moves_forward(tmp_path: Path, name: str, env: str, wanted: float) -> None:
+    """At random the cheetah loses 250 and the hopper falls with 20."""
+    algorithm, policy = getattr(dt.algorithms, name)(), dt.policies.Local(envs=4)
+    found = train(tmp_path, algorithm, env, policy, 8_000, evaluate_every=0, episodes=3)
+    assert found >= wanted
