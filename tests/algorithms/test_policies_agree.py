@@ -65,8 +65,8 @@ COMPILED = {
     "impala-recurrent": ("fused", "split devices, 2 and 2"),
     "dqn": (*SOME, "2 actors", "4 actors", "inference", "environments", "1 replica"),
     "dqn-prioritised": (*SOME, "2 actors", "split devices"),
-    "rainbow": ("fused", "2 actors"),
-    "qr-dqn": ("local", "split devices"),
+    "rainbow": ("fused",),
+    "qr-dqn": ("split devices",),
     "apex": (*SOME, "4 actors", "inference, one at a time"),
     "r2d2": (*SOME, "2 actors", "inference"),
 }
@@ -83,7 +83,6 @@ ON_THE_HOST = {
     "ppo-recurrent": ("local", "inference, processes", "2 replicas"),
     "dqn": ("local", "2 actors", "4 actors", "inference, processes", "environments"),
     "dqn-prioritised": ("local", "2 actors' processes"),
-    "rainbow": ("local",),
     "apex": ("2 actors", "inference, processes"),
     "r2d2": ("local", "environments"),
 }
