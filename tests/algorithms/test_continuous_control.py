@@ -41,6 +41,11 @@ def random_batch(count: int = 3, env: EnvSpec = PENDULUM) -> Batch:
     )
 
 
+def batches(batch: Batch, count: int = 1) -> Batch:
+    """A batch in so many equal parts."""
+    return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
+
+
 def begun(algorithm: OffPolicyAlgorithm) -> Any:
     """A first state whose target networks differ from the networks."""
     state = jax.jit(algorithm.init)(jax.random.key(0))
@@ -77,8 +82,8 @@ def test_a_time_limit_leads_to_the_true_last_observation() -> None:
     algorithm = SAC(**TINY, unroll_length=6, gradient_steps=1)
     with Started(algorithm, env, dt.policies.Fused(envs=2)) as running:
         running.advance(3)
-        _, sample = running.state.replay.sample((jnp.arange(40) + 0.5) / 40)
-        batch = bound(SAC).batch(running.state, sample)
+        _, sample = running.state.replay.sample((jnp.arange(40)[None] + 0.5) / 40)
+        batch = bound(SAC).batch(running.state, jax.tree.map(lambda x: x[0], sample))
     np.testing.assert_allclose(batch.discount, np.full(40, 0.99), rtol=1e-6)
     assert len(np.unique(np.asarray(batch.observation)[:, 2])) > 30
     # the angle goes on by 0.05 s of the new speed; a reset would put it anywhere
@@ -122,7 +127,7 @@ def test_td3_takes_the_lower_critic_and_blurs_the_action() -> None:
 
 def test_td3_moves_the_policy_every_other_step() -> None:
     algorithm = bound(TD3, gradient_steps=1)
-    step = jax.jit(lambda state: algorithm.learn(ALONE, state, random_batch(), True)[0])
+    step = jax.jit(lambda state: algorithm.learn(ALONE, state, batches(random_batch()), True)[0])
     first = begun(algorithm)
     second = step(first)
     third = step(second)
@@ -169,12 +174,12 @@ def test_sac_pays_for_entropy() -> None:
 def test_the_temperature_follows_the_entropy(wanted: float, rises: bool) -> None:
     algorithm = bound(SAC, entropy_per_action=wanted, learning_rate=0.1, gradient_steps=1)
     state = begun(algorithm)
-    after, _, metrics = algorithm.learn(ALONE, state, random_batch(), True)
+    after, _, metrics = algorithm.learn(ALONE, state, batches(random_batch()), True)
     moved = float(after.params["log_temperature"] - state.params["log_temperature"])
     assert moved == pytest.approx(0.1 if rises else -0.1, rel=1e-3)  # Adam's first step
     assert float(metrics["temperature"]) == 1.0
     fixed = bound(SAC, learn_temperature=False, gradient_steps=1)
-    after, _, _ = fixed.learn(ALONE, begun(fixed), random_batch(), True)
+    after, _, _ = fixed.learn(ALONE, begun(fixed), batches(random_batch()), True)
     assert float(after.params["log_temperature"]) == 0.0
 
 
@@ -215,7 +220,7 @@ def test_sac_discrete_sums_over_actions() -> None:
 def test_nothing_is_learned_before_there_is_enough(kind: Any) -> None:
     algorithm = bound(kind, gradient_steps=2)
     state, batch = begun(algorithm), random_batch(6)
-    learn = jax.jit(lambda enough: algorithm.learn(ALONE, state, batch, enough))
+    learn = jax.jit(lambda enough: algorithm.learn(ALONE, state, batches(batch, 2), enough))
     after, errors, metrics = learn(False)
     assert np.array_equal(numbers(after.params), numbers(state.params))
     assert int(after.steps) == 0
@@ -223,18 +228,18 @@ def test_nothing_is_learned_before_there_is_enough(kind: Any) -> None:
     after, errors, metrics = learn(True)
     assert not np.array_equal(numbers(after.params), numbers(state.params))
     assert int(after.steps) == 2
-    assert errors.shape == (6,) and np.all(np.asarray(errors) > 0.0)
+    assert errors.shape == (2, 3) and np.all(np.asarray(errors) > 0.0)
     assert float(metrics["critic_loss"]) > 0.0
 
 
 def test_several_gradient_steps_are_one_after_another() -> None:
     algorithm = bound(DDPG, gradient_steps=2)
     state, batch = begun(algorithm), random_batch(6)
-    together, errors, _ = algorithm.learn(ALONE, state, batch, True)
+    together, errors, _ = algorithm.learn(ALONE, state, batches(batch, 2), True)
     halves = [jax.tree.map(lambda x, i=i: x[3 * i : 3 * i + 3], batch) for i in range(2)]
     for i, half in enumerate(halves):
         state, found, _ = algorithm.gradient_step(ALONE, state, half, keys())
-        np.testing.assert_allclose(errors[3 * i : 3 * i + 3], found, rtol=1e-5)
+        np.testing.assert_allclose(errors[i], found, rtol=1e-5)
     np.testing.assert_allclose(numbers(together.params), numbers(state.params), atol=1e-6)
     np.testing.assert_allclose(numbers(together.target), numbers(state.target), atol=1e-6)
 
@@ -268,8 +273,8 @@ def test_observations_are_normalised_by_what_actors_met() -> None:
         running.advance(3)
         moments, state = running.state.moments, running.state
     assert float(moments.weight) == 60.0
-    _, sample = state.replay.sample((jnp.arange(56) + 0.5) / 56)
-    rows = np.asarray(sample.rows.observation)[:, 0]
+    _, sample = state.replay.sample((jnp.arange(56)[None] + 0.5) / 56)
+    rows = np.asarray(sample.rows.observation)[0, :, 0]
     distinct = np.unique(rows, axis=0)  # all but the 4 rows that still wait for what follows them
     assert len(distinct) == 56
     np.testing.assert_allclose(moments.mean, distinct.mean(axis=0), atol=0.3)

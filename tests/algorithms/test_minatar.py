@@ -30,3 +30,14 @@ def test_breakout_is_played_better_than_at_random(
     env = "gymnax:Breakout-MinAtar"
     run = dt.train(algorithm, env, fused, steps=steps, settings=settings)
     assert run.summary["final_return"] >= 3 * RANDOM
+
+
+@pytest.mark.slow
+def test_dqn_learns_breakout_from_far_fewer_steps(tmp_path: Path) -> None:
+    settings = dt.Settings(
+        folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=0
+    )
+    dqn = dt.algorithms.DQN(4, gradient_steps=16, learning_rate=5e-4, n_step=3)
+    env, fused = "gymnax:Breakout-MinAtar", dt.policies.Fused(envs=32)
+    run = dt.train(dqn, env, fused, steps=30_000, settings=settings)
+    assert run.summary["final_return"] >= 5 * RANDOM

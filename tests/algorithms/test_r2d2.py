@@ -124,7 +124,8 @@ def test_the_memory_is_stored_with_each_step() -> None:
     with Started(algorithm, "dovetail:CartPole-v1?limit=5", Fused(2)) as running:
         running.advance(3)
         state = running.state
-    _, found = state.replay.sample(jnp.linspace(0, 0.99, 16))
+    _, found = state.replay.sample(jnp.linspace(0, 0.99, 16)[None])
+    found = jax.tree.map(lambda x: x[0], found)
     rows, steps = found.rows, np.asarray(found.mask)
     _, after = algorithm.network.step(state.params, rows.memory, rows.observation)
     begins = np.asarray(rows.first)[:, 1:]

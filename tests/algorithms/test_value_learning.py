@@ -42,7 +42,7 @@ def test_cartpole_is_solved(tmp_path: Path, algorithm: Any) -> None:
 
 def test_a_memory_recalls_the_cue(tmp_path: Path) -> None:
     env = "dovetail:MemoryCue-v0"
-    run = train(tmp_path / "with", R2D2(), env, 100_000, evaluate_every=1, until=0.95)
+    run = train(tmp_path / "with", R2D2(), env, 15_000, evaluate_every=0)
     assert run.summary["final_return"] >= 0.95
-    without = train(tmp_path / "without", DQN(), env, 50_000, evaluate_every=0)
+    without = train(tmp_path / "without", DQN(), env, 15_000, evaluate_every=0)
     assert without.summary["final_return"] <= 0.75  # a coin's chance is 0.5
