@@ -134,8 +134,10 @@ def _each_forward(x: jax.Array, weight: jax.Array, bias: jax.Array) -> Any:
 
 
 def _each_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> Any:
-    """As for one network."""
+    """As for one network. The gradient that arrives is made first: where a layer has one output,
+    XLA would make it again for every input."""
     x, weight = kept
+    gradient = jax.lax.optimization_barrier(gradient)
     transposed = jax.lax.optimization_barrier(x.swapaxes(1, 2))
     return gradient @ weight.swapaxes(1, 2), transposed @ gradient, gradient.sum(axis=1)
 
