@@ -6,7 +6,7 @@ import pytest
 
 import dovetail as dt
 from dovetail.algorithm import Algorithm
-from dovetail.algorithms import A3C, APPO, IMPALA, PPO
+from dovetail.algorithms import A3C, APPO, IMPALA, PPO, ApeX
 from dovetail.policies import ActorLearner, CentralInference, ParameterServer, SplitDevices
 from dovetail.policies.interface import Policy
 
@@ -22,6 +22,11 @@ CASES: dict[str, tuple[Algorithm, Policy, int]] = {
         1,
     ),
     "PPO, split-devices": (PPO(), SplitDevices(16), 1),
+    "Ape-X, actor-learner, 2 shards": (
+        ApeX(),
+        ActorLearner(8, actors=4, shards=2, processes=False),
+        2,
+    ),
     "A3C, parameter-server": (A3C(), ParameterServer(8), 4),
 }
 

@@ -1,13 +1,17 @@
 """On a cluster of three nodes every synchronous policy computes what the interpreter computes."""
 
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from agreement import ALGORITHMS, CARTPOLE, ENVS, HOST, SEED, advance_and_compare, assert_close
 from nodes import Nodes, OnCluster
-from small import Started
+from small import QUIET, Started
 from toys import Drift, TwoUnrolls
 
+import dovetail
+from dovetail.algorithms import ApeX
 from dovetail.deployment import Deployment, Share
 from dovetail.plan.ir import LinkKind
 from dovetail.policies import (
@@ -101,3 +105,20 @@ def test_spans_of_other_processes_are_on_the_drivers_clock(nodes: Nodes) -> None
         assert len(steps) == 5
         assert all(began - 0.05 <= span.start <= ended + 0.05 for span in steps)
     assert sum(span.name == "learner" for span in report.spans["learner"]) == 5
+
+
+@pytest.mark.slow
+def test_four_actors_and_two_shards_solve_cartpole(nodes: Nodes, tmp_path: Path) -> None:
+    settings = replace(
+        QUIET, folder=str(tmp_path / "run"), evaluate_every=2, episodes=50, until=475
+    )
+    run = dovetail.train(
+        ApeX(),
+        "CartPole-v1",
+        ActorLearner(ENVS, actors=4, shards=2, processes=False),
+        steps=300_000,
+        cluster=Deployment(nodes.address, HALF, HALF),
+        settings=settings,
+    )
+    assert run.summary["final_return"] >= 475
+    assert 0 < run.metrics["staleness_max"].max() <= 2
