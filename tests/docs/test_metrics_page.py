@@ -11,6 +11,7 @@ from small import QUIET, ppo
 
 import dovetail
 from dovetail.algorithms import ALGORITHMS, IMPALA
+from dovetail.envs.interface import Discrete
 from dovetail.loading import load_object
 from dovetail.policies import ActorLearner, CentralInference, Fused, Local
 
@@ -41,7 +42,8 @@ def test_every_column_is_explained(policy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_metric_of_an_algorithm_is_explained(name: str) -> None:
     algorithm = load_object(ALGORITHMS[name], "algorithm")()
-    metrics = {metric for metric, _ in dovetail.trace(algorithm, "CartPole-v1").metrics}
+    env = "CartPole-v1" if Discrete in algorithm.actions else "Pendulum-v1"
+    metrics = {metric for metric, _ in dovetail.trace(algorithm, env).metrics}
     [table] = re.findall(r"### The metrics of the algorithms\n(.*?)\n###", PAGE, re.DOTALL)
     rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
     told = {
