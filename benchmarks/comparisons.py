@@ -261,28 +261,32 @@ COMPARISONS = (
     ),
     *(
         comparison
-        for name in ("sac", "td3")
+        for name, env, sbx, sb3 in (
+            ("sac", "Pendulum", 1.5, 4.0),
+            ("td3", "Pendulum", 1.5, 4.0),
+            ("dqn", "CartPole", 2.0, 5.0),
+        )
         for comparison in (
             Comparison(
                 f"{name}-rejax",
-                f"Fused {name.upper()} against rejax's, Gymnax Pendulum, an update per step",
+                f"Fused {name.upper()} against rejax's, Gymnax {env}, an update per step",
                 (control("Fused", name, "fused", 8000),),
                 (rejax_control(name, 4000),),
                 (("steps_per_s", 1.2),),
             ),
             Comparison(
                 f"{name}-sbx",
-                f"Local {name.upper()} against sbx's, one Gymnasium Pendulum, an update per step",
+                f"Local {name.upper()} against sbx's, one Gymnasium {env}, an update per step",
                 (control("Local", name, "local", 8000),),
                 baselines("sbx", name, 4000),
-                (("steps_per_s", 1.5),),
+                (("steps_per_s", sbx),),
             ),
             Comparison(
                 f"{name}-sb3",
                 f"Local {name.upper()} against stable-baselines3's, as before",
                 (control("Local", name, "local", 8000),),
                 baselines("stable_baselines3", name, 2000),
-                (("steps_per_s", 4.0),),
+                (("steps_per_s", sb3),),
             ),
         )
     ),

@@ -105,8 +105,10 @@ def cleanrl(steps: int) -> tuple[Contestant, ...]:
 
 
 def control(name: str, algorithm: str, policy: str, steps: int) -> Contestant:
-    """Ours on Pendulum, one environment, an update after every step."""
-    env = GYMNAX_PENDULUM if policy == "fused" else PENDULUM
+    """Ours on Pendulum, or DQN on CartPole; one environment, an update after every step."""
+    pendulum = GYMNAX_PENDULUM if policy == "fused" else PENDULUM
+    cartpole = GYMNAX if policy == "fused" else GYMNASIUM
+    env = cartpole if algorithm == "dqn" else pendulum
     return ours(name, policy, 1, env, steps, "--algorithm", algorithm, "--unroll", "1")
 
 

@@ -31,7 +31,7 @@ from dovetail.training.start import enable_compile_cache, first_state
 
 ALGORITHMS = (
     *("ppo", "impala", "atari-ppo", "atari-appo", "atari-impala"),
-    *("sac", "td3", "sac-high-ratio"),
+    *("sac", "td3", "sac-high-ratio", "dqn"),
 )
 MEASURED = ("share_", "staleness", "dropped", "act_batch", "message_ms")
 """Columns of metrics.csv that say where the time went, by how they begin."""
@@ -39,6 +39,8 @@ MEASURED = ("share_", "staleness", "dropped", "act_batch", "message_ms")
 
 def algorithm(name: str = "ppo", unroll: int = p.UNROLL) -> Any:
     """The algorithm with the options that are the same for everybody."""
+    if name == "dqn":
+        return dqn(unroll)
     if name in ("sac", "td3", "sac-high-ratio"):
         return control(name, unroll)
     shared = {
@@ -75,6 +77,22 @@ def control(name: str, unroll: int) -> Any:
         begin_at=p.CONTROL_BEGIN_AT,
         target_rate=p.CONTROL_TARGET_RATE,
         hidden=p.CONTROL_HIDDEN,
+    )
+
+
+def dqn(unroll: int) -> Any:
+    """DQN as it was published, with as many gradient steps as steps."""
+    return dt.algorithms.DQN(
+        unroll_length=unroll,
+        gradient_steps=unroll,
+        batch_size=p.DQN_BATCH,
+        learning_rate=p.CONTROL_LEARNING_RATE,
+        discount=p.DISCOUNT,
+        capacity=p.CONTROL_CAPACITY,
+        begin_at=p.CONTROL_BEGIN_AT,
+        target_rate=p.CONTROL_TARGET_RATE,
+        double=False,
+        hidden=p.DQN_HIDDEN,
     )
 
 

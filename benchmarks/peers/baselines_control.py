@@ -1,4 +1,4 @@
-"""stable-baselines3's or sbx's SAC and TD3 on Gymnasium Pendulum-v1, one environment.
+"""stable-baselines3's or sbx's SAC and TD3 on Gymnasium Pendulum-v1, DQN on CartPole-v1.
 
     python -m benchmarks.peers.baselines_control --library sbx --algorithm sac --updates 20
 
@@ -18,26 +18,29 @@ from benchmarks import protocol as p
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--library", choices=("stable_baselines3", "sbx"), required=True)
-    parser.add_argument("--algorithm", choices=("sac", "td3"), default="sac")
+    parser.add_argument("--algorithm", choices=("sac", "td3", "dqn"), default="sac")
     parser.add_argument("--updates", type=int, default=1)
     options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
     torch.set_num_threads(job.threads)
     kind = getattr(importlib.import_module(options.library), options.algorithm.upper())
+    discrete = options.algorithm == "dqn"
+    more = {"target_update_interval": 1} if discrete else {}
     model = kind(
         "MlpPolicy",
-        "Pendulum-v1",
+        "CartPole-v1" if discrete else "Pendulum-v1",
         learning_rate=p.CONTROL_LEARNING_RATE,
         buffer_size=p.CONTROL_CAPACITY,
         learning_starts=p.CONTROL_BEGIN_AT,
-        batch_size=p.CONTROL_BATCH,
+        batch_size=p.DQN_BATCH if discrete else p.CONTROL_BATCH,
         tau=p.CONTROL_TARGET_RATE,
         gamma=p.DISCOUNT,
         train_freq=1,
         gradient_steps=options.updates,
-        policy_kwargs={"net_arch": list(p.CONTROL_HIDDEN)},
+        policy_kwargs={"net_arch": list(p.DQN_HIDDEN if discrete else p.CONTROL_HIDDEN)},
         seed=job.seed,
         device="cpu",
+        **more,
     )
 
     def iterate(count: int) -> None:

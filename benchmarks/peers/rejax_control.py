@@ -1,4 +1,4 @@
-"""rejax's SAC and TD3 on Gymnax Pendulum-v1, one environment.
+"""rejax's SAC and TD3 on Gymnax Pendulum-v1, DQN on its CartPole-v1; one environment.
 
     python -m benchmarks.peers.rejax_control --algorithm sac --envs 1 --unroll 1
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from rejax import SAC, TD3
+from rejax import DQN, SAC, TD3
 
 from benchmarks import protocol as p
 
@@ -31,6 +31,10 @@ def create(name: str) -> Any:
         "target_update_freq": 1,
         "max_grad_norm": np.inf,
     }
+    if name == "dqn":
+        less = {"env": "CartPole-v1", "batch_size": p.DQN_BATCH}
+        plain = {"agent_kwargs": {"activation": "relu"}, "ddqn": False}
+        return DQN.create(**(shared | less | plain))
     if name == "sac":
         return SAC.create(
             agent_kwargs={"activation": "relu"}, hidden_layer_sizes=p.CONTROL_HIDDEN, **shared
@@ -43,7 +47,7 @@ def create(name: str) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--algorithm", choices=("sac", "td3"), default="sac")
+    parser.add_argument("--algorithm", choices=("sac", "td3", "dqn"), default="sac")
     options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
     algorithm = create(options.algorithm)
