@@ -215,10 +215,11 @@ class Tracing:
         """Replay → learner."""
         shards = replay.shards
         if draws.ndim != 2 or draws.shape[1] % shards:
-            among = f", in equal parts from {shards} shards" if shards > 1 else ""
+            among = f" in {shards} equal parts, one for each shard" if shards > 1 else ""
             raise UserError(
                 f"{primitives.where(jex.source_info_util.current())}: rl.sample takes draws "
-                f"[batches, items]{among}, but was given {list(draws.shape)}."
+                f"[batches, items]{among}, but was given {list(draws.shape)}: choose another "
+                f"number of items (--batch-size)."
             )
         replay, found = replay.sample(self._cross("draw", draws, pieces=shards))
         return replay, of_shards(self._cross("sample", found, pieces=shards), shards)
