@@ -27,6 +27,9 @@ Of a leaf with a `History` (a stack of frames) only the newest frame of each row
 
 `HostTable` keeps a table in numpy, `dovetail.replay.device` in JAX arrays inside a compiled
 program; `ReplayService` lets threads share a host table, held in step by a `RateLimiter`.
+`ReplayServer` keeps one in a process of its own, `ReplayShards` in several, and `ReplayClient`
+inserts and samples from anywhere on the machine. With a folder (`durable`) nothing acknowledged is
+lost. The processes of servers import no JAX.
 """
 
 from dovetail.replay.channel import Address

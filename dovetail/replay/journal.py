@@ -10,7 +10,7 @@ begins, and the copy is written beside it while the service goes on.
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import prod
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.behind import Behind
+from dovetail.replay.behind import Behind, Done
 from dovetail.replay.form import Spec
 from dovetail.replay.host import HostTable
 from dovetail.replay.incoming import Plain, Steps
@@ -36,7 +36,7 @@ from dovetail.replay.messages import (
     plain_of,
     steps_of,
 )
-from dovetail.replay.records import Reading, Record, RecordFile
+from dovetail.replay.records import Reading, Record, RecordFile, Start, start_of
 from dovetail.replay.sample import Keys
 from dovetail.replay.saving import load, save
 
@@ -81,7 +81,8 @@ class Journal:
         self._behind = Behind() if behind else None
         folder.mkdir(parents=True, exist_ok=True)
         self._options = json.loads(json.dumps(describe(table, limiter)))
-        self._heads: dict[tuple[int, int, int, bool], bytes] = {}
+        self._starts: dict[tuple[int, int, int, bool], Start] = {}
+        self._kept: list[Done] = []
         self._spare: dict[Any, list[Array]] = {}
         self._stale = False  # whether the log lacks what the table has
         self._writer: threading.Thread | None = None
@@ -94,20 +95,26 @@ class Journal:
             assert isinstance(steps, Steps)
             self._append(INSERT + head_of(steps, first, last).packed(), arrays_of(steps))
             return
-        plain = written.plain
+        plain, large = written.plain, written.plain.alone
+        if plain.frames:
+            frames = plain.frames if steps is plain else self._frames(written.newest)
+            large = [*large, *frames]
+        own = large[len(plain.alone) :] if steps is not plain else None
+        block = plain.block
+        if large and steps is not plain and self._behind is not None:
+            block = block.copy()  # the table's own, which it uses again
+        arrays = [block, *large]
+        if plain.priorities is not None:
+            arrays.append(plain.priorities)
         form = (plain.length, first, last, plain.priorities is not None)
-        head = self._heads.get(form)
-        if head is None:
+        start = self._starts.get(form)
+        if start is None:
             given = PLAIN if plain.priorities is None else PLAIN | PRIORITIES
-            head = INSERT + InsertHead(given, *form[:3], ()).packed()
-            self._heads = {**self._heads, form: head} if len(self._heads) < KNOWN else {form: head}
-        block, frames = plain.block, plain.frames
-        if steps is not plain:  # the table's own memory, soon to be used again
-            block = block if self._behind is None else block.copy()
-            frames = self._frames(written.newest)
-        own = [] if steps is plain else frames
-        given_priorities = [] if plain.priorities is None else [plain.priorities]
-        self._append(head, [block, *plain.alone, *frames, *given_priorities], own)
+            start = start_of(INSERT + InsertHead(given, *form[:3], ()).packed(), arrays)
+            if len(self._starts) >= KNOWN:
+                self._starts.clear()
+            self._starts[form] = start
+        self._put(start, arrays, own)
 
     def _frames(self, places: Array | None) -> list[Array]:
         """Copies of stored frames; the memory is used again when they are written."""
@@ -134,36 +141,59 @@ class Journal:
         numbers = [np.asarray(keys.slot, whole), np.asarray(keys.number, whole)]
         self._append(UPDATE, [*numbers, np.asarray(priorities, PRIORITY)])
 
-    def _append(self, head: bytes, arrays: list[Array], frames: list[Array] | None = None) -> None:
+    def _append(self, head: bytes, arrays: list[Array]) -> None:
+        self._put(start_of(head, arrays), arrays)
+
+    def _put(self, start: Start, arrays: list[Array], frames: list[Array] | None = None) -> None:
+        """Logs a record: for the next commit, or by the thread behind if it is large."""
         behind = self._behind
         if self._stale or (behind is not None and behind.failure is not None):
-            self._resume()
-        size = sum([array.nbytes for array in arrays])
-        if behind is None or (size < FEW and behind.idle):
+            self._resume()  # which keeps this one too
+            return
+        if behind is None:
             try:
-                self._write(self._log, head, arrays, frames)
+                self._write(self._log, start, arrays, frames)
             except UserError:
                 self._stale = True
                 raise
+        elif start.length < FEW and behind.idle:
+            self._log.put(start, arrays)
+            if self._log.waits > FEW:
+                self.commit()
         else:
-            behind.write(partial(self._write, self._log, head, arrays, frames))
-        self._grew += size
+            self.commit()
+            behind.write(partial(self._write, self._log, start, arrays, frames))
+        self._grew += start.length
         if self._grew > self._grown and (self._writer is None or not self._writer.is_alive()):
             self.snapshot()
 
     def _write(
-        self, log: RecordFile, head: bytes, arrays: list[Array], frames: list[Array] | None
+        self, log: RecordFile, start: Start, arrays: list[Array], frames: list[Array] | None
     ) -> None:
-        log.append(head, arrays)
+        log.put(start, arrays)
+        log.commit()
         if frames:
             self._give_back(frames)
 
-    def when_kept(self, done: Callable[[UserError | None], None]) -> None:
+    def when_kept(self, done: Done) -> None:
         """Calls `done` when all that was logged so far is written, or could not be."""
-        if self._behind is None or self._behind.idle:
-            done(None)
-        else:
+        if self._behind is not None and not self._behind.idle:
             self._behind.then(done)
+        elif self._log.waits:
+            self._kept.append(done)
+        else:
+            done(None)
+
+    def commit(self) -> None:
+        """Writes what small records wait, and tells those who wait for them."""
+        failure: UserError | None = None
+        try:
+            self._log.commit()
+        except UserError as error:
+            self._stale, failure = True, error
+        kept, self._kept = self._kept, []
+        for done in kept:
+            done(failure)
 
     def _resume(self) -> None:
         """After a record that could not be written: the table as it is now, and a new log."""
@@ -176,13 +206,12 @@ class Journal:
     def snapshot(self) -> None:
         """Copies the table and begins a new log; the copy is written meanwhile."""
         self._wait()
-        if self._behind is not None:
-            self._behind.flush()
+        self._settle()
         state = save(self._table)
         counts = (self._limiter.inserted, self._limiter.sampled)
-        self._number += 1
-        self._log.close()
+        old, self._number = self._log, self._number + 1
         self._log = self._open(self._number)
+        old.close()
         self._writer = threading.Thread(
             target=self._write_snapshot, args=(self._number, state, counts), daemon=True
         )
@@ -191,9 +220,14 @@ class Journal:
     def close(self) -> None:
         """Waits for a snapshot under way and closes the log."""
         self._wait()
+        self._settle()
+        self._log.close()
+
+    def _settle(self) -> None:
+        """Waits until all that was logged is written."""
+        self.commit()
         if self._behind is not None:
             self._behind.flush()
-        self._log.close()
 
     def _wait(self) -> None:
         if self._writer is not None:
@@ -275,6 +309,7 @@ class Journal:
                 pieces.setdefault(said["name"], []).append(found[0] if found else empty)
                 shapes[said["name"]] = said["shape"]
             ended = "end" in said
+        self._refuse_if_foreign(reading, path)
         if reading.damage or not ended:
             return f"the whole table, as {reading.damage or f'{path.name} has no end'}"
         load(
@@ -296,10 +331,19 @@ class Journal:
             count += 1
         if reading.damage is None:
             return max(count, 0), None
+        self._refuse_if_foreign(reading, path)
         os.truncate(path, reading.good)
         if reading.cut and last:  # its writer was killed before it could acknowledge
             return max(count, 0), None
         return max(count, 0), f"what came after {max(count, 0)} records, as {reading.damage}"
+
+    def _refuse_if_foreign(self, reading: Reading, path: Path) -> None:
+        """Leaves alone what does not even begin as it should."""
+        if reading.damage is not None and reading.good == 0 and not reading.cut:
+            raise UserError(
+                f"{path} is no file of this version's replay tables, or is damaged at its very "
+                "beginning: give another folder, or move this one away."
+            )
 
     def _compare(self, record: Record, path: Path) -> None:
         found = said_options(record)

@@ -37,28 +37,62 @@ class Record(NamedTuple):
     parts: list[memoryview]
 
 
+class Start(NamedTuple):
+    """What records of one head and of parts of the same lengths begin with, behind the prefix."""
+
+    data: bytes
+    check: int
+    head_length: int
+    parts: int
+    length: int
+
+
+def start_of(head: bytes, arrays: Sequence[Array]) -> Start:
+    """That beginning."""
+    sizes = b"".join([x.nbytes.to_bytes(4, "little") for x in arrays if x.size])
+    data = sizes + head
+    length = len(data) + sum([x.nbytes for x in arrays])
+    return Start(data, zlib.crc32(data), len(head), len(sizes) // 4, length)
+
+
 class RecordFile:
-    """A file that records are appended to; a record that was appended outlives the process."""
+    """A file that records are appended to; a record that was committed outlives the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._waiting: list[bytes] = []
+        self.waits = 0
+        """Bytes that are not committed yet."""
         self.size = os.fstat(self._file).st_size
 
     def append(self, head: bytes, arrays: Sequence[Array]) -> None:
-        """Writes one record, in one piece as far as the system lets it."""
+        """Writes one record."""
+        self.put(start_of(head, arrays), arrays)
+        self.commit()
+
+    def put(self, start: Start, arrays: Sequence[Array]) -> None:
+        """Writes one record; a small one waits in memory for the next commit."""
         parts = [array.reshape(-1) for array in arrays if array.size]
-        lengths = [part.nbytes for part in parts]
-        sizes = b"".join([length.to_bytes(4, "little") for length in lengths])
-        length = len(sizes) + len(head) + sum(lengths)
-        written: list[Any]
-        if length < LARGE:  # the check sum of all is that of the pieces in turn
-            body = b"".join((sizes, head, *(part.data for part in parts)))
-            written = [_prefix(zlib.crc32(body), len(head), len(parts), length) + body]
-        else:
-            pieces = [part.data.cast("B") for part in parts]
-            prefix = _prefix(_check(sizes, head, pieces), len(head), len(parts), length)
-            written = [prefix + sizes + head, *pieces]
+        if start.length < LARGE:
+            pieces = [part.tobytes() for part in parts]
+            prefix = _prefix(start, _check(start.check, pieces))
+            self._waiting += (prefix, start.data, *pieces)
+            self.waits += PREFIX + start.length
+            return
+        views = [part.data.cast("B") for part in parts]
+        prefix = _prefix(start, _check(start.check, views))
+        self.commit()
+        self._commit([prefix, start.data, *views], PREFIX + start.length)
+
+    def commit(self) -> None:
+        """Writes what waits, in one piece as far as the system lets it."""
+        if self.waits:
+            waiting, size = self._waiting, self.waits
+            self._waiting, self.waits = [], 0
+            self._commit([b"".join(waiting)], size)
+
+    def _commit(self, written: list[Any], size: int) -> None:
         try:
             self._write(written)
         except OSError as error:
@@ -66,7 +100,7 @@ class RecordFile:
             raise UserError(
                 f"{self._path} could not be written ({error.strerror}): make room and go on."
             ) from error
-        self.size += PREFIX + length
+        self.size += size
 
     def _write(self, parts: list[Any]) -> None:
         left = sum(map(len, parts))
@@ -113,7 +147,8 @@ class Reading:
                     return self._stop("is cut short", cut=True)
                 body = memoryview(file.read(length))
                 record = _parsed(body, head_length, count)
-                if _check(body[: 4 * count], record.head, record.parts) != check:
+                begun = zlib.crc32(body[: 4 * count + head_length])
+                if _check(begun, record.parts) != check:
                     return self._stop("fails its check sum", cut=False)
                 yield record
                 self.good += PREFIX + length
@@ -124,8 +159,8 @@ class Reading:
         self.cut = cut
 
 
-def _prefix(check: int, head_length: int, count: int, length: int) -> bytes:
-    lengths = _LENGTHS.pack(check, head_length, count, length)
+def _prefix(start: Start, check: int) -> bytes:
+    lengths = _LENGTHS.pack(check, start.head_length, start.parts, start.length)
     return lengths + zlib.crc32(lengths).to_bytes(4, "little")
 
 
@@ -138,17 +173,14 @@ def _parsed(body: memoryview, head_length: int, count: int) -> Record:
     return Record(bytes(body[4 * count : 4 * count + head_length]), parts)
 
 
-def _check(sizes: bytes | memoryview, head: bytes, parts: Sequence[memoryview]) -> int:
-    """The check sum of a body."""
-    check = zlib.crc32(head, zlib.crc32(sizes))
+def _check(check: int, parts: Sequence[bytes | memoryview]) -> int:
+    """The check sum of a body, from that of what it begins with."""
     for part in parts:
-        check = _checked(part, check)
+        check = zlib.crc32(part, check) if len(part) < LARGE else _by_blocks(part, check)
     return check
 
 
-def _checked(part: memoryview, check: int) -> int:
-    if len(part) < LARGE:
-        return zlib.crc32(part, check)
+def _by_blocks(part: bytes | memoryview, check: int) -> int:
     words = np.frombuffer(part, np.uint64, len(part) // 8)
     blocks = words[: words.size // BLOCK * BLOCK].reshape(-1, BLOCK)
     sums = np.add.reduce(blocks, axis=1)

@@ -160,7 +160,14 @@ class ReplayService:
         if self._journal is None:
             done(None)
         else:
-            self._journal.when_kept(done)
+            with self._changed:
+                self._journal.when_kept(done)
+
+    def commit(self) -> None:
+        """Keeps what was done so far; to be called before whoever did it waits for more."""
+        if self._journal is not None:
+            with self._changed:
+                self._journal.commit()
 
     def counts(self) -> tuple[int, int, int]:
         """Items that can be sampled, items ever inserted, and items ever sampled."""
@@ -205,6 +212,7 @@ class ReplayService:
         limit = self.timeout if timeout is None else timeout
         began = still_since = time.monotonic()
         moves = self._moves
+        self.commit()
         self._waiting[side] += 1
         try:
             while True:

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from dovetail.errors import UserError
-from dovetail.replay import HostTable, Prioritised, RateLimiter, ReplayService, Table, Transitions
+from dovetail.replay import (
+    HostTable,
+    Prioritised,
+    RateLimiter,
+    ReplayService,
+    Table,
+    Transitions,
+    journal,
+)
+from dovetail.replay.records import RecordFile
 from dovetail.replay.saving import save
 
 ROW = {"observation": np.zeros(2, np.float32), "reward": np.zeros((), np.float32)}
@@ -153,3 +162,74 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
 
 def test_without_a_folder_each_start_is_another_epoch() -> None:
     assert made(None).epoch != made(None).epoch
+
+
+def test_files_of_another_version_are_left_alone(tmp_path: Path) -> None:
+    made(tmp_path).close()
+    (log,) = tmp_path.glob("log-*")
+    data = b"\x10\x00\x00\x00 of an earlier version" * 9
+    log.write_bytes(data)
+    with pytest.raises(UserError, match="is no file of this version's replay tables"):
+        made(tmp_path)
+    assert log.read_bytes() == data
+
+
+def test_a_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "FORMAT", 99)
+    made(tmp_path).close()
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=f"other options .format 99, not {journal.FORMAT}"):
+        made(tmp_path)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_full_disk_is_reported_and_got_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    table = HostTable(Table(Transitions(2), 40, Prioritised()), ROW, 2)
+    service = ReplayService(table, RateLimiter(2), durable=tmp_path, behind=behind)
+    work(service, 0)
+    service.commit()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RecordFile, "_write", full)
+    told: list[UserError | None] = []
+    if behind:
+        work(service, 1)
+        service.when_kept(told.append)
+        service.commit()
+    else:
+        with pytest.raises(UserError, match=r"could not be written .No space left on device.: mak"):
+            work(service, 1)
+    monkeypatch.undo()
+    assert [str(error).partition("(")[2][:8] for error in told] == ["No space"] * behind
+    work(service, 2)
+    wanted = state(service)
+    service.close()
+    again = made(tmp_path)
+    assert again.restored is not None and again.restored.lost is None
+    assert state(again) == wanted
+
+
+def test_small_records_are_written_together(tmp_path: Path) -> None:
+    """What is not committed is not acknowledged; what is committed is there."""
+    table = HostTable(Table(Transitions(2), 40, Prioritised()), ROW, 2)
+    service = ReplayService(table, RateLimiter(2), durable=tmp_path, behind=True)
+    told: list[int] = []
+    (log,) = tmp_path.glob("log-*")
+    empty = log.stat().st_size
+    for seed in range(3):
+        work(service, seed)
+        service.when_kept(lambda _, seed=seed: told.append(seed))
+    assert told == [] and log.stat().st_size == empty
+    service.commit()
+    assert told == [0, 1, 2] and log.stat().st_size > empty
+    service.when_kept(lambda _: told.append(9))
+    assert told == [0, 1, 2, 9]
+    again = made(tmp_path)
+    assert again.restored is not None and again.restored.records == 9
+    assert state(again) == state(service)
+    again.close()
+    service.close()

@@ -118,6 +118,12 @@ def test_a_server_that_is_told_to_end_tells_those_who_wait() -> None:
         assert not Path(server.address.folder).exists()
 
 
+def test_the_process_of_a_server_imports_no_jax() -> None:
+    check = "import sys; import dovetail.replay.serve; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 # Who may, and who waits.
 
 
