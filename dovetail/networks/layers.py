@@ -138,8 +138,11 @@ def _each_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> An
     XLA would make it again for every input."""
     x, weight = kept
     gradient = jax.lax.optimization_barrier(gradient)
-    transposed = jax.lax.optimization_barrier(x.swapaxes(1, 2))
-    return gradient @ weight.swapaxes(1, 2), transposed @ gradient, gradient.sum(axis=1)
+    if weight.shape[-1] == 1:  # a sum of products is cheaper than to transpose
+        by_weight = jnp.sum(x * gradient, axis=1)[..., None]
+    else:
+        by_weight = jax.lax.optimization_barrier(x.swapaxes(1, 2)) @ gradient
+    return gradient @ weight.swapaxes(1, 2), by_weight, gradient.sum(axis=1)
 
 
 _affine_each.defvjp(_each_forward, _each_backward)

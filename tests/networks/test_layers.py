@@ -60,12 +60,13 @@ def test_a_noisy_layer_begins_with_small_deviations() -> None:
     assert params["bias_noise"].tolist() == [0.125] * 2
 
 
-def test_several_networks_at_once_are_each_alone() -> None:
+@pytest.mark.parametrize("outputs", [1, 5])
+def test_several_networks_at_once_are_each_alone(outputs: int) -> None:
     draw = np.random.default_rng(0).normal
-    shapes = {"weight": (3, 4, 5), "bias": (3, 5)}
+    shapes = {"weight": (3, 4, outputs), "bias": (3, outputs)}
     params = {name: jnp.asarray(draw(size=shape), jnp.float32) for name, shape in shapes.items()}
     x = jnp.asarray(draw(size=(3, 7, 4)), jnp.float32)
-    pull = jnp.asarray(draw(size=(3, 7, 5)), jnp.float32)
+    pull = jnp.asarray(draw(size=(3, 7, outputs)), jnp.float32)
 
     def together(params: Any, x: jax.Array) -> jax.Array:
         return (dense_each(params, x) * pull).sum()
