@@ -31,6 +31,6 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.training:resume",
         "dovetail.training:train",
     ],
-    modules=["algorithms", "envs", "functions", "networks", "policies"],
+    modules=["algorithms", "data", "envs", "functions", "networks", "policies"],
     package="dovetail",
 )
