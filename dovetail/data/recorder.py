@@ -39,16 +39,18 @@ class Steps(NamedTuple):
 class Recorder:
     """Writes episodes as they end: in the order of time, then of environments."""
 
-    def __init__(self, writer: Writer, num_envs: int, source: int = 0) -> None:
+    def __init__(self, writer: Writer, num_envs: int) -> None:
         self.writer = writer
+        self.source = 0
+        """Which of the dataset's sources the next trajectories come from."""
         metadata = writer.metadata
         self._codec = Codec(metadata.observation, metadata.action, metadata.environment)
-        self._source = source
         self._open: list[list[tuple[Steps, int]]] = [[] for _ in range(num_envs)]
         """Each environment's episode so far, in pieces."""
 
-    def add(self, steps: Steps, version: int = -1) -> None:
-        """Records a trajectory that weights of this `version` have made."""
+    def add(self, trajectory: Any, version: int = -1) -> None:
+        """Records a trajectory, which has the fields of `Steps`, of weights of this `version`."""
+        steps = Steps(*(getattr(trajectory, name) for name in Steps._fields))
         lanes: Steps = jax.tree.map(lambda x: np.swapaxes(np.asarray(x), 0, 1), steps)
         ended: list[tuple[int, int, Episode]] = []
         for env in range(len(self._open)):
@@ -102,7 +104,7 @@ class Recorder:
             terminations=steps.terminated,
             truncations=truncated,
             infos=infos,
-            source=self._source,
+            source=self.source,
             cut=cut,
         )
 
@@ -124,16 +126,21 @@ class Recorder:
 
 
 def record(
-    folder: str | Path, env: Env, num_envs: int, source: Source, *, log_probabilities: bool
+    folder: str | Path,
+    env: Env,
+    num_envs: int,
+    sources: tuple[Source, ...],
+    *,
+    log_probabilities: bool,
 ) -> Recorder:
-    """A recorder of environments like `env` into a new dataset."""
+    """A recorder of environments like `env` into a new dataset; it begins with the first source."""
     observation, action, spec = own_spaces(env)
     infos = (VERSION,)
     if log_probabilities:
         infos += (LOG_PROBABILITY,)
         if isinstance(env.spec.action, Continuous) and env.spec.action.bounded:
             infos += (SAMPLED_ACTION,)
-    metadata = Metadata(observation, action, env.spec.id, spec, (source,), infos)
+    metadata = Metadata(observation, action, env.spec.id, spec, sources, infos)
     return Recorder(Writer(folder, metadata), num_envs)
 
 

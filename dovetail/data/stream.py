@@ -26,6 +26,8 @@ MEMORY = 1 << 28
 """Bytes that a stream takes, about, unless told."""
 ROUND_BLOCKS = 64
 """Blocks that are read together, at least: the more, the better mixed."""
+TOGETHER = 1 << 13
+"""Windows that are put together at a time, about."""
 POLL = 0.1
 """Seconds between two looks at whether the stream was closed."""
 
@@ -71,6 +73,7 @@ class Stream:
         block = max(round_steps // ROUND_BLOCKS, 1)
         self._blocks = Blocks(reader.episodes.lengths, block, steps)
         self._at_once = max(round_steps // block, 1)
+        self._together = max(TOGETHER // batch, 1)
         self.position = start
         """How many batches were given, those before `start` included."""
         self.waited = 0.0
@@ -161,9 +164,11 @@ class Stream:
                 if isinstance(found, BaseException):
                     raise found
                 self._room.release()
-                for number in range(found.skip, max(len(found.order) // self._batch, 1)):
-                    if not self._give(self._sample(found, number)):
-                        return
+                count = max(len(found.order) // self._batch, 1)
+                for first in range(found.skip, count, self._together):
+                    for sample in self._made(found, first, min(first + self._together, count)):
+                        if not self._give(sample):
+                            return
         except BaseException as error:
             self._give(error)
 
@@ -176,18 +181,21 @@ class Stream:
                 continue
         return False
 
-    def _sample(self, found: _Round, number: int) -> Sample:
+    def _made(self, found: _Round, first: int, stop: int) -> Iterator[Sample]:
+        """Batches `first` … `stop` - 1 of a round: put together at once, which costs less."""
         size = self._batch
-        chosen = np.resize(found.order[number * size : (number + 1) * size], size)
+        chosen = np.resize(found.order[first * size : stop * size], (stop - first) * size)
         within = np.arange(self._window + 1)
         left = found.left[chosen, None]
         index = found.begins[chosen, None] + np.minimum(within, left)
         steps = found.steps[chosen]
-        return Sample(
+        whole = Sample(
             rows=jax.tree.map(lambda x: np.take(x, index, axis=0), found.rows),
             mask=within < np.minimum(left, self._window),
             keys=Keys(slot=steps, number=np.zeros_like(steps)),
-            probabilities=np.full(size, 1 / self._blocks.total, np.float32),
+            probabilities=np.full(len(chosen), 1 / self._blocks.total, np.float32),
             size=np.int32(min(self._blocks.total, np.iinfo(np.int32).max)),
-            times=np.zeros(size, np.int32),
+            times=np.zeros(len(chosen), np.int32),
         )
+        for at in range(0, len(chosen), size):
+            yield jax.tree.map(lambda x, a=at: x[a : a + size] if np.ndim(x) else x, whole)

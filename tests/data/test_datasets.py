@@ -157,7 +157,8 @@ def test_what_minari_added_is_read_here(tmp_path: Path) -> None:
 def test_an_episode_that_minari_left_without_an_end_is_cut(tmp_path: Path) -> None:
     folder = plain_dataset(tmp_path / "d", [4])
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
-        file["episode_0/terminations"][:] = False
+        terminations: Any = file["episode_0/terminations"]
+        terminations[:] = False
     (folder / "data" / "index.npz").unlink()
     with Reader(folder) as reader:
         assert reader.episode(0).truncations.tolist() == [False, False, False, True]

@@ -140,7 +140,7 @@ def test_an_environment_without_gymnasiums_spaces(tmp_path: Path) -> None:
 
 def test_clipped_actions_keep_what_the_policy_chose(tmp_path: Path) -> None:
     env = resolve("Pendulum-v1")
-    with record(tmp_path / "d", env, 1, Source(env.spec.id), log_probabilities=True) as found:
+    with record(tmp_path / "d", env, 1, (Source(env.spec.id),), log_probabilities=True) as found:
         seen = np.zeros((2, 1, 3), np.float32)
         none = np.zeros((2, 1), bool)
         steps = Steps(
