@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.diagnosis:doctor",
         "dovetail.diagnosis:stacks",
         "dovetail.errors:UserError",
+        "dovetail.estimation.estimate:estimate",
         "dovetail.explanation:explain",
         "dovetail.export:load_policy",
         "dovetail.interpretation:interpret",

@@ -111,11 +111,23 @@ def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> 
 
 
 def _put(group: Any, columns: Sequence[Column], arrays: Mapping[str, Array]) -> list[int]:
-    """Writes an episode's arrays; returns where in the file they begin."""
+    """Writes an episode's arrays; returns where in the file they begin.
+
+    By HDF5's own functions, which cost less than those of h5py around them.
+    """
+    h5py = package("h5py")
     found: list[int] = []
+    places: dict[str, Any] = {"": group.id}
     for column in columns:
-        written = group.create_dataset(column.path, data=arrays[column.path])
-        found.append(written.id.get_offset())
+        array = arrays[column.path]
+        folder, _, name = column.path.rpartition("/")
+        if folder not in places:
+            places[folder] = group.create_group(folder).id
+        space = h5py.h5s.create_simple(array.shape)
+        kind = h5py.h5t.py_create(column.dtype, logical=True)
+        written = h5py.h5d.create(places[folder], name.encode(), kind, space)
+        written.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(array))
+        found.append(written.get_offset())
     return found
 
 
