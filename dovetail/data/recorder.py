@@ -67,10 +67,11 @@ class Recorder:
         """Goes on with one environment; what ended, with when and where."""
         found: list[tuple[int, int, Episode]] = []
         ends = lane.terminated | lane.truncated
-        bounds = {len(ends), *(np.flatnonzero(ends) + 1).tolist(), *np.flatnonzero(lane.first)}
+        begins = np.flatnonzero(lane.first).tolist()
+        bounds: set[int] = {len(ends), *(np.flatnonzero(ends) + 1).tolist(), *begins}
         start = 0
         for stop in sorted(bound for bound in bounds if bound > 0):
-            if lane.first[start] and self._open[env]:  # set up anew without an end
+            if self._open[env] and self._breaks(env, lane, start):
                 found.append((int(times[start]) - 1, env, self._finished(env, cut=True)))
             part = jax.tree.map(lambda x, a=start, b=stop: x[a:b], lane)
             self._open[env].append((part, version))
@@ -78,6 +79,17 @@ class Recorder:
                 found.append((int(times[stop - 1]), env, self._finished(env, cut=False)))
             start = stop
         return found
+
+    def _breaks(self, env: int, lane: Steps, start: int) -> bool:
+        """Whether the open episode does not go on here: its environment was set up anew, or an
+        asynchronous policy brought another environment's steps."""
+        before, _ = self._open[env][-1]
+        same = jax.tree.map(
+            lambda seen, after: np.array_equal(seen[start], after[-1]),
+            lane.observation,
+            before.next_observation,
+        )
+        return bool(lane.first[start]) or not all(jax.tree.leaves(same))
 
     def _finished(self, env: int, cut: bool) -> Episode:
         """The environment's open episode as a whole."""
