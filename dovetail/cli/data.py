@@ -235,7 +235,7 @@ def _estimate(argv: list[str]) -> None:
     parser.flag("--method", "Methods, comma-separated (default: all that are possible)", "METHODS")
     parser.flag("--discount", "How much a later reward counts (default: as in training)", "G")
     parser.flag("--epsilon", "Share of the policy's actions that are random (default 0)", "E")
-    parser.flag("--updates", "Gradient steps of fitted-Q evaluation (default 5_000)", "N")
+    parser.flag("--updates", "Gradient steps of fitted-Q evaluation (default 10_000)", "N")
     parser.flag("--seed", "Seed of fitted-Q evaluation (default 0)", "N")
     parser.flag("--json", "Print one line of JSON")
     given = parser.read(argv)

@@ -33,6 +33,8 @@ METHODS = {
 CONFIDENCE = 0.95
 DEVIATIONS = 1.96
 """Half the width of that interval, in standard deviations."""
+UNSETTLED = 0.03
+"""A share by which a value may still move in the last quarter of the updates."""
 FEW = 10
 """Effective episodes below which an interval says little."""
 
@@ -128,7 +130,11 @@ def _one(
 ) -> Estimate:
     if name == "fqe":
         assert fitted is not None
-        return _by_values(fitted, fitted.first_states(reader, greedy))
+        return _by_values(
+            fitted,
+            fitted.first_states(reader, greedy),
+            fitted.first_states(reader, greedy, fitted.earlier),
+        )
     assert table is not None
     if name == "dr":
         found = ope.doubly_robust(*table, discount)
@@ -136,23 +142,28 @@ def _one(
         found = SAMPLING[name](table.ratios, table.rewards, discount)
     low, high = ope.interval(found, CONFIDENCE)
     effective = ope.effective_episodes(table.ratios)
-    return Estimate(name, ope.weighted_mean(found), low, high, effective, _note(effective))
+    return Estimate(name, ope.weighted_mean(found), low, high, effective, _note(name, effective))
 
 
-def _note(effective: float) -> str:
+def _note(name: str, effective: float) -> str:
+    if effective >= FEW:
+        return ""
+    if name == "dr":
+        return "hardly any episode counts: it rests on the fitted values"
     if effective == 0:
         return "the policy never agrees with a whole episode: nothing is left to weigh"
-    if effective < FEW:
-        return "hardly any episode counts: the interval is too narrow"
-    return ""
+    return "hardly any episode counts: the interval is too narrow"
 
 
-def _by_values(fitted: Values, values: Array) -> Estimate:
+def _by_values(fitted: Values, values: Array, earlier: Array) -> Estimate:
     """The first member's mean value; the others' spread makes the interval."""
     means = (fitted.weights * values).sum(axis=1) / np.maximum(fitted.weights.sum(axis=1), 1)
     half = DEVIATIONS * float(means[1:].std(ddof=1)) if len(means) > 2 else np.nan
     value = float(means[0])
-    return Estimate("fqe", value, value - half, value + half, None)
+    moved = abs(value - float(earlier[0].mean()))
+    unsettled = moved > max(UNSETTLED * abs(value), half)
+    note = "the values have not settled: give more updates" if unsettled else ""
+    return Estimate("fqe", value, value - half, value + half, None, note)
 
 
 def _with_discount(options: FittedQ, discount: float) -> FittedQ:

@@ -42,7 +42,7 @@ class FittedQ:
 
     discount: float = 0.99
     """How much a reward one step later counts."""
-    updates: int = 5000
+    updates: int = 10_000
     """Gradient steps."""
     batch: int = 256
     """Steps of the dataset in each."""
@@ -50,8 +50,9 @@ class FittedQ:
     """Members that learn from resampled episodes, beside the one that learns from all."""
     learning_rate: float = 1e-3
     """Adam's step size at first; it falls to a tenth."""
-    target_rate: float = 0.01
-    """How far the target's weights go to the others at every update."""
+    target_rate: float = 0.1
+    """How far the target's weights go to the others at every update: values settle over some
+    horizons, 1 / (1 - discount), of 1 / target_rate updates each."""
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
     seed: int = 0
@@ -73,9 +74,13 @@ class Values(NamedTuple):
     weights: Array
     """How often each member was shown each episode [1 + members, episodes]."""
     epsilon: float
+    earlier: Any
+    """The params after three quarters of the updates."""
 
-    def first_states(self, reader: Reader, greedy: Array) -> Array:
-        """Every member's values of the states that episodes begin in [1 + members, episodes]."""
+    def first_states(self, reader: Reader, greedy: Array, params: Any = None) -> Array:
+        """Every member's values of the states that episodes begin in [1 + members, episodes], by
+        these parameters or the last ones."""
+        params = self.params if params is None else params
         lengths = reader.episodes.lengths
         begins = np.cumsum(lengths + 1) - lengths - 1
         rule = jax.jit(jax.vmap(self.network.policy_value, in_axes=(0, None, None, None)))
@@ -83,7 +88,7 @@ class Values(NamedTuple):
         for run in whole_episodes(np.ones_like(lengths), STEPS):
             rows = reader.pieces([Piece(number, 0, 1) for number in run])
             chosen = greedy[begins[run.start : run.stop]]
-            found.append(np.asarray(rule(self.params, rows.observation, chosen, self.epsilon)))
+            found.append(np.asarray(rule(params, rows.observation, chosen, self.epsilon)))
         return self.scale * np.concatenate(found, axis=1)
 
     def along(self, rows: Rows, greedy: Array) -> tuple[Array, Array]:
@@ -191,11 +196,12 @@ def fit(
     keys = jax.random.split(jax.random.key(options.seed), 1 + options.members)
     params = jax.vmap(network.init)(keys)
     target = jax.tree.map(jnp.copy, params)
-    learner = _Learner(params, target, jax.vmap(optimiser.init)(params))
+    learner = _Learner(jax.tree.map(jnp.copy, params), target, jax.vmap(optimiser.init)(params))
     scale = _scale(reader, options.discount)
     advance = jax.jit(_advance(network, optimiser, options, epsilon, scale), donate_argnums=0)
     starts = np.cumsum(reader.episodes.lengths)
     calls = -(-options.updates // PER_CALL)
+    earlier = params
     with Stream(reader, PER_CALL * options.batch, row=_row, seed=options.seed) as stream:
         for call in range(calls):
             sample = next(stream)
@@ -203,10 +209,12 @@ def fit(
             chosen = greedy[sample.keys.slot + episode + 1]  # every episode before has one row more
             own: dict[str, Any] = {"greedy": chosen, "weights": weights[:, episode].T}
             learner = advance(learner, sample.rows._replace(**own))
+            if call == 3 * calls // 4:
+                earlier = jax.tree.map(jnp.copy, learner.params)
             if tell is not None:
                 jax.block_until_ready(learner.params)
                 tell(call * PER_CALL, options.updates)
-    return Values(learner.params, network, scale, weights, epsilon)
+    return Values(learner.params, network, scale, weights, epsilon, earlier)
 
 
 def _row(rows: Rows) -> _Batch:
