@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.diagnosis:doctor",
         "dovetail.diagnosis:stacks",
         "dovetail.errors:UserError",
+        "dovetail.estimation.estimate:estimate",
         "dovetail.explanation:explain",
         "dovetail.export:load_policy",
         "dovetail.interpretation:interpret",
@@ -31,6 +32,6 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.training:resume",
         "dovetail.training:train",
     ],
-    modules=["algorithms", "envs", "functions", "networks", "policies"],
+    modules=["algorithms", "data", "envs", "functions", "networks", "policies"],
     package="dovetail",
 )

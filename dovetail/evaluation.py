@@ -1,8 +1,8 @@
-"""Evaluation: the greedy policy's returns over a fixed number of episodes.
+"""Evaluation: the policy's returns over a fixed number of episodes, greedy unless told to explore.
 
 It has random numbers of its own, the same in every call, so a result depends on the parameters
 alone and not on when training asked. Which episodes count is settled beforehand, never by which
-finish first: short episodes would be over-represented.
+finish first: short episodes would be over-represented. Those that count can be recorded.
 """
 
 import threading
@@ -14,18 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.algorithm import Algorithm, Params, Timestep
+from dovetail.algorithm import Algorithm, Params
 from dovetail.envs.interface import HostEnv, JaxEnv
 from dovetail.errors import UserError
+from dovetail.playing import MAX_STEPS, Manner, Played, Record, batched
 
 if TYPE_CHECKING:
     from dovetail.envs.resolve import Env
 
 STREAM = 0x65766C
 """Mixed with the seed, so that evaluation shares no random number with training."""
-
-MAX_STEPS = 27_000
-"""Steps after which an episode is cut: 108,000 Atari frames, the field's usual limit."""
 
 HOST_ENVS = 20
 """Host environments at most, unless told: enough to share the cost of a call to the policy."""
@@ -80,7 +78,10 @@ class Evaluator:
         seed: int = 0,
         num_envs: int | None = None,
         max_steps: int = MAX_STEPS,
+        explore: bool = False,
+        record: Record | None = None,
     ) -> None:
+        manner = Manner(explore, record, max_steps)
         for name, value in (("episodes", episodes), ("max_steps", max_steps)):
             if value < 1:
                 raise UserError(f"Evaluation was given {name}={value}: give 1 or more.")
@@ -93,10 +94,10 @@ class Evaluator:
         self._playing = threading.Lock()
         self._host: HostEnv | None = None
         if env.jax is not None:
-            self._play = _jax_play(algorithm, env.jax, episodes, seed, max_steps)
+            self._play = _jax_play(algorithm, env.jax, episodes, seed, manner)
         elif env.host is not None:
-            size = num_envs or min(episodes, HOST_ENVS)
-            self._play = self._host_play(algorithm, env.host, size, episodes, seed, max_steps)
+            size = side_by_side(env, episodes, num_envs)
+            self._play = self._host_play(algorithm, env.host, size, episodes, seed, manner)
         else:
             raise UserError(
                 f"{env.spec.id} cannot be stepped: it has neither way of an environment."
@@ -128,9 +129,9 @@ class Evaluator:
         num_envs: int,
         episodes: int,
         seed: int,
-        max_steps: int,
+        manner: Manner,
     ) -> Play:
-        act = jax.jit(_batched_greedy(algorithm))
+        act = jax.jit(batched(algorithm, manner.explore))
         carry = _repeat(algorithm.initial_carry(), num_envs)
         seeds = _own_seeds(seed, num_envs)
         quota = np.full(num_envs, episodes // num_envs)
@@ -139,10 +140,15 @@ class Evaluator:
         def play(params: Params, cancelled: threading.Event) -> Evaluation | None:
             if self._host is None:
                 self._host = make(num_envs)
-            tally = _Tally(quota, max_steps)
+            tally = _Tally(quota, manner)
             return _play_host(self._host, act, params, carry, seeds, tally, cancelled)
 
         return play
+
+
+def side_by_side(env: "Env", episodes: int, num_envs: int | None = None) -> int:
+    """How many environments play that many episodes; JAX's play one each."""
+    return episodes if env.jax is not None else num_envs or min(episodes, HOST_ENVS)
 
 
 def evaluate(
@@ -154,15 +160,25 @@ def evaluate(
     seed: int = 0,
     num_envs: int | None = None,
     max_steps: int = MAX_STEPS,
+    explore: bool = False,
+    record: Record | None = None,
 ) -> Evaluation:
-    """The greedy policy's returns over `episodes` episodes.
+    """The policy's returns over `episodes` episodes, greedy unless it is to `explore`.
 
     JAX environments play one episode each, all at once. Of host environments there are `num_envs`,
     and each plays its fixed share of the episodes. An episode is cut after `max_steps` steps and
-    counts with the return it had; a host environment then goes on from where it stands.
+    counts with the return it had; a host environment then goes on from where it stands. `record` is
+    shown what is played.
     """
     evaluator = Evaluator(
-        algorithm, env, episodes=episodes, seed=seed, num_envs=num_envs, max_steps=max_steps
+        algorithm,
+        env,
+        episodes=episodes,
+        seed=seed,
+        num_envs=num_envs,
+        max_steps=max_steps,
+        explore=explore,
+        record=record,
     )
     try:
         evaluation = evaluator(params)
@@ -170,20 +186,6 @@ def evaluate(
         evaluator.close()
     assert evaluation is not None
     return evaluation
-
-
-def _batched_greedy(algorithm: Algorithm) -> Callable[..., tuple[Any, Any]]:
-    """`greedy` over a batch; where an episode begins, the carry and the last reward are renewed."""
-    initial = algorithm.initial_carry()
-
-    def one(
-        params: Params, carry: Any, observation: Any, reward: jax.Array, first: jax.Array
-    ) -> tuple[Any, Any]:
-        carry = jax.tree.map(lambda new, old: jnp.where(first, new, old), initial, carry)
-        reward = jnp.where(first, 0, reward).astype(jnp.float32)
-        return algorithm.greedy(params, carry, Timestep(observation, reward, first))
-
-    return jax.vmap(one, in_axes=(None, 0, 0, 0, 0))
 
 
 def _own_seeds(seed: int, count: int) -> list[int]:
@@ -210,8 +212,8 @@ class _Episodes(NamedTuple):
     step: jax.Array
 
 
-def _jax_play(algorithm: Algorithm, env: JaxEnv, episodes: int, seed: int, max_steps: int) -> Play:
-    act = _batched_greedy(algorithm)
+def _jax_play(algorithm: Algorithm, env: JaxEnv, episodes: int, seed: int, manner: Manner) -> Play:
+    act, max_steps, record = batched(algorithm, manner.explore), manner.max_steps, manner.record
     step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))
 
     seeds = np.array(_own_seeds(seed, episodes))
@@ -232,36 +234,56 @@ def _jax_play(algorithm: Algorithm, env: JaxEnv, episodes: int, seed: int, max_s
             step=jnp.int32(0),
         )
 
-    def advance(params: Params, now: _Episodes) -> _Episodes:
+    def advance(params: Params, now: _Episodes) -> tuple[_Episodes, Played]:
         first = jnp.full(episodes, now.step == 0)
-        action, carry = act(params, now.carry, now.observation, now.reward, first)
+        action, log_probability, carry = act(
+            params, now.carry, now.observation, now.reward, first, now.keys, now.step
+        )
         after = jax.vmap(env.step)(now.state, action, step_keys(now.keys, now.step + 1))
-        return _Episodes(
+        terminated, truncated = (x.astype(bool) for x in (after.terminated, after.truncated))
+        valid = ~now.done & (now.step < max_steps)
+        cut = ~terminated & (now.step + 1 >= max_steps)
+        reward = after.reward.astype(jnp.float32)
+        then = _Episodes(
             now.keys,
             after.state,
             after.observation,
             carry,
-            after.reward.astype(jnp.float32),
-            now.returns + jnp.where(now.done, 0, after.reward),
-            now.lengths + ~now.done,
-            now.done | after.terminated.astype(bool) | after.truncated.astype(bool),
+            reward,
+            now.returns + jnp.where(valid, after.reward, 0),
+            now.lengths + valid,
+            now.done | (valid & (terminated | truncated)),
             now.step + 1,
         )
+        ends = (terminated, truncated | cut)
+        seen = (now.observation, action, reward, *ends, first, valid, after.observation)
+        return then, Played(*seen, log_probability)
 
     @jax.jit
     def some(params: Params, now: _Episodes) -> tuple[_Episodes, jax.Array]:
         until = jnp.minimum(now.step + STEPS_PER_CALL, max_steps)
         now = jax.lax.while_loop(
-            lambda now: (now.step < until) & ~now.done.all(), lambda now: advance(params, now), now
+            lambda now: (now.step < until) & ~now.done.all(),
+            lambda now: advance(params, now)[0],
+            now,
         )
         return now, now.done.all() | (now.step >= max_steps)
+
+    @jax.jit
+    def recorded(params: Params, now: _Episodes) -> tuple[_Episodes, jax.Array, Played]:
+        now, played = jax.lax.scan(lambda now, _: advance(params, now), now, length=STEPS_PER_CALL)
+        return now, now.done.all() | (now.step >= max_steps), played
 
     def play(params: Params, cancelled: threading.Event) -> Evaluation | None:
         now, finished = begin(seeds), False
         while not finished:
             if cancelled.is_set():
                 return None
-            now, over = some(params, now)
+            if record is None:
+                now, over = some(params, now)
+            else:
+                now, over, played = recorded(params, now)
+                record(jax.tree.map(np.asarray, played))
             finished = bool(over)
         returns, lengths = np.asarray(now.returns, np.float64), np.asarray(now.lengths, np.int64)
         return Evaluation(returns, lengths, int((~np.asarray(now.done)).sum()))
@@ -272,8 +294,8 @@ def _jax_play(algorithm: Algorithm, env: JaxEnv, episodes: int, seed: int, max_s
 class _Tally:
     """Counts the episodes of host environments, each environment up to its quota."""
 
-    def __init__(self, quota: np.ndarray, max_steps: int) -> None:
-        self.quota, self.max_steps = quota, max_steps
+    def __init__(self, quota: np.ndarray, manner: Manner) -> None:
+        self.quota, self.max_steps, self.record = quota, manner.max_steps, manner.record
         self.returns = np.zeros((len(quota), quota.max()))
         self.lengths = np.zeros((len(quota), quota.max()), np.int64)
         self.played = np.zeros(len(quota), np.int64)
@@ -281,6 +303,16 @@ class _Tally:
         self.cut = 0
         self._return = np.zeros(len(quota))
         self._length = np.zeros(len(quota), np.int64)
+
+    def show(self, seen: Any, action: Any, log_probability: Any, first: Any, step: Any) -> None:
+        """Records one step of every environment that has not played its share."""
+        assert self.record is not None
+        valid = step.valid & (self.played < self.quota)
+        cut = ~step.terminated & (self._length + 1 >= self.max_steps)
+        ends = (step.terminated, step.truncated | cut)
+        after = step.next_observation
+        row = Played(seen, action, step.reward, *ends, first, valid, after, log_probability)
+        self.record(jax.tree.map(lambda x: np.asarray(x)[None], row))
 
     def add(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
         """One step of every environment; steps that are not valid only reset."""
@@ -308,7 +340,7 @@ class _Tally:
 
 def _play_host(
     env: HostEnv,
-    act: Callable[..., tuple[Any, Any]],
+    act: Callable[..., tuple[Any, Any, Any]],
     params: Params,
     carry: Any,
     seeds: list[int],
@@ -317,11 +349,18 @@ def _play_host(
 ) -> Evaluation | None:
     observation = env.reset(seeds)
     reward, first = np.zeros(env.num_envs, np.float32), np.ones(env.num_envs, bool)
+    keys, number = jax.vmap(jax.random.key)(np.array(seeds)), 0
     while tally.left:
         if cancelled.is_set():
             return None
-        action, carry = act(params, carry, observation, reward, first)
+        action, log_probability, carry = act(
+            params, carry, observation, reward, first, keys, number
+        )
+        seen = None if tally.record is None else jax.tree.map(np.array, (observation, first))
         step = env.step(np.asarray(action))
+        if seen is not None:
+            tally.show(seen[0], action, log_probability, seen[1], step)
+        number += 1
         tally.add(step.reward, step.terminated | step.truncated, step.valid)
         observation, reward, first = step.observation, step.reward, step.first
     return tally.evaluation()

@@ -22,6 +22,8 @@ class Settings:
     """Seconds between evaluations; they run beside training. 0 for only one, at the end."""
     checkpoint_every: float = 30.0
     """Seconds between checkpoints; there is always one at the end."""
+    record: str | None = None
+    """Folder of a new dataset of all that is lived through; none unless given."""
     patience: float = 30.0
     """Seconds after which a worker that does not get on counts as hung, and is named."""
     keep: int = 3
@@ -55,6 +57,11 @@ class Settings:
         is_port = port is None or 0 <= port <= 65535
         check_option("metrics_port", port, is_port, "a port from 1 to 65535, or 0 for a free one")
         check_option("project", self.project, bool(self.project.strip()), "a name")
+        if self.record is not None and self.seeds > 1:
+            raise UserError(
+                f"--record takes what one training lives through, but --seeds asks for "
+                f"{self.seeds}: leave one out."
+            )
         if self.log_video and not self.video:
             raise UserError("--log-video shows the video of the end: leave out --no-video.")
         if self.until is not None and self.evaluate_every == 0:

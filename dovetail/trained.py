@@ -1,5 +1,7 @@
 """What a finished run can do: be evaluated again, be watched."""
 
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -7,13 +9,17 @@ import jax
 import numpy as np
 
 from dovetail.algorithm import Algorithm, Params, Task
-from dovetail.checkpoint import Checkpoints
+from dovetail.checkpoint import Checkpoints, version_of
+from dovetail.data.episode import Source
+from dovetail.data.recorder import Recorder
+from dovetail.data.recorder import record as record_dataset
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError
-from dovetail.evaluation import Evaluation, evaluate
+from dovetail.evaluation import Evaluation, evaluate, side_by_side
 from dovetail.export import load_policy
 from dovetail.graph.trace import abstract_actor
 from dovetail.keys import seed_key
+from dovetail.playing import knows_probabilities
 from dovetail.policies.interface import Policy
 from dovetail.replay.replay import all_shards
 from dovetail.run import Run
@@ -33,6 +39,8 @@ class Trained(NamedTuple):
     env: Env
     params: list[Params]
     """One for each seed."""
+    updates: int
+    """How many it has seen."""
 
 
 def load_trained(run: Run, env: Any = None) -> Trained:
@@ -51,25 +59,74 @@ def load_trained(run: Run, env: Any = None) -> Trained:
             lambda s: jax.ShapeDtypeStruct((settings.seeds, *s.shape), s.dtype), like
         )
     checkpoints = Checkpoints(run.path / "checkpoints", settings.keep)
-    tree, _ = checkpoints.restore(like, expect={"algorithm": config["algorithm"]})
-    return Trained(bound, found, seed_params(bound.acting(tree["state"]), settings.seeds))
+    tree, meta = checkpoints.restore(like, expect={"algorithm": config["algorithm"]})
+    params = seed_params(bound.acting(tree["state"]), settings.seeds)
+    return Trained(bound, found, params, int(meta["updates"]))
 
 
 def evaluate_run(
-    run: Run | str | Path, episodes: int = 100, seed: int = 0, env: Any = None
+    run: Run | str | Path,
+    episodes: int = 100,
+    seed: int = 0,
+    env: Any = None,
+    record: str | Path | None = None,
+    explore: bool = False,
 ) -> Evaluation:
-    """The greedy policy's returns, of the last checkpoint; all seeds' together if several."""
+    """The policy's returns, of the last checkpoint; all seeds' together if several.
+
+    It acts greedily, or as in training if it is to `explore`. `record` is the folder of a new
+    dataset of these episodes.
+    """
     enable_compile_cache()
-    trained = load_trained(run if isinstance(run, Run) else Run.open(run), env)
-    found = [
-        evaluate(trained.algorithm, params, trained.env, episodes=episodes, seed=seed)
-        for params in trained.params
-    ]
+    opened = run if isinstance(run, Run) else Run.open(run)
+    trained = load_trained(opened, env)
+    recorder = None
+    if record is not None:
+        recorder = _recorder(record, opened, trained, episodes, explore)
+    found: list[Evaluation] = []
+    with recorder or nullcontext():
+        for number, params in enumerate(trained.params):
+            show = None
+            if recorder is not None:
+                recorder.source = number
+                show = partial(recorder.add, version=trained.updates)
+            found.append(
+                evaluate(
+                    trained.algorithm,
+                    params,
+                    trained.env,
+                    episodes=episodes,
+                    seed=seed,
+                    explore=explore,
+                    record=show,
+                )
+            )
     return Evaluation(
         np.concatenate([one.returns for one in found]),
         np.concatenate([one.lengths for one in found]),
         sum(one.cut for one in found),
     )
+
+
+def _recorder(
+    folder: str | Path, run: Run, trained: Trained, episodes: int, explore: bool
+) -> Recorder:
+    """What records an evaluation's episodes, a source for each seed."""
+    config = run.config
+    sources = tuple(
+        Source(
+            environment=trained.env.spec.id,
+            kind="evaluation",
+            run=str(run.path),
+            algorithm=config["algorithm"],
+            seed=config["seed"] + number,
+            dovetail=version_of("dovetail"),
+        )
+        for number in range(len(trained.params))
+    )
+    size = side_by_side(trained.env, episodes)
+    known = knows_probabilities(trained.algorithm, explore)
+    return record_dataset(folder, trained.env, size, sources, log_probabilities=known)
 
 
 def watch(

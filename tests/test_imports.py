@@ -42,6 +42,14 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
         "runs any plan; of RL it knows the record of an unroll, and no algorithm",
     ),
     "replay": ((), "tables know nothing of algorithms, nor of where they are kept"),
+    "data": (
+        ("envs", "replay", "run"),
+        "recorded episodes know no algorithm, nor who learns from them",
+    ),
+    "estimation": (
+        ("algorithm", "data", "functions", "networks", "run", "trained"),
+        "judges a trained policy from recorded data, without an environment",
+    ),
     "telemetry": (("run", "functions", "envs"), "shows what others measured, drives nothing"),
 }
 """Folder or module → (what of Dovetail it may import beside its own, why)."""

@@ -14,13 +14,17 @@ def run(argv: list[str]) -> None:
         "eval",
         "Evaluates the policy that a run learned: greedy episodes, with seeds of their own.",
         "dovetail eval runs/ppo-CartPole-v1-0-20260101-120000 --episodes 20",
+        "dovetail eval runs/ppo-CartPole-v1-0-20260101-120000 --explore --record data/cartpole",
     )
     parser.add_argument("run", metavar="RUN", help="The run's folder")
     parser.flag("--episodes", "How many episodes (default 100)", "N")
     parser.flag("--seed", "Seed of the episodes (default 0)", "N")
+    parser.flag("--explore", "Choose actions as in training, not greedily")
+    parser.flag("--record", "Write the episodes to a new dataset", "FOLDER")
     parser.flag("--json", "Print one line of JSON")
     given = parser.read(argv)
-    chosen = numbers(given, "episodes", "seed")
+    chosen: dict[str, Any] = numbers(given, "episodes", "seed")
+    chosen |= {name: given[name] for name in ("explore", "record") if name in given}
 
     import dovetail
 
@@ -34,6 +38,8 @@ def run(argv: list[str]) -> None:
         "confidence_high": high if math.isfinite(high) else None,
         "mean_length": float(found.lengths.mean()),
         "returns": found.returns.tolist(),
+        "explored": "explore" in given,
+        "recorded": given.get("record"),
     }
     print(json.dumps(told) if "json" in given else _text(told))
 
@@ -42,7 +48,9 @@ def _text(told: dict[str, Any]) -> str:
     band = ""
     if told["confidence_low"] is not None:
         band = f" (95 % confidence {told['confidence_low']:.1f} to {told['confidence_high']:.1f})"
+    where = f" They are in {told['recorded']}." if told["recorded"] else ""
+    kind = "exploring" if told["explored"] else "greedy"
     return (
-        f"{told['episodes']} greedy episodes: mean return {told['mean_return']:.1f}{band}, "
-        f"mean length {told['mean_length']:.1f}."
+        f"{told['episodes']} {kind} episodes: mean return {told['mean_return']:.1f}{band}, "
+        f"mean length {told['mean_length']:.1f}.{where}"
     )

@@ -23,6 +23,7 @@ COMMANDS = {
     "top": "follows a run: what each worker does, and where its time goes",
     "doctor": "says what this machine has, or why a run does not get on",
     "trace": "writes what a run's workers did when, for Perfetto or Chrome",
+    "data": "works with recorded data: info, merge, split, export, repair, estimate",
     "list": "lists algorithms, distribution policies and environment back ends",
 }
 """Each command with its one line; `dovetail.cli.<command>` holds its `run(argv)`."""

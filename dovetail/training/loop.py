@@ -80,8 +80,11 @@ class Loop:
         acting: Any,
         began: float,
         watchers: Sequence[Callable[[dict[str, float], Timeline], None]] = (),
+        at_once: int | None = None,
     ) -> None:
-        """`watchers` are shown every report's row, and what all spans have come to."""
+        """`watchers` are shown every report's row, and what all spans have come to; `at_once` is
+        the most iterations of a dispatch."""
+        self._at_once = at_once
         self.runtime = runtime
         self._watchers = watchers
         self.reached = reached
@@ -168,7 +171,7 @@ class Loop:
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
         leaves, structure = jax.tree.flatten(self.good.state())
-        slots = self.runtime.graph.state.inputs
+        slots = self.runtime.graph.state.inputs[: len(leaves)]  # others may stand behind them
         kept = [
             jnp.copy(leaf) if value.side is Side.REPLAY else leaf
             for value, leaf in zip(slots, leaves, strict=True)
@@ -313,7 +316,7 @@ class Loop:
     def _adapt(self, iterations: int, seconds: float) -> None:
         """Aims at reports every quarter of a second, changing by at most a factor of two."""
         ideal = iterations * REPORT_SECONDS / max(seconds, 1e-6)
-        self._chunk = max(1, min(int(ideal), 2 * self._chunk))
+        self._chunk = max(1, min(int(ideal), 2 * self._chunk, self._at_once or 2 * self._chunk))
 
     def _show(self, progress: Progress, row: dict[str, float], spent: Mapping[str, float]) -> None:
         total = max(self.training_seconds, 1e-9)

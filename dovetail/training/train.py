@@ -14,6 +14,7 @@ import jax
 from dovetail.algorithm import Algorithm, Task
 from dovetail.checkpoint import Checkpoints
 from dovetail.clustering import Parcel, Recipe, cluster_runtime, connect, join
+from dovetail.data.episode import Source
 from dovetail.deployment import Deployment, rebuilt
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, check_option
@@ -34,6 +35,7 @@ from dovetail.training.config import describe, rebuild_all
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.finish import finish
 from dovetail.training.loop import Diverged, Loop, Reached, Snapshot
+from dovetail.training.recording import RecordingRuntime, not_recorded, record_training, recorded
 from dovetail.training.start import enable_compile_cache, first_state, resumed_keys, shapes
 from dovetail.training.stopping import Stop, stopping
 from dovetail.training.telling import make_exporter, make_recorder
@@ -69,7 +71,7 @@ def train(
     prepare_backend(chosen, None if where is None else 1)
     found = resolve(env, traced=chosen.traced_envs)
     with stopping() as stop, ExitStack() as stack:
-        place = Place(algorithm, env, chosen, where)
+        place = Place(algorithm, env, chosen, where, settings.record is not None)
         stack.callback(place.close)
         planned = place.plan(found, steps, settings)
         config = describe(algorithm, env, found, chosen, steps=steps, seed=seed, settings=settings)
@@ -113,7 +115,7 @@ def resume(
     given = env if env is not None else config["env"]
     found = resolve(given, traced=policy.traced_envs)
     with stopping() as stop, ExitStack() as stack:
-        place = Place(algorithm, given, policy, where)
+        place = Place(algorithm, given, policy, where, settings.record is not None)
         stack.callback(place.close)
         planned = place.plan(found, config["steps"], settings)
         start = _Start(opened, algorithm, planned, config, settings, began, place)
@@ -124,10 +126,16 @@ class Place:
     """Where a run is: on this machine, or on a cluster that is joined for it."""
 
     def __init__(
-        self, algorithm: Algorithm, env: Any, policy: Policy, deployment: Deployment | None
+        self,
+        algorithm: Algorithm,
+        env: Any,
+        policy: Policy,
+        deployment: Deployment | None,
+        record: bool = False,
     ) -> None:
-        """`env` is what the user gave."""
-        self._algorithm, self._env, self._policy = algorithm, env, policy
+        """`env` is what the user gave; `record` says whether the run is to be recorded."""
+        self._given, self._env, self._policy = algorithm, env, policy
+        self._algorithm = recorded(algorithm) if record else algorithm
         self._deployment = deployment
         self._connection: Any = None
 
@@ -137,7 +145,13 @@ class Place:
         if self._deployment is not None:
             parcel = Parcel.of(self._recipe(steps), self._deployment)
             self._connection, resources = join(self._deployment, parcel)
-        planned = plan_for(self._algorithm, env, self._policy, steps, resources)
+        try:
+            planned = plan_for(self._algorithm, env, self._policy, steps, resources)
+        except UserError as error:
+            if self._algorithm is self._given:
+                raise
+            plan_for(self._given, env, self._policy, steps, resources)  # has its own word to say
+            raise not_recorded(self._policy) from error
         _refuse_seeds(planned.plan, settings)
         return planned
 
@@ -327,6 +341,12 @@ class _Start:
         plan, settings, env = self.planned.plan, self.settings, self.planned.env
         runtime = self.place.runtime(self.planned, self.config["steps"], settings, tell)
         stack.callback(runtime.close)
+        if settings.record is not None:
+            folder = self._dataset(checkpoints, restore)
+            recorder = record_training(folder, algorithm, env, self._source())
+            stack.enter_context(recorder)
+            wrapped: Any = RecordingRuntime(runtime, algorithm, recorder)
+            runtime = wrapped
         runtime.prepare(*shapes(algorithm, env.jax, plan.num_envs, settings.seeds))
         state, actor = first_state(
             algorithm, env.jax, plan.num_envs, self.config["seed"], settings.seeds
@@ -359,6 +379,25 @@ class _Start:
             acting=algorithm.acting,
             began=self.began,
             watchers=self._watchers(),
+            at_once=None if settings.record is None else 1,
+        )
+
+    def _dataset(self, checkpoints: Checkpoints, restore: bool) -> str:
+        """The folder of the recording; a resumed run goes on in another one."""
+        assert self.settings.record is not None
+        updates = checkpoints.latest() if restore else None
+        return self.settings.record + (f"-from-{updates}" if updates is not None else "")
+
+    def _source(self) -> Source:
+        """Where recorded episodes come from."""
+        config = self.config
+        return Source(
+            environment=self.planned.env.spec.id,
+            kind="training",
+            run=str(self.run.path),
+            algorithm=config["algorithm"],
+            seed=config["seed"],
+            dovetail=config["versions"]["dovetail"],
         )
 
     def _refuse_finished(self, reached: Reached) -> None:

@@ -1,0 +1,312 @@
+"""Minari's own layout: one HDF5 file with a group per episode.
+
+Dovetail writes every array in one contiguous piece, and an index of where it begins. So episodes
+are read straight from the file, in any order and from within, without HDF5's cost per array; with
+each goes a check sum. A file that Minari wrote or added to has no such index and is read with h5py.
+"""
+
+import io
+import os
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from dovetail.data.extras import package
+from dovetail.data.metadata import HDF5, Metadata, images
+from dovetail.data.spaces import Column
+from dovetail.errors import UserError
+from dovetail.run import write_error
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FILE = "main_data.hdf5"
+INDEX = "index.npz"
+ALIGNMENT = 8
+
+
+class Piece(NamedTuple):
+    """Rows `start` … `stop` of an episode; its last observation is row number `steps`."""
+
+    episode: int
+    start: int
+    stop: int
+
+
+class Episodes(NamedTuple):
+    """The columns of a dataset's episodes that are not arrays: [episodes]."""
+
+    lengths: Array
+    sources: Array
+    cut: Array
+
+
+class Storage(Protocol):
+    """How episodes are read."""
+
+    episodes: Episodes
+
+    def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:
+        """The columns of these pieces, one behind the other, all or `only` some; a column without a
+        last row has zeros there."""
+        ...
+
+    def close(self) -> None:
+        """Releases the files."""
+        ...
+
+
+class Stored(NamedTuple):
+    """One episode on its way into a file."""
+
+    arrays: Mapping[str, Array]
+    """By column."""
+    source: int
+    cut: bool
+
+
+def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> Metadata:
+    """Writes the file and its index into `folder`/data; returns what there is now."""
+    h5py = package("h5py")
+    place = folder / "data"
+    temporary = place / f"{FILE}.part"
+    columns = metadata.columns
+    lengths: list[int] = []
+    sources: list[int] = []
+    cut: list[bool] = []
+    offsets: list[list[int]] = []
+    sums: list[int] = []
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        options = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT}
+        with h5py.File(temporary, "w", libver="latest", **options) as file:
+            for number, episode in enumerate(episodes):
+                group = file.create_group(f"episode_{number}")
+                steps = len(episode.arrays["rewards"])
+                group.attrs.update({"id": number, "total_steps": steps, "source": episode.source})
+                offsets.append(_put(group, columns, episode.arrays))
+                sums.append(checksum(episode.arrays[column.path] for column in columns))
+                lengths.append(steps)
+                sources.append(episode.source)
+                cut.append(episode.cut)
+        size = temporary.stat().st_size
+        with (place / INDEX).open("wb") as index:
+            np.savez(
+                index,
+                lengths=np.array(lengths, np.int64),
+                sources=np.array(sources, np.int32),
+                cut=np.array(cut, np.bool_),
+                offsets=np.array(offsets, np.int64).reshape(-1, len(columns)),
+                sums=np.array(sums, np.uint32),
+            )
+        os.replace(temporary, place / FILE)
+    except OSError as error:
+        raise write_error(temporary, error) from error
+    return replace(
+        metadata, data_format=HDF5, episodes=len(lengths), steps=sum(lengths), size=size, jpeg=False
+    )
+
+
+def _put(group: Any, columns: Sequence[Column], arrays: Mapping[str, Array]) -> list[int]:
+    """Writes an episode's arrays; returns where in the file they begin.
+
+    By HDF5's own functions, which cost less than those of h5py around them.
+    """
+    h5py = package("h5py")
+    found: list[int] = []
+    places: dict[str, Any] = {"": group.id}
+    for column in columns:
+        array = arrays[column.path]
+        folder, _, name = column.path.rpartition("/")
+        if folder not in places:
+            places[folder] = group.create_group(folder).id
+        space = h5py.h5s.create_simple(array.shape)
+        kind = h5py.h5t.py_create(column.dtype, logical=True)
+        written = h5py.h5d.create(places[folder], name.encode(), kind, space)
+        written.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(array))
+        found.append(written.get_offset())
+    return found
+
+
+def checksum(arrays: Iterable[Array]) -> int:
+    """One CRC-32 of all arrays."""
+    found = 0
+    for array in arrays:
+        if array.size:
+            found = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, found)
+    return found
+
+
+def open_hdf5(folder: Path, metadata: Metadata) -> Storage:
+    """The file of a dataset; missing, half-written and damaged ones are refused by name."""
+    file, index = folder / "data" / FILE, folder / "data" / INDEX
+    if not file.exists():
+        raise UserError(f"{file} is missing: take it from a copy of the dataset.")
+    size = file.stat().st_size
+    if metadata.size is None or not index.exists():
+        return LinkedFile(file, metadata)
+    if size < metadata.size:
+        raise UserError(
+            f"{file} is cut short: it has {size:,} bytes of {metadata.size:,}; take it from a copy "
+            "of the dataset."
+        )
+    if size > metadata.size:
+        raise UserError(
+            f"{file} has {size:,} bytes, but {metadata.size:,} were written: it is damaged, or "
+            "another's; take it from a copy of the dataset."
+        )
+    return IndexedFile(file, index, metadata)
+
+
+class IndexedFile:
+    """A file that Dovetail wrote, read straight from where its arrays are."""
+
+    def __init__(self, file: Path, index: Path, metadata: Metadata) -> None:
+        try:
+            with np.load(index, allow_pickle=False) as found:
+                arrays = {name: found[name] for name in found.files}
+            self.episodes = Episodes(arrays["lengths"], arrays["sources"], arrays["cut"])
+            self._offsets, self._sums = arrays["offsets"], arrays["sums"]
+        except (OSError, ValueError, KeyError, zlib.error, EOFError) as error:
+            raise _damaged(index, error) from error
+        except Exception as error:  # zipfile's own
+            raise _damaged(index, error) from error
+        self._columns = metadata.columns
+        self._observed = len(metadata.observation_columns)
+        if self._offsets.shape != (metadata.episodes, len(self._columns)):
+            raise UserError(f"{index} does not belong to {file}: take both from one copy.")
+        self._file = file
+        self._descriptor = os.open(file, os.O_RDONLY)
+
+    def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:
+        """The columns of the pieces; whole episodes are held against their check sums."""
+        total = sum(piece.stop - piece.start for piece in pieces)
+        wanted = [not only or column.path in only for column in self._columns]
+        arrays = [
+            np.zeros((total if want else 0, *c.shape), c.dtype)
+            for c, want in zip(self._columns, wanted, strict=True)
+        ]
+        flat = [x.reshape(len(x), -1).view(np.uint8) if x.size else x for x in arrays]
+        bytes_of = [
+            column.row_bytes if want else 0
+            for column, want in zip(self._columns, wanted, strict=True)
+        ]
+        at = 0
+        for piece in pieces:
+            steps = int(self.episodes.lengths[piece.episode])
+            offsets = self._offsets[piece.episode].tolist()
+            check = 0
+            for number, (column, width) in enumerate(zip(flat, bytes_of, strict=True)):
+                stop = piece.stop if number < self._observed else min(piece.stop, steps)
+                if stop <= piece.start or not width:
+                    continue
+                part = column[at : at + stop - piece.start].reshape(-1).data
+                self._fill(part, offsets[number] + piece.start * width)
+                check = zlib.crc32(part, check)
+            whole = not only and piece.start == 0 and piece.stop == steps + 1
+            if whole and check != self._sums[piece.episode]:
+                raise UserError(
+                    f"{self._file} is damaged: episode {piece.episode} is not what was written; "
+                    "take it from a copy of the dataset."
+                )
+            at += piece.stop - piece.start
+        found = zip(self._columns, arrays, wanted, strict=True)
+        return {column.path: x for column, x, want in found if want}
+
+    def _fill(self, part: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(part):
+            count = os.preadv(self._descriptor, [part[done:]], offset + done)
+            if count == 0:
+                raise UserError(f"{self._file} is cut short: take it from a copy of the dataset.")
+            done += count
+
+    def close(self) -> None:
+        """Closes the file; safe to call twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class LinkedFile:
+    """A file that Minari wrote or added to, read with h5py."""
+
+    def __init__(self, file: Path, metadata: Metadata) -> None:
+        h5py = package("h5py")
+        self._path, self._metadata = file, metadata
+        self._images = images(metadata)
+        try:
+            self._file: Any = h5py.File(file, "r")
+            groups = [self._file[f"episode_{n}"] for n in range(metadata.episodes)]
+            lengths = [int(group["rewards"].shape[0]) for group in groups]
+            sources = [int(group.attrs.get("source", 0)) for group in groups]
+            ends = [bool(g["terminations"][-1] | g["truncations"][-1]) for g in groups]
+        except (OSError, KeyError, ValueError, RuntimeError, IndexError) as error:
+            raise _damaged(file, error) from error
+        self.episodes = Episodes(
+            np.array(lengths, np.int64), np.array(sources, np.int32), ~np.array(ends, np.bool_)
+        )
+
+    def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:
+        """The columns of the pieces."""
+        observed = len(self._metadata.observation_columns)
+        found: dict[str, Array] = {}
+        for number, column in enumerate(self._metadata.columns):
+            if only and column.path not in only:
+                continue
+            parts = [self._part(column, piece, number < observed) for piece in pieces]
+            found[column.path] = np.concatenate(parts)
+        return found
+
+    def _part(self, column: Column, piece: Piece, observed: bool) -> Array:
+        rows, steps = piece.stop - piece.start, int(self.episodes.lengths[piece.episode])
+        stop = piece.stop if observed else min(piece.stop, steps)
+        whole = np.zeros((rows, *column.shape), column.dtype)
+        if stop <= piece.start:
+            return whole
+        try:
+            group = self._file[f"episode_{piece.episode}"]
+            if column.path.startswith("infos/") and column.path not in group:
+                whole[...] = unknown(column)  # Minari has added this episode
+                return whole
+            stored = group[column.path][piece.start : stop]
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
+            raise _damaged(self._path, error, f"episode {piece.episode}, ") from error
+        if column.path in self._images:
+            stored = np.stack([_picture(frame) for frame in stored])
+        if stored.shape != (stop - piece.start, *column.shape):
+            raise UserError(
+                f"{self._path}: episode {piece.episode} has {column.path} of shape "
+                f"{stored.shape[1:]} in {len(stored)} rows, but its space says {column.shape}."
+            )
+        whole[: len(stored)] = stored
+        if column.path == "truncations" and stop == steps and self.episodes.cut[piece.episode]:
+            whole[steps - 1 - piece.start] = True
+        return whole
+
+    def close(self) -> None:
+        """Closes the file; safe to call twice."""
+        self._file.close()
+
+
+def unknown(column: Column) -> float:
+    """What stands for a number that was not recorded."""
+    return np.nan if column.dtype.kind == "f" else -1
+
+
+def _picture(frame: Array) -> Array:
+    """A frame that Minari stored as JPEG."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(np.asarray(frame, np.uint8).tobytes())) as image:
+        return np.asarray(image, np.uint8)
+
+
+def _damaged(file: Path, error: Exception, where: str = "") -> UserError:
+    what = " ".join(str(error).split()) or type(error).__name__
+    return UserError(
+        f"{file} is damaged or half-written ({where}{what}): take it from a copy of the dataset."
+    )

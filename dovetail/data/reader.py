@@ -1,0 +1,187 @@
+"""Reading a dataset: any episode, any steps of it, any rows in a line; never all of it at once."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from dovetail.data.episode import LOG_PROBABILITY, SAMPLED_ACTION, VERSION, Episode, Rows
+from dovetail.data.hdf5 import Array, Episodes, Piece, Storage, open_hdf5
+from dovetail.data.metadata import TABLE, read_metadata
+from dovetail.data.parquet import Tables
+from dovetail.data.spaces import Codec, Column, unflatten
+from dovetail.envs.interface import EnvSpec
+from dovetail.errors import UserError
+
+
+class Reader:
+    """A dataset that is open for reading."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Opens the dataset; what is missing, half-written or damaged is named."""
+        self.folder = Path(folder)
+        self.metadata = read_metadata(self.folder)
+        if self.metadata.episodes == 0:
+            raise UserError(f"The dataset {self.folder} is empty: it has no episode.")
+        self.storage: Storage = (
+            Tables(self.folder, self.metadata)
+            if self.metadata.data_format == TABLE
+            else open_hdf5(self.folder, self.metadata)
+        )
+        name = self.metadata.environment or str(self.folder)
+        self.codec = Codec(self.metadata.observation, self.metadata.action, name)
+
+    @property
+    def episodes(self) -> Episodes:
+        """Length, source and whether it was cut, of every episode."""
+        return self.storage.episodes
+
+    @property
+    def num_episodes(self) -> int:
+        """How many episodes there are."""
+        return len(self.episodes.lengths)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps there are."""
+        return int(self.episodes.lengths.sum())
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment as algorithms see it, as far as the dataset tells."""
+        name = self.metadata.environment or f"dataset:{self.folder.name}"
+        return EnvSpec(name, self.codec.observation, self.codec.action)
+
+    @property
+    def has_log_probabilities(self) -> bool:
+        """Whether the probabilities of actions were recorded, at least of some."""
+        return LOG_PROBABILITY in self.metadata.infos
+
+    def episode(self, number: int) -> Episode:
+        """One episode, in the environment's own observations and actions."""
+        steps = int(self.episodes.lengths[number])
+        arrays = self.storage.read([Piece(number, 0, steps + 1)])
+        infos = {name: arrays[f"infos/{name}"][:-1] for name in self.metadata.infos}
+        actions = unflatten(self.metadata.action, arrays, "actions")
+        return Episode(
+            observations=unflatten(self.metadata.observation, arrays, "observations"),
+            actions=jax.tree.map(lambda x: x[:-1], actions),
+            rewards=arrays["rewards"][:-1],
+            terminations=arrays["terminations"][:-1],
+            truncations=arrays["truncations"][:-1],
+            infos=infos,
+            source=int(self.episodes.sources[number]),
+            cut=bool(self.episodes.cut[number]),
+        )
+
+    def __iter__(self) -> Iterator[Episode]:
+        """Every episode in turn."""
+        return (self.episode(number) for number in range(self.num_episodes))
+
+    def pieces(self, pieces: Sequence[Piece]) -> Rows:
+        """The rows of these pieces, one behind the other, as algorithms see them."""
+        arrays = self.storage.read(pieces)
+        check_finite(self.folder, arrays, pieces, self.metadata.columns)
+        total = len(arrays["rewards"])
+        ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
+        whole = [piece.stop > self.episodes.lengths[piece.episode] for piece in pieces]
+        last = np.zeros(total, np.bool_)
+        last[ends[np.array(whole, np.bool_)]] = True
+        info = {name: arrays[f"infos/{name}"] for name in self.metadata.infos}
+        unsaid = {LOG_PROBABILITY: np.float32(np.nan), VERSION: np.int32(-1)}
+        for name, value in unsaid.items():
+            info.setdefault(name, np.broadcast_to(value, total))
+        return Rows(
+            observation=self.codec.observations(
+                unflatten(self.metadata.observation, arrays, "observations")
+            ),
+            action=self._given(arrays, info.get(SAMPLED_ACTION)),
+            reward=arrays["rewards"],
+            terminated=arrays["terminations"],
+            truncated=arrays["truncations"],
+            log_probability=info[LOG_PROBABILITY],
+            version=info[VERSION],
+            last=last,
+        )
+
+    def _given(self, arrays: dict[str, Array], sampled: Array | None) -> Array:
+        """What the policy chose, where that is known; else what the environment took."""
+        taken = self.codec.actions(unflatten(self.metadata.action, arrays, "actions"))
+        if sampled is None:
+            return taken
+        return np.where(np.isnan(sampled), taken, sampled)
+
+    def rows(self, first: int, stop: int) -> Rows:
+        """The rows of the episodes `first` … `stop` - 1."""
+        lengths = self.episodes.lengths[first:stop]
+        return self.pieces([Piece(first + i, 0, int(n) + 1) for i, n in enumerate(lengths)])
+
+    def transitions(self, steps: Array) -> tuple[Rows, Any]:
+        """(rows, next observations) of these steps, numbered through all episodes."""
+        starts = np.cumsum([0, *self.episodes.lengths])
+        numbers = np.searchsorted(starts, steps, side="right") - 1
+        within = np.asarray(steps) - starts[numbers]
+        pieces = [Piece(int(e), int(t), int(t) + 2) for e, t in zip(numbers, within, strict=True)]
+        both = self.pieces(pieces)
+        rows = jax.tree.map(lambda x: x[::2], both)
+        return rows, jax.tree.map(lambda x: x[1::2], both.observation)
+
+    def close(self) -> None:
+        """Releases the files; safe to call twice."""
+        self.storage.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        self.close()
+
+
+def check_finite(
+    folder: Path, arrays: dict[str, Array], pieces: Sequence[Piece], columns: Sequence[Column]
+) -> None:
+    """Refuses observations, actions or rewards that are not finite; names the first."""
+    for column in columns:
+        if column.dtype.kind != "f" or column.path.startswith("infos/"):
+            continue
+        array = arrays[column.path]
+        with np.errstate(invalid="ignore", over="ignore"):
+            fine = np.isfinite(array.sum())  # one pass; a NaN or an infinity is never lost in it
+        if fine or np.isfinite(array).all():
+            continue
+        row = int(np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0])
+        ends = np.cumsum([piece.stop - piece.start for piece in pieces])
+        at = int(np.searchsorted(ends, row, side="right"))
+        piece = pieces[at]
+        step = row - int(ends[at]) + piece.stop
+        value = array[row].ravel()
+        raise UserError(
+            f"The dataset {folder} has {float(value[~np.isfinite(value)][0])} in {column.path} of "
+            f"episode {piece.episode}, step {step}: leave such episodes out with "
+            f"dovetail data merge {folder} --drop-invalid --out NEW."
+        )
+
+
+def check_fits(reader: Reader, spec: EnvSpec) -> None:
+    """Refuses a dataset whose observations or actions are not those of an environment."""
+    found = reader.spec
+    if jax.tree.structure(found.observation) != jax.tree.structure(spec.observation) or (
+        jax.tree.leaves(found.observation) != jax.tree.leaves(spec.observation)
+    ):
+        raise UserError(
+            f"The dataset {reader.folder} has observations {_shapes(found.observation)}, but "
+            f"{spec.id} shows {_shapes(spec.observation)}: give a dataset of this environment."
+        )
+    if found.action != spec.action:
+        raise UserError(
+            f"The dataset {reader.folder} has actions {found.action}, but {spec.id} takes "
+            f"{spec.action}: give a dataset of this environment."
+        )
+
+
+def _shapes(tree: Any) -> str:
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{name}: {_shapes(part)}" for name, part in tree.items()) + "}"
+    return f"{np.dtype(tree.dtype).name}{list(tree.shape)}"

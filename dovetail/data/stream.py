@@ -1,0 +1,201 @@
+"""Shuffled batches from the disk, ahead of who takes them, in bounded memory.
+
+The dataset is cut into blocks of steps. In each epoch their order is drawn anew; some at a time are
+read together, and their steps are given in random order: every step once per epoch, but for less
+than a batch of each such round. One thread reads the next round while another puts batches of the
+present one together. What is given depends on the seed and the position alone.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+
+from dovetail.data.blocks import Blocks
+from dovetail.data.episode import Rows
+from dovetail.data.hdf5 import Array
+from dovetail.data.reader import Reader
+from dovetail.errors import check_option
+from dovetail.replay.sample import Keys, Sample
+
+MEMORY = 1 << 28
+"""Bytes that a stream takes, about, unless told."""
+ROUND_BLOCKS = 64
+"""Blocks that are read together, at least: the more, the better mixed."""
+TOGETHER = 1 << 13
+"""Windows that are put together at a time, about."""
+POLL = 0.1
+"""Seconds between two looks at whether the stream was closed."""
+
+
+class _Round(NamedTuple):
+    """Blocks that were read together."""
+
+    rows: Any
+    begins: Array
+    left: Array
+    steps: Array
+    order: Array
+    skip: int
+    """Batches at its beginning that were given already."""
+
+
+class Stream:
+    """Batches of windows of a dataset, for ever: an iterator of `Sample`s on numpy arrays.
+
+    A window is `steps` steps and the row behind them, cut where the episode ends, as those of
+    `dovetail.replay.Transitions(steps)`. `row` makes an algorithm's rows of `Rows`.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        batch: int,
+        *,
+        steps: int = 1,
+        row: Callable[[Rows], Any] = lambda rows: rows,
+        seed: int = 0,
+        start: int = 0,
+        memory: int = MEMORY,
+        ahead: int = 8,
+    ) -> None:
+        """`start` is the number of the first batch, `ahead` how many are made in advance."""
+        for name, value in (("batch", batch), ("steps", steps), ("ahead", ahead)):
+            check_option(name, value, value >= 1, "1 or more")
+        self._reader, self._batch, self._window, self._row = reader, batch, steps, row
+        self._seed = seed
+        per_step = max(2 * (reader.metadata.row_bytes + 32), 1)  # two rounds, and their numbers
+        round_steps = max(memory // per_step, batch, 1)
+        block = max(round_steps // ROUND_BLOCKS, 1)
+        self._blocks = Blocks(reader.episodes.lengths, block, steps)
+        self._at_once = max(round_steps // block, 1)
+        self._together = max(TOGETHER // batch, 1)
+        self.position = start
+        """How many batches were given, those before `start` included."""
+        self.waited = 0.0
+        """Seconds that the taker had to wait."""
+        self._closed = threading.Event()
+        self._room = threading.Semaphore(1)
+        self._rounds: queue.Queue[_Round | BaseException] = queue.Queue()
+        self._samples: queue.Queue[Sample | BaseException] = queue.Queue(ahead)
+        self._threads = [
+            threading.Thread(target=work, name=f"dovetail-data-{name}", daemon=True)
+            for name, work in (("reading", self._read), ("batching", self._make))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Sample:
+        """The next batch."""
+        began = time.perf_counter()
+        found = self._samples.get()
+        self.waited += time.perf_counter() - began
+        if isinstance(found, BaseException):
+            self.close()
+            raise found
+        self.position += 1
+        return found
+
+    def close(self) -> None:
+        """Ends the threads; safe to call twice."""
+        self._closed.set()
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        self.close()
+
+    def epoch(self, number: int) -> list[tuple[Array, int]]:
+        """The rounds of an epoch: (blocks, batches) each."""
+        order = np.random.default_rng([self._seed, number]).permutation(len(self._blocks))
+        rounds = [order[at : at + self._at_once] for at in range(0, len(order), self._at_once)]
+        sizes = [sum(self._blocks.size(int(block)) for block in blocks) for blocks in rounds]
+        return [(b, max(size // self._batch, 1)) for b, size in zip(rounds, sizes, strict=True)]
+
+    def _planned(self) -> Iterator[tuple[Array, tuple[int, int], int]]:
+        """(blocks, (epoch, round), batches to skip), from `position` on."""
+        skip, epoch = self.position, 0
+        while True:
+            rounds = self.epoch(epoch)
+            total = sum(count for _, count in rounds)
+            if skip >= total:
+                skip -= total
+            else:
+                for number, (blocks, count) in enumerate(rounds):
+                    if skip < count:
+                        yield blocks, (epoch, number), skip
+                    skip = max(skip - count, 0)
+            epoch += 1
+
+    def _read(self) -> None:
+        """The thread that reads rounds, one ahead."""
+        try:
+            for blocks, place, skip in self._planned():
+                while not self._room.acquire(timeout=POLL):
+                    if self._closed.is_set():
+                        return
+                if self._closed.is_set():
+                    return
+                found = self._blocks.get(np.sort(blocks))
+                rows = self._row(self._reader.pieces(found.pieces))
+                order = np.random.default_rng([self._seed, *place]).permutation(len(found.begins))
+                self._rounds.put(_Round(rows, *found[1:], order, skip))
+        except BaseException as error:
+            self._rounds.put(error)
+
+    def _make(self) -> None:
+        """The thread that makes batches."""
+        try:
+            while not self._closed.is_set():
+                try:
+                    found = self._rounds.get(timeout=POLL)
+                except queue.Empty:
+                    continue
+                if isinstance(found, BaseException):
+                    raise found
+                self._room.release()
+                count = max(len(found.order) // self._batch, 1)
+                for first in range(found.skip, count, self._together):
+                    for sample in self._made(found, first, min(first + self._together, count)):
+                        if not self._give(sample):
+                            return
+        except BaseException as error:
+            self._give(error)
+
+    def _give(self, sample: Sample | BaseException) -> bool:
+        while not self._closed.is_set():
+            try:
+                self._samples.put(sample, timeout=POLL)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def _made(self, found: _Round, first: int, stop: int) -> Iterator[Sample]:
+        """Batches `first` … `stop` - 1 of a round: put together at once, which costs less."""
+        size = self._batch
+        chosen = np.resize(found.order[first * size : stop * size], (stop - first) * size)
+        within = np.arange(self._window + 1)
+        left = found.left[chosen, None]
+        index = found.begins[chosen, None] + np.minimum(within, left)
+        steps = found.steps[chosen]
+        whole = Sample(
+            rows=jax.tree.map(lambda x: np.take(x, index, axis=0), found.rows),
+            mask=within < np.minimum(left, self._window),
+            keys=Keys(slot=steps, number=np.zeros_like(steps)),
+            probabilities=np.full(len(chosen), 1 / self._blocks.total, np.float32),
+            size=np.int32(min(self._blocks.total, np.iinfo(np.int32).max)),
+            times=np.zeros(len(chosen), np.int32),
+        )
+        for at in range(0, len(chosen), size):
+            yield jax.tree.map(lambda x, a=at: x[a : a + size] if np.ndim(x) else x, whole)

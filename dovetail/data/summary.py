@@ -1,0 +1,120 @@
+"""What a dataset holds, in numbers: read in one pass, and checked from end to end if asked."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.data.blocks import whole_episodes
+from dovetail.data.hdf5 import Array, Piece
+from dovetail.data.reader import Reader, check_finite
+from dovetail.data.spaces import leaves
+from dovetail.data.writer import Tell
+
+STEPS = 1 << 16
+"""Steps that are read at a time."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and extremes."""
+
+    mean: float
+    deviation: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, x: Array) -> "Spread":
+        """That of some numbers."""
+        return cls(float(x.mean()), float(x.std()), float(x.min()), float(x.max()))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a dataset holds."""
+
+    dataset: str
+    format: str
+    environment: str
+    episodes: int
+    steps: int
+    megabytes: float
+    observation: str
+    action: str
+    returns: Spread
+    lengths: Spread
+    terminated: int
+    """Episodes that ended in the task's own sense."""
+    truncated: int
+    """Episodes that a time limit cut."""
+    cut: int
+    """Episodes that only the recording cut, of those."""
+    log_probabilities: float
+    """The share of steps whose action's probability was recorded."""
+    versions: tuple[int, int] | None
+    """The oldest and the newest policy; None if that is not known."""
+    sources: list[dict[str, Any]]
+    checked: bool
+    """Whether all of it was read and found whole and finite."""
+
+    def described(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def info(dataset: str | Path, *, check: bool = False, tell: Tell | None = None) -> Summary:
+    """What a dataset holds; with `check`, all of it is read and what is wrong with it is named."""
+    with Reader(dataset) as reader:
+        metadata, lengths = reader.metadata, reader.episodes.lengths
+        names = ["rewards", "terminations"]
+        names += [f"infos/{n}" for n in ("log_probability", "version") if n in metadata.infos]
+        returns: list[Array] = []
+        terminated = known = 0
+        versions: list[int] = []
+        for run in whole_episodes(lengths, STEPS):
+            if tell is not None:
+                tell(run.start, reader.num_episodes)
+            pieces = [Piece(number, 0, int(lengths[number]) + 1) for number in run]
+            rows = reader.storage.read(pieces, () if check else names)
+            if check:
+                check_finite(reader.folder, rows, pieces, metadata.columns)
+            begins = np.cumsum([0, *(lengths[run.start : run.stop - 1] + 1)])
+            returns.append(np.add.reduceat(rows["rewards"].astype(np.float64), begins))
+            terminated += int(rows["terminations"].sum())
+            step = np.ones(len(rows["rewards"]), np.bool_)
+            step[begins + lengths[run.start : run.stop]] = False
+            if "infos/log_probability" in rows:
+                known += int((~np.isnan(rows["infos/log_probability"][step])).sum())
+            if "infos/version" in rows:
+                found = rows["infos/version"][step]
+                found = found[found >= 0]
+                versions += [int(found.min()), int(found.max())] if len(found) else []
+        files = (file for file in (reader.folder / "data").rglob("*") if file.is_file())
+        cut = int(reader.episodes.cut.sum())
+        return Summary(
+            dataset=str(reader.folder),
+            format="minari" if metadata.data_format == "hdf5" else "parquet",
+            environment=metadata.environment,
+            episodes=reader.num_episodes,
+            steps=reader.num_steps,
+            megabytes=round(sum(file.stat().st_size for file in files) / 1e6, 3),
+            observation=_words(list(leaves(metadata.observation, "observations"))),
+            action=_words(list(leaves(metadata.action, "actions"))),
+            returns=Spread.of(np.concatenate(returns)),
+            lengths=Spread.of(lengths),
+            terminated=terminated,
+            truncated=reader.num_episodes - terminated,
+            cut=cut,
+            log_probabilities=known / max(reader.num_steps, 1),
+            versions=(min(versions), max(versions)) if versions else None,
+            sources=[asdict(source) for source in metadata.sources],
+            checked=check,
+        )
+
+
+def _words(parts: list[tuple[str, Any]]) -> str:
+    if len(parts) == 1:
+        return str(parts[0][1])
+    return ", ".join(f"{path.partition('/')[2]}: {space}" for path, space in parts)

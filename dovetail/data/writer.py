@@ -1,0 +1,211 @@
+"""Writing a dataset: a journal while it grows, Minari's layout when it is closed.
+
+Each episode is appended to the journal as one record with a check sum, and outlives the process
+from then on. Closing makes the HDF5 file of it and then, last, `metadata.json`. So a folder is a
+whole dataset, or it has a journal and says so; `repair` finishes what a killed process began.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from dovetail.data.episode import Episode, Source, check_lengths
+from dovetail.data.hdf5 import Stored, unknown, write_hdf5
+from dovetail.data.metadata import FORMAT, JOURNAL, TABLE, Metadata
+from dovetail.data.parquet import write_parquet
+from dovetail.data.spaces import Column, flatten, from_json, to_json
+from dovetail.errors import UserError
+from dovetail.replay.records import Reading, RecordFile
+from dovetail.run import write_error
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Tell = Callable[[int, int], None]
+"""Told how many of how many episodes are done."""
+
+
+class Writer:
+    """Writes episodes into a new dataset; a context manager that closes it.
+
+    After an exception the journal stays as it is, with all episodes so far.
+    """
+
+    def __init__(self, folder: str | Path, metadata: Metadata) -> None:
+        """`folder` is new or empty; `metadata` says what will be written, its counts aside."""
+        self.folder = Path(folder)
+        self.metadata = metadata
+        self.episodes = 0
+        self.steps = 0
+        new_folder(self.folder)
+        self._journal: RecordFile | None = RecordFile(self.folder / JOURNAL)
+        self._journal.append((("dataset", json.dumps(_described(metadata))),), {})
+
+    def write(self, episode: Episode) -> None:
+        """Appends one episode."""
+        assert self._journal is not None, "the dataset is closed"
+        if not 0 <= episode.source < len(self.metadata.sources):
+            raise UserError(
+                f"An episode names source {episode.source}, but the dataset has "
+                f"{len(self.metadata.sources)}: give the sources when the dataset is made."
+            )
+        arrays = self._arrays(episode)
+        self._journal.append((("source", episode.source), ("cut", episode.cut)), arrays)
+        self.episodes += 1
+        self.steps += len(episode)
+
+    def _arrays(self, episode: Episode) -> dict[str, Array]:
+        """The episode's columns, held against the spaces."""
+        metadata = self.metadata
+        try:
+            observed = flatten(metadata.observation, episode.observations, "observations")
+            taken = flatten(metadata.action, episode.actions, "actions")
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise UserError(
+                f"An episode's observations or actions do not have the structure of the dataset's "
+                f"spaces, {metadata.observation} and {metadata.action} ({error})."
+            ) from error
+        steps = len(episode)
+        others = taken | {
+            "rewards": np.asarray(episode.rewards, np.float32),
+            "terminations": np.asarray(episode.terminations, np.bool_),
+            "truncations": np.asarray(episode.truncations, np.bool_),
+        }
+        for column in metadata.step_columns:
+            name = column.path.removeprefix("infos/")
+            if name != column.path:
+                found = episode.infos.get(name)
+                others[column.path] = (
+                    np.full((steps, *column.shape), unknown(column), column.dtype)
+                    if found is None
+                    else np.asarray(found, column.dtype)
+                )
+        check_lengths(episode, observed, others)
+        arrays = observed | others
+        _check_shapes(arrays, metadata.columns)
+        return arrays
+
+    def close(self, tell: Tell | None = None) -> None:
+        """Makes the dataset of what was written; refuses to make an empty one."""
+        if self._journal is None:
+            return
+        journal, self._journal = self._journal, None
+        journal.sync()
+        journal.close()
+        if self.episodes == 0:
+            with contextlib.suppress(OSError):
+                (self.folder / JOURNAL).unlink()
+                self.folder.rmdir()
+            raise UserError(f"No episode was written to {self.folder}: it would be empty.")
+        finish(self.folder, tell)
+
+    def abandon(self) -> None:
+        """Leaves the journal as it is, for `repair`."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abandon()
+
+
+def repair(folder: str | Path, tell: Tell | None = None) -> tuple[Metadata, str | None]:
+    """Makes a dataset of a recording that was not closed: (what it holds, what was lost)."""
+    path = Path(folder)
+    if not (path / JOURNAL).exists():
+        raise UserError(f"{path} has no {JOURNAL}: there is nothing to repair.")
+    return finish(path, tell)
+
+
+def finish(folder: Path, tell: Tell | None = None) -> tuple[Metadata, str | None]:
+    """Turns the journal in `folder` into a dataset, and removes it."""
+    journal = folder / JOURNAL
+    total, lost = _count(journal)
+    if total < 1:
+        raise UserError(
+            f"{journal} holds no whole episode ({lost or 'none was finished'}): there is nothing "
+            f"to save; remove {folder} and record again."
+        )
+    reading = iter(Reading(journal))
+    metadata = _undescribed(json.loads(next(reading).header["dataset"]))
+
+    def episodes() -> Iterator[Stored]:
+        for number, record in enumerate(reading):
+            if tell is not None:
+                tell(number, total)
+            yield Stored(record.arrays, record.header["source"], record.header["cut"])
+
+    write = write_parquet if metadata.data_format == TABLE else write_hdf5
+    metadata = write(folder, metadata, episodes())
+    metadata.write(folder)
+    try:
+        journal.unlink()
+    except OSError as error:
+        raise write_error(journal, error) from error
+    return metadata, lost
+
+
+def _count(journal: Path) -> tuple[int, str | None]:
+    """(whole episodes, what is wrong with what follows them)."""
+    reading = Reading(journal)
+    return sum(1 for _ in reading) - 1, reading.damage
+
+
+def new_folder(folder: Path) -> None:
+    """Makes the folder of a new dataset; one that holds anything is refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(
+                f"The folder {folder} is not empty, and a dataset never overwrites anything: "
+                "choose another folder."
+            )
+    except FileExistsError as error:
+        raise UserError(f"{folder} is a file: choose a folder for the dataset.") from error
+    except OSError as error:
+        raise write_error(folder, error) from error
+
+
+def _check_shapes(arrays: dict[str, Array], columns: list[Column]) -> None:
+    for column in columns:
+        found = arrays[column.path].shape[1:]
+        if found != column.shape:
+            raise UserError(
+                f"An episode has {column.path} of shape {found}, but the dataset's space says "
+                f"{column.shape}."
+            )
+
+
+def _described(metadata: Metadata) -> dict[str, Any]:
+    """All that the journal must know to become a dataset."""
+    return {
+        "format": FORMAT,
+        "observation": to_json(metadata.observation),
+        "action": to_json(metadata.action),
+        "environment": metadata.environment,
+        "env_spec": metadata.env_spec,
+        "sources": [asdict(source) for source in metadata.sources],
+        "infos": metadata.infos,
+        "data_format": metadata.data_format,
+    }
+
+
+def _undescribed(record: dict[str, Any]) -> Metadata:
+    return Metadata(
+        observation=from_json(record["observation"]),
+        action=from_json(record["action"]),
+        environment=record["environment"],
+        env_spec=record["env_spec"],
+        sources=tuple(Source(**source) for source in record["sources"]),
+        infos=tuple(record["infos"]),
+        data_format=record["data_format"],
+    )

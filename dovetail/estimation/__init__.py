@@ -1,0 +1,13 @@
+"""What a policy is worth, judged from recorded data alone, with no environment to try it in."""
+
+from dovetail.lazy import lazy_attributes
+
+__getattr__, __dir__, __all__ = lazy_attributes(
+    [
+        "dovetail.estimation.estimate:Estimate",
+        "dovetail.estimation.estimate:estimate",
+        "dovetail.estimation.estimate:estimate_policy",
+        "dovetail.estimation.fitted_q:FittedQ",
+    ],
+    package="dovetail.estimation",
+)

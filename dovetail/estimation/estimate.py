@@ -1,0 +1,255 @@
+"""Estimates of what a policy returns, by every method that a dataset allows."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dovetail.data.blocks import whole_episodes
+from dovetail.data.reader import Reader, check_fits
+from dovetail.envs.interface import Continuous, Discrete
+from dovetail.errors import UserError, nearest
+from dovetail.estimation.fitted_q import FittedQ, Tell, Values, fit
+from dovetail.estimation.target import STEPS, Array, Target
+from dovetail.functions import off_policy_evaluation as ope
+from dovetail.run import Run
+from dovetail.trained import load_trained
+
+SAMPLING = {
+    "is": ope.ordinary,
+    "wis": ope.weighted,
+    "pdis": ope.per_decision,
+    "wpdis": ope.weighted_per_decision,
+}
+METHODS = {
+    "is": "importance sampling",
+    "wis": "weighted importance sampling",
+    "pdis": "per-decision importance sampling",
+    "wpdis": "weighted per-decision importance sampling",
+    "dr": "doubly robust",
+    "fqe": "fitted-Q evaluation",
+}
+CONFIDENCE = 0.95
+DEVIATIONS = 1.96
+"""Half the width of that interval, in standard deviations."""
+UNSETTLED = 0.03
+"""A share by which a value may still move in the last quarter of the updates."""
+FEW = 10
+"""Effective episodes below which an interval says little."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one method says."""
+
+    method: str
+    value: float
+    """The mean discounted return."""
+    low: float
+    high: float
+    """The 95 % interval."""
+    effective_episodes: float | None
+    """As many episodes of the policy itself would tell about as much; None for fitted-Q."""
+    note: str = ""
+    """What to beware of."""
+
+
+class _Table(NamedTuple):
+    """Whole episodes side by side, [episodes, steps]."""
+
+    ratios: Array
+    rewards: Array
+    action_values: Array
+    values: Array
+    """[episodes, steps + 1]"""
+
+
+def estimate(
+    dataset: str | Path,
+    run: Run | str | Path,
+    methods: tuple[str, ...] = (),
+    *,
+    discount: float | None = None,
+    epsilon: float = 0.0,
+    options: FittedQ = FittedQ(),
+    env: Any = None,
+    tell: Tell | None = None,
+) -> list[Estimate]:
+    """What the greedy policy of a run would return where a dataset was recorded.
+
+    `methods` are those of `METHODS`, all that the dataset allows unless given; `discount` is the
+    algorithm's own unless given. With `epsilon` the policy draws that share of its actions evenly.
+    """
+    opened = run if isinstance(run, Run) else Run.open(run)
+    trained = load_trained(opened, env)
+    own = getattr(trained.algorithm, "discount", FittedQ.discount)
+    with Reader(dataset) as reader:
+        check_fits(reader, trained.env.spec)
+        target = Target(trained.algorithm, trained.params[0], epsilon)
+        chosen = own if discount is None else discount
+        return estimate_policy(reader, target, methods, chosen, options, tell)
+
+
+def estimate_policy(
+    reader: Reader,
+    target: Target,
+    methods: tuple[str, ...] = (),
+    discount: float = FittedQ.discount,
+    options: FittedQ = FittedQ(),
+    tell: Tell | None = None,
+) -> list[Estimate]:
+    """What a target policy would return; see `estimate`."""
+    for name in methods:
+        if name not in METHODS:
+            raise UserError(f"There is no method {name!r}: {nearest(name, METHODS)}.")
+    _refuse_epsilon(target)
+    why_not = _no_sampling(reader, target)
+    sampled = [name for name in methods if name != "fqe"]
+    if why_not and sampled:
+        raise UserError(why_not)
+    wanted = methods or (("fqe",) if why_not else tuple(METHODS))
+    greedy = target.actions(reader)
+    fitted = None
+    if {"dr", "fqe"} & set(wanted):
+        options = _with_discount(options, discount)
+        fitted = fit(reader, greedy, options, epsilon=target.epsilon, tell=tell)
+    table = None
+    if set(wanted) - {"fqe"}:
+        table = _table(reader, target, greedy, fitted)
+    return [_one(name, reader, greedy, table, fitted, discount) for name in wanted]
+
+
+def _one(
+    name: str,
+    reader: Reader,
+    greedy: Array,
+    table: _Table | None,
+    fitted: Values | None,
+    discount: float,
+) -> Estimate:
+    if name == "fqe":
+        assert fitted is not None
+        return _by_values(
+            fitted,
+            fitted.first_states(reader, greedy),
+            fitted.first_states(reader, greedy, fitted.earlier),
+        )
+    assert table is not None
+    if name == "dr":
+        found = ope.doubly_robust(*table, discount)
+    else:
+        found = SAMPLING[name](table.ratios, table.rewards, discount)
+    low, high = ope.interval(found, CONFIDENCE)
+    effective = ope.effective_episodes(table.ratios)
+    return Estimate(name, ope.weighted_mean(found), low, high, effective, _note(name, effective))
+
+
+def _note(name: str, effective: float) -> str:
+    if effective >= FEW:
+        return ""
+    if name == "dr":
+        return "hardly any episode counts: it rests on the fitted values"
+    if effective == 0:
+        return "the policy never agrees with a whole episode: nothing is left to weigh"
+    return "hardly any episode counts: the interval is too narrow"
+
+
+def _by_values(fitted: Values, values: Array, earlier: Array) -> Estimate:
+    """The first member's mean value; the others' spread makes the interval."""
+    means = (fitted.weights * values).sum(axis=1) / np.maximum(fitted.weights.sum(axis=1), 1)
+    half = DEVIATIONS * float(means[1:].std(ddof=1)) if len(means) > 2 else np.nan
+    value = float(means[0])
+    moved = abs(value - float(earlier[0].mean()))
+    unsettled = moved > max(UNSETTLED * abs(value), half)
+    note = "the values have not settled: give more updates" if unsettled else ""
+    return Estimate("fqe", value, value - half, value + half, None, note)
+
+
+def _with_discount(options: FittedQ, discount: float) -> FittedQ:
+    if not 0 <= discount < 1:
+        raise UserError(
+            f"Fitted-Q evaluation was given the discount {discount}: give 0 or more and less than "
+            "1, or choose another method."
+        )
+    return replace(options, discount=discount)
+
+
+def _refuse_epsilon(target: Target) -> None:
+    space = target.algorithm.task.env.action
+    if not 0 <= target.epsilon <= 1:
+        raise UserError(f"epsilon is {target.epsilon}: give 0 to 1.")
+    if target.epsilon > 0 and not isinstance(space, Discrete):
+        raise UserError(
+            f"epsilon is {target.epsilon}, but the policy's actions are {space}: only Discrete "
+            "actions can be drawn evenly; leave it out."
+        )
+
+
+def _no_sampling(reader: Reader, target: Target) -> str:
+    """Why importance sampling is impossible, and what can be done instead; empty if it is not."""
+    space = target.algorithm.task.env.action
+    if isinstance(space, Continuous):
+        return (
+            f"Importance sampling cannot judge a greedy policy with the actions {space}: it never "
+            "takes exactly what was recorded. Use the method fqe, which needs no probabilities."
+        )
+    unknown = _unknown(reader)
+    if unknown:
+        return (
+            f"The dataset {reader.folder} does not say how probable {unknown:,} of its "
+            f"{reader.num_steps:,} actions were, and importance sampling needs that: use the "
+            "method fqe, which does not, or record with a policy that tells "
+            "(dovetail eval RUN --explore --record FOLDER, of an actor-critic)."
+        )
+    return ""
+
+
+def _unknown(reader: Reader) -> int:
+    """Steps whose action's probability was not recorded."""
+    if not reader.has_log_probabilities:
+        return reader.num_steps
+    return sum(
+        int(np.isnan(rows.log_probability[~rows.last]).sum())
+        for run in whole_episodes(reader.episodes.lengths, STEPS)
+        for rows in [reader.rows(run.start, run.stop)]
+    )
+
+
+def _table(reader: Reader, target: Target, greedy: Array, fitted: Values | None) -> _Table:
+    """Every whole episode as a line; those that only the recording cut are left out."""
+    lengths, cut = reader.episodes.lengths, reader.episodes.cut
+    kept = np.flatnonzero(~cut)
+    if len(kept) == 0:
+        raise UserError(
+            f"All episodes of {reader.folder} were cut when the recording ended: importance "
+            "sampling needs whole ones; record for longer, or use the method fqe."
+        )
+    line = np.cumsum(~cut) - 1
+    shape = (len(kept), int(lengths[kept].max()))
+    table = _Table(
+        np.ones(shape), np.zeros(shape), np.zeros(shape), np.zeros((shape[0], shape[1] + 1))
+    )
+    at = 0
+    for run in whole_episodes(lengths, STEPS):
+        rows = reader.rows(run.start, run.stop)
+        own = greedy[at : at + len(rows.reward)]
+        at += len(rows.reward)
+        chance = target.probabilities(own, rows.action) / np.exp(rows.log_probability)
+        q, v = fitted.along(rows, own) if fitted is not None else (None, None)
+        begin = 0
+        for number in run:
+            steps = int(lengths[number])
+            part = slice(begin, begin + steps)
+            begin += steps + 1
+            if cut[number]:
+                continue
+            row = line[number]
+            table.ratios[row, :steps] = chance[part]
+            table.rewards[row, :steps] = rows.reward[part]
+            if q is not None and v is not None:
+                table.action_values[row, :steps] = q[part]
+                ended = bool(rows.terminated[part.stop - 1])
+                table.values[row, : steps + 1] = v[part.start : part.stop + 1]
+                table.values[row, steps] *= not ended
+    return table

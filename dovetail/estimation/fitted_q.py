@@ -1,0 +1,267 @@
+"""Fitted-Q evaluation, https://arxiv.org/abs/1903.08738: the values of a given policy, learnt from
+recorded steps by temporal differences.
+
+Several members learn at once, in one compiled program: the first from all episodes, each of the
+others from episodes drawn with replacement (as Poisson weights). How far they disagree tells how
+much the data leave open. Rewards beyond a truncation are bootstrapped, those beyond a termination
+are none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dovetail.data.blocks import whole_episodes
+from dovetail.data.episode import Rows
+from dovetail.data.hdf5 import Piece
+from dovetail.data.reader import Reader
+from dovetail.data.stream import Stream
+from dovetail.envs.interface import ActionSpace, Continuous, Discrete, MultiDiscrete
+from dovetail.errors import check_option
+from dovetail.networks.encoder import Encoder
+from dovetail.networks.layers import init_layers
+from dovetail.networks.mlp import MLP
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Tell = Callable[[int, int], None]
+
+PER_CALL = 20
+"""Updates of one compiled call."""
+STEPS = 1 << 15
+"""Steps whose values are computed at a time, about."""
+
+
+@dataclass(frozen=True)
+class FittedQ:
+    """Options of fitted-Q evaluation."""
+
+    discount: float = 0.99
+    """How much a reward one step later counts."""
+    updates: int = 10_000
+    """Gradient steps."""
+    batch: int = 256
+    """Steps of the dataset in each."""
+    members: int = 10
+    """Members that learn from resampled episodes, beside the one that learns from all."""
+    learning_rate: float = 1e-3
+    """Adam's step size at first; it falls to a tenth."""
+    target_rate: float = 0.1
+    """How far the target's weights go to the others at every update: values settle over some
+    horizons, 1 / (1 - discount), of 1 / target_rate updates each."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_option("discount", self.discount, 0 <= self.discount < 1, "0 or more, less than 1")
+        for name in ("updates", "batch", "members"):
+            check_option(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+
+
+class Values(NamedTuple):
+    """What was learnt."""
+
+    params: Any
+    """Of all members, the leading axis [1 + members]."""
+    network: "ActionValue"
+    scale: float
+    """What the network's outputs are multiplied with."""
+    weights: Array
+    """How often each member was shown each episode [1 + members, episodes]."""
+    epsilon: float
+    earlier: Any
+    """The params after three quarters of the updates."""
+
+    def first_states(self, reader: Reader, greedy: Array, params: Any = None) -> Array:
+        """Every member's values of the states that episodes begin in [1 + members, episodes], by
+        these parameters or the last ones."""
+        params = self.params if params is None else params
+        lengths = reader.episodes.lengths
+        begins = np.cumsum(lengths + 1) - lengths - 1
+        rule = jax.jit(jax.vmap(self.network.policy_value, in_axes=(0, None, None, None)))
+        found: list[Array] = []
+        for run in whole_episodes(np.ones_like(lengths), STEPS):
+            rows = reader.pieces([Piece(number, 0, 1) for number in run])
+            chosen = greedy[begins[run.start : run.stop]]
+            found.append(np.asarray(rule(params, rows.observation, chosen, self.epsilon)))
+        return self.scale * np.concatenate(found, axis=1)
+
+    def along(self, rows: Rows, greedy: Array) -> tuple[Array, Array]:
+        """(q(s, a), v(s)) of the first member at rows of the dataset."""
+        params = jax.tree.map(lambda x: x[0], self.params)
+        taken = _taken(self.network, params, rows.observation, rows.action)
+        value = _policy_value(self.network, params, rows.observation, greedy, self.epsilon)
+        return self.scale * np.asarray(taken), self.scale * np.asarray(value)
+
+
+@dataclass(frozen=True)
+class ActionValue:
+    """A network of action values: one output per action if they are Discrete, else one for the
+    observation with the action."""
+
+    observation: Any
+    action: ActionSpace
+    hidden: tuple[int, ...]
+
+    def init(self, key: jax.Array) -> Any:
+        """New parameters."""
+        encoder = Encoder(self.observation)
+        inputs = encoder.size + (0 if isinstance(self.action, Discrete) else self._width)
+        layers = {"encoder": encoder.layers(), "tower": self._tower.layers(inputs)}
+        return init_layers(key, layers)
+
+    def value(self, params: Any, observation: Any, action: Any) -> jax.Array:
+        """q of observations [n, …] and actions [n, …]."""
+        features = Encoder(self.observation).apply(params["encoder"], observation)
+        if isinstance(self.action, Discrete):
+            outputs = self._tower.apply(params["tower"], features)
+            return jnp.take_along_axis(outputs, action[..., None], axis=-1)[..., 0]
+        joined = jnp.concatenate([features, self._numbers(action)], axis=-1)
+        return self._tower.apply(params["tower"], joined)[..., 0]
+
+    def policy_value(self, params: Any, observation: Any, greedy: Any, epsilon: float) -> jax.Array:
+        """v of observations [n, …] where the policy's own actions are `greedy` [n, …]."""
+        best = self.value(params, observation, greedy)
+        if not isinstance(self.action, Discrete):
+            return best
+        features = Encoder(self.observation).apply(params["encoder"], observation)
+        mean = self._tower.apply(params["tower"], features).mean(axis=-1)
+        return (1 - epsilon) * best + epsilon * mean
+
+    @property
+    def _tower(self) -> MLP:
+        outputs = self.action.n if isinstance(self.action, Discrete) else 1
+        return MLP((*self.hidden, outputs), "relu", output_scale=0.1)
+
+    @property
+    def _width(self) -> int:
+        match self.action:
+            case Continuous(size, _):
+                return size
+            case MultiDiscrete(nvec):
+                return sum(nvec)
+            case Discrete(n):
+                return n
+
+    def _numbers(self, action: jax.Array) -> jax.Array:
+        if not isinstance(self.action, MultiDiscrete):
+            return action
+        hots = [jax.nn.one_hot(action[..., i], n) for i, n in enumerate(self.action.nvec)]
+        return jnp.concatenate(hots, axis=-1)
+
+
+_taken = jax.jit(ActionValue.value, static_argnums=0)
+_policy_value = jax.jit(ActionValue.policy_value, static_argnums=0)
+
+
+class _Learner(NamedTuple):
+    params: Any
+    target: Any
+    optimiser: Any
+
+
+class _Batch(NamedTuple):
+    observation: Any
+    action: Any
+    reward: Any
+    terminated: Any
+    greedy: Any
+    """The policy's own action at what follows."""
+    weights: Any
+    """[batch, 1 + members]"""
+
+
+def fit(
+    reader: Reader,
+    greedy: Array,
+    options: FittedQ,
+    *,
+    epsilon: float = 0.0,
+    tell: Tell | None = None,
+) -> Values:
+    """The values of a policy whose actions at the dataset's rows are `greedy`."""
+    rng = np.random.default_rng(options.seed)
+    shape = (options.members, reader.num_episodes)
+    weights = np.concatenate([np.ones((1, shape[1])), rng.poisson(1.0, shape)]).astype(np.float32)
+    network = ActionValue(reader.codec.observation, reader.codec.action, options.hidden)
+    schedule = optax.linear_schedule(
+        options.learning_rate, 0.1 * options.learning_rate, options.updates
+    )
+    optimiser = optax.adam(schedule)
+    keys = jax.random.split(jax.random.key(options.seed), 1 + options.members)
+    params = jax.vmap(network.init)(keys)
+    target = jax.tree.map(jnp.copy, params)
+    learner = _Learner(jax.tree.map(jnp.copy, params), target, jax.vmap(optimiser.init)(params))
+    scale = _scale(reader, options.discount)
+    advance = jax.jit(_advance(network, optimiser, options, epsilon, scale), donate_argnums=0)
+    starts = np.cumsum(reader.episodes.lengths)
+    calls = -(-options.updates // PER_CALL)
+    earlier = params
+    with Stream(reader, PER_CALL * options.batch, row=_row, seed=options.seed) as stream:
+        for call in range(calls):
+            sample = next(stream)
+            episode = np.searchsorted(starts, sample.keys.slot, side="right")
+            chosen = greedy[sample.keys.slot + episode + 1]  # every episode before has one row more
+            own: dict[str, Any] = {"greedy": chosen, "weights": weights[:, episode].T}
+            learner = advance(learner, sample.rows._replace(**own))
+            if call == 3 * calls // 4:
+                earlier = jax.tree.map(jnp.copy, learner.params)
+            if tell is not None:
+                jax.block_until_ready(learner.params)
+                tell(call * PER_CALL, options.updates)
+    return Values(learner.params, network, scale, weights, epsilon, earlier)
+
+
+def _row(rows: Rows) -> _Batch:
+    return _Batch(rows.observation, rows.action, rows.reward, rows.terminated, (), ())
+
+
+def _scale(reader: Reader, discount: float) -> float:
+    """A size for values: the reward's root mean square, as often as the horizon counts it."""
+    total = squares = 0.0
+    for run in whole_episodes(reader.episodes.lengths, STEPS):
+        lengths = reader.episodes.lengths[run.start : run.stop]
+        pieces = [Piece(number, 0, int(n)) for number, n in zip(run, lengths, strict=True)]
+        rewards = reader.storage.read(pieces, ["rewards"])["rewards"].astype(np.float64)
+        total, squares = total + len(rewards), squares + float((rewards**2).sum())
+    horizon = min(1 / (1 - discount), float(reader.episodes.lengths.mean()))
+    return max((squares / total) ** 0.5 * horizon, 1e-6)
+
+
+def _advance(
+    network: ActionValue,
+    optimiser: optax.GradientTransformation,
+    options: FittedQ,
+    epsilon: float,
+    scale: float,
+) -> Callable[[_Learner, _Batch], _Learner]:
+    """Several updates of all members."""
+
+    def loss(params: Any, goal: jax.Array, seen: Any, action: Any, weight: jax.Array) -> jax.Array:
+        found = network.value(params, seen, action)
+        return jnp.mean(weight * (found - goal) ** 2)
+
+    def update(learner: _Learner, batch: _Batch, weight: jax.Array) -> _Learner:
+        now, after = (jax.tree.map(lambda x, i=i: x[:, i], batch.observation) for i in (0, 1))
+        value = network.policy_value(learner.target, after, batch.greedy, epsilon)
+        goes_on = options.discount * (1.0 - batch.terminated[:, 0])
+        goal = batch.reward[:, 0] / scale + goes_on * value
+        gradients = jax.grad(loss)(learner.params, goal, now, batch.action[:, 0], weight)
+        updates, state = optimiser.update(gradients, learner.optimiser, learner.params)
+        params = optax.apply_updates(learner.params, updates)
+        target = optax.incremental_update(params, learner.target, options.target_rate)
+        return _Learner(params, target, state)
+
+    def one(learner: _Learner, batch: _Batch) -> tuple[_Learner, None]:
+        return jax.vmap(update, in_axes=(0, None, 1))(learner, batch, batch.weights), None
+
+    def several(learner: _Learner, batch: _Batch) -> _Learner:
+        parts = jax.tree.map(lambda x: x.reshape(PER_CALL, options.batch, *x.shape[1:]), batch)
+        return jax.lax.scan(one, learner, parts)[0]
+
+    return several

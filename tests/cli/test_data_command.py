@@ -1,0 +1,183 @@
+"""`dovetail data`: every action prints what it did, and every mistake is a sentence."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import dovetail
+from dovetail.cli import data as command
+from dovetail.cli.main import main
+from dovetail.data import Episode, Metadata, Reader, Source, Writer
+from dovetail.estimation import Estimate, FittedQ
+
+BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+def make(folder: str, lengths: list[int], bad: int | None = None, actions: int = 3) -> Path:
+    source = Source("test:Env-v0", "training", "runs/x", "DQN", 3)
+    metadata = Metadata(BOX, spaces.Discrete(actions), "test:Env-v0", sources=(source,))
+    with Writer(folder, metadata) as writer:
+        for number, steps in enumerate(lengths):
+            rewards = np.ones(steps)
+            rewards[0] = np.nan if number == bad else 1
+            end = np.arange(steps) == steps - 1
+            writer.write(
+                Episode(
+                    observations=np.zeros((steps + 1, 2)),
+                    actions=np.zeros(steps),
+                    rewards=rewards,
+                    terminations=end & (number > 0),
+                    truncations=end & (number == 0),
+                    infos={"version": np.full(steps, number)},
+                )
+            )
+    return Path(folder)
+
+
+def told(capsys: pytest.CaptureFixture[str], line: str) -> str:
+    assert main(shlex.split(f"data {line}")) == 0, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("action", command.ACTIONS)
+def test_every_action_has_a_help_with_an_example(
+    action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = told(capsys, f"{action} --help")
+    assert "\nexample:\n" in out
+    assert out.splitlines()[-1].startswith(f"  dovetail data {action} ")
+    assert f"\n  {action} " in told(capsys, "--help")
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    make("d", [2, 4])
+    assert told(capsys, "info d --check").splitlines()[1:] == [
+        "environment    test:Env-v0",
+        "episodes       2 with 6 steps: 1 terminated, 1 truncated",
+        "returns        mean 3 ± 1, from 2 to 4",
+        "lengths        mean 3, from 2 to 4",
+        "observations   Box(-inf, inf, (2,), float32)",
+        "actions        Discrete(3)",
+        "probabilities  of actions are not known",
+        "versions       0 to 1",
+        "source         training, of DQN, on test:Env-v0, seed 3, run runs/x",
+        "checked        all of it is whole and finite",
+    ]
+    make("e", [1])
+    first, second = map(json.loads, told(capsys, "info d e --json").splitlines())
+    assert (first["steps"], second["steps"], first["checked"]) == (6, 1, False)
+    assert first["returns"] == {"mean": 3.0, "deviation": 1.0, "low": 2.0, "high": 4.0}
+
+
+def test_merge_split_and_export(capsys: pytest.CaptureFixture[str]) -> None:
+    make("a", [2, 4, 1, 1, 1, 1])
+    make("b", [3, 5, 2, 2], bad=1)
+    assert told(capsys, "merge a b --out c --drop-invalid") == (
+        "c has 9 episodes, 17 steps; 1 were left out.\n"
+    )
+    with Reader("c") as reader:
+        assert reader.episodes.lengths.tolist() == [2, 4, 1, 1, 1, 1, 3, 2, 2]
+        assert reader.episodes.sources.tolist() == [0] * 6 + [1] * 3
+    made = json.loads(told(capsys, "split c --shares 0.6,0.4 --out x,y --seed 4 --json"))
+    assert [one["episodes"] for one in made] == [5, 4]
+    assert sum(one["steps"] for one in made) == 17
+    with Reader("x") as one, Reader("y") as other:
+        lengths = [*one.episodes.lengths.tolist(), *other.episodes.lengths.tolist()]
+        assert sorted(lengths) == [1, 1, 1, 1, 2, 2, 2, 3, 4]
+    assert json.loads(told(capsys, "export c --format parquet --out t --json"))["steps"] == 17
+    assert Path("t/data/part-00000.parquet").exists()
+    assert told(capsys, "export t --out back") == "back has 9 episodes, 17 steps.\n"
+    with Reader("back") as reader:
+        assert reader.episode(1).rewards.tolist() == [1, 1, 1, 1]
+        assert len(reader.metadata.sources) == 2
+
+
+def test_repair(capsys: pytest.CaptureFixture[str]) -> None:
+    writer = Writer("d", Metadata(BOX, spaces.Discrete(3), sources=(Source("e"),)))
+    end = np.array([True])
+    writer.write(Episode(np.zeros((2, 2)), np.zeros(1), np.ones(1), end, ~end))
+    writer.abandon()
+    assert told(capsys, "repair d") == "d has 1 episodes, 1 steps.\n"
+    assert json.loads(told(capsys, "info d --json"))["episodes"] == 1
+
+
+def test_estimate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Any] = []
+
+    def estimate(*given: Any, options: FittedQ, tell: Any, **more: Any) -> list[Estimate]:
+        seen.append((given, options, more))
+        return [
+            Estimate("wis", 12.5, 10.0, 15.0, 34.25),
+            Estimate("fqe", 13.0, float("nan"), float("nan"), None, "beware"),
+        ]
+
+    monkeypatch.setattr(dovetail, "estimate", estimate, raising=False)
+    line = "estimate d runs/x --method wis,fqe --discount 0.9 --updates 7 --epsilon 0.1"
+    assert told(capsys, line).splitlines() == [
+        "wis         12.5  95 % 10 to 15  34.2 effective episodes",
+        "fqe           13  95 % nan to nan  (beware)",
+    ]
+    assert seen == [
+        (
+            ("d", "runs/x", ("wis", "fqe")),
+            FittedQ(updates=7),
+            {"discount": 0.9, "epsilon": 0.1},
+        )
+    ]
+    shown = json.loads(told(capsys, "estimate d runs/x --json"))
+    assert [one["low"] for one in shown["estimates"]] == [10.0, None]
+
+
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("inf d", "dovetail data has no action 'inf': did you mean 'info'?"),
+        ("info", "DATASET is missing"),
+        ("info absent", "There is no dataset absent: give the folder of a dataset."),
+        ("info d", "The dataset d has nan in rewards of episode 0, step 0"),
+        ("merge d", "Name the folder of the new dataset with --out FOLDER."),
+        ("merge d --out d", "The folder d is not empty, and a dataset never overwrites anything"),
+        ("merge d e --out new", "e has actions Discrete(2), but d has Discrete(3)"),
+        ("merge d --out new --drop-invalid", "No episode is left for new: it would be empty."),
+        ("split d --out x,y --shares 0.5,0.6", "The shares are 0.5,0.6: give two or more above 0"),
+        ("split d --out x,y --shares a", "--shares wants a comma-separated list (a number)"),
+        ("split d --out x", "There are 2 shares, but 1 folders: give one each."),
+        ("split d --out x,x", "Two parts would go into one folder"),
+        ("split d --out x,y", "d has 1 episodes, too few for the shares 0.9,0.1"),
+        (
+            "export d --format parqet --out x",
+            "There is no format 'parqet': did you mean 'parquet'?",
+        ),
+        ("repair d", "d has no recording.part: there is nothing to repair."),
+        ("estimate d", "RUN is missing"),
+        ("estimate d absent", "There is no run at absent"),
+    ],
+)
+def test_a_mistake_is_a_sentence(
+    line: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make("d", [3], bad=0)
+    make("e", [3], actions=2)
+    if line == "info d":
+        line = "info d --check"
+    assert main(shlex.split(f"data {line}")) == 2
+    out, err = capsys.readouterr()
+    assert sentence in err and err.count("\n") == 1
+    assert out == ""
+    assert not Path("new/data").exists()
+
+
+def test_what_takes_long_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make("d", [2, 4])
+    told(capsys, "merge d --out quick")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(command, "QUIET_SECONDS", 0.0)
+    assert main(["data", "merge", "d", "--out", "slow"]) == 0
+    assert capsys.readouterr().err.startswith("episodes written: 0 of 2\n")

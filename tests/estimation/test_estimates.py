@@ -1,0 +1,190 @@
+"""Estimates from datasets: of a small MDP's known values, and of trained runs."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+from small import QUIET
+from small_mdp import BEHAVIOUR, DISCOUNT, Lived, action_values, live, value
+
+import dovetail
+from dovetail.algorithm import Algorithm, Task, Timestep
+from dovetail.algorithms.ppo import PPO
+from dovetail.data import Episode, Metadata, Reader, Source, Writer
+from dovetail.errors import UserError
+from dovetail.estimation import FittedQ, estimate_policy
+from dovetail.estimation.fitted_q import fit
+from dovetail.estimation.target import Target
+
+GREEDY = np.array([[0.0, 1.0], [0.0, 1.0]])
+EPSILON = 0.6
+SOFT = (1 - EPSILON) * GREEDY + EPSILON / 2
+QUICK = FittedQ(updates=1500, batch=128, hidden=(), learning_rate=0.03, target_rate=0.05)
+
+
+@dataclass(frozen=True)
+class Second(Algorithm):
+    """Always takes the second action; its carry counts, so that it has one."""
+
+    remembers: bool = False
+
+    def initial_carry(self) -> Any:
+        return jnp.int32(0) if self.remembers else ()
+
+    def greedy(self, params: Any, carry: Any, timestep: Timestep) -> tuple[Any, Any]:
+        if not self.remembers:
+            return jnp.int32(params), carry
+        right = timestep.first == (carry == 0)
+        return jnp.where(right, params, 0).astype(jnp.int32), carry + 1
+
+
+def recorded(folder: Path, lived: Lived, known: bool = True) -> Path:
+    """The episodes of a small MDP as a dataset; a state is shown as one of two numbers."""
+    infos = ("version", "log_probability")
+    metadata = Metadata(
+        spaces.Discrete(2),
+        spaces.Discrete(2),
+        "test:MDP",
+        sources=(Source("test:MDP"),),
+        infos=infos,
+    )
+    with Writer(folder, metadata) as writer:
+        for row, length in enumerate(lived.lengths.astype(int).tolist()):
+            seen, done = lived.states[row, :length], lived.actions[row, :length]
+            ends = np.arange(length) == length - 1
+            chances = BEHAVIOUR[seen, done]
+            writer.write(
+                Episode(
+                    observations=np.append(seen, 0),
+                    actions=done,
+                    rewards=lived.rewards[row, :length],
+                    terminations=ends,
+                    truncations=ends & False,
+                    infos={"log_probability": np.log(chances)} if known else {},
+                )
+            )
+    return folder
+
+
+def target(reader: Reader, epsilon: float = EPSILON, remembers: bool = False) -> Target:
+    algorithm = Second(remembers).bind(Task(reader.spec, 1, 1))
+    return Target(algorithm, np.int32(1), epsilon)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """1000 episodes of BEHAVIOUR."""
+    folder = recorded(tmp_path_factory.mktemp("mdp") / "d", live(BEHAVIOUR, 1000, seed=0))
+    with Reader(folder) as reader:
+        yield reader
+
+
+def test_a_policy_with_a_memory_is_followed_through_episodes(reader: Reader) -> None:
+    rows = reader.num_steps + reader.num_episodes
+    for remembers in (False, True):
+        greedy = target(reader, remembers=remembers).actions(reader)
+        assert greedy.tolist() == [1] * rows
+
+
+def test_every_method_finds_the_known_value(reader: Reader) -> None:
+    found = estimate_policy(reader, target(reader), (), DISCOUNT, QUICK)
+    known = value(SOFT)
+    np.testing.assert_allclose(known, 2.3065, atol=1e-4)
+    assert [one.method for one in found] == ["is", "wis", "pdis", "wpdis", "dr", "fqe"]
+    for one in found:
+        assert abs(one.value - known) < 0.3, one
+        assert one.low < one.value < one.high
+        assert one.high - one.low < 2.5, one
+        assert not one.note
+    assert found[0].effective_episodes is not None and 100 < found[0].effective_episodes < 1000
+    by = {one.method: one for one in found}
+    assert abs(by["dr"].value - known) < 0.15 and abs(by["fqe"].value - known) < 0.15
+    assert by["dr"].high - by["dr"].low < by["is"].high - by["is"].low
+
+
+def test_fitted_values_are_those_of_the_policy(reader: Reader) -> None:
+    greedy = target(reader).actions(reader)
+    options = FittedQ(DISCOUNT, 1500, 128, 2, 0.03, 0.05, ())
+    values = fit(reader, greedy, options, epsilon=EPSILON)
+    rows = reader.rows(0, 200)
+    q, v = values.along(rows, greedy[: len(rows.reward)])
+    right = action_values(SOFT)
+    state = rows.observation.argmax(axis=-1)
+    step = ~rows.last
+    assert np.abs(q - right[state, rows.action])[step].max() < 0.3
+    assert np.abs(v - (SOFT * right).sum(axis=1)[state])[step].max() < 0.3
+
+
+@pytest.mark.slow
+def test_fitted_intervals_cover_the_value(tmp_path: Path) -> None:
+    known, covered = value(SOFT), 0
+    for seed in range(16):
+        with Reader(recorded(tmp_path / str(seed), live(BEHAVIOUR, 300, seed=seed))) as reader:
+            (one,) = estimate_policy(reader, target(reader), ("fqe",), DISCOUNT, QUICK)
+        covered += one.low <= known <= one.high
+    assert covered >= 13
+
+
+def test_what_was_not_recorded_cannot_be_weighed(tmp_path: Path) -> None:
+    with Reader(recorded(tmp_path / "d", live(BEHAVIOUR, 50, seed=0), known=False)) as reader:
+        with pytest.raises(UserError) as raised:
+            estimate_policy(reader, target(reader), ("wis",), DISCOUNT)
+        steps = reader.num_steps
+        options = FittedQ(updates=20, members=2)
+        found = estimate_policy(reader, target(reader), (), DISCOUNT, options)
+    assert str(raised.value) == (
+        f"The dataset {tmp_path / 'd'} does not say how probable {steps} of its {steps} actions "
+        "were, and importance sampling needs that: use the method fqe, which does not, or record "
+        "with a policy that tells (dovetail eval RUN --explore --record FOLDER, of an "
+        "actor-critic)."
+    )
+    assert [one.method for one in found] == ["fqe"]
+
+
+def test_a_policy_that_never_agrees(tmp_path: Path) -> None:
+    lived = live(np.array([[1.0, 0.0], [1.0, 0.0]]), 20, seed=0)
+    with Reader(recorded(tmp_path / "d", lived)) as reader:
+        one, other = estimate_policy(reader, target(reader, 0.0), ("is", "wis"), DISCOUNT)
+    assert (one.value, one.effective_episodes) == (0, 0)
+    assert "nothing is left to weigh" in one.note
+    assert np.isnan(other.value)
+
+
+@pytest.mark.parametrize(
+    "methods, epsilon, discount, sentence",
+    [
+        (("fgq",), 0.0, 0.9, "There is no method 'fgq': did you mean 'fqe'?"),
+        (("is",), 1.5, 0.9, "epsilon is 1.5: give 0 to 1."),
+        (("fqe",), 0.0, 1.0, "Fitted-Q evaluation was given the discount 1.0"),
+    ],
+)
+def test_mistakes(
+    tmp_path: Path, methods: Any, epsilon: float, discount: float, sentence: str
+) -> None:
+    with (
+        Reader(recorded(tmp_path / "d", live(BEHAVIOUR, 5, seed=0))) as reader,
+        pytest.raises(UserError, match=re.escape(sentence)),
+    ):
+        estimate_policy(reader, target(reader, epsilon), methods, discount)
+
+
+def test_a_run_with_continuous_actions_is_judged_by_its_values(tmp_path: Path) -> None:
+    run = dovetail.train(PPO(unroll_length=8, hidden=(4,)), "Pendulum-v1", steps=64, settings=QUIET)
+    dovetail.evaluate_run(run, 2, record=tmp_path / "d", explore=True)
+    options = FittedQ(updates=20, members=2, hidden=(8,))
+    (one,) = dovetail.estimate(tmp_path / "d", run, options=options)
+    assert one.method == "fqe" and np.isfinite([one.value, one.low, one.high]).all()
+    with pytest.raises(UserError, match="cannot judge a greedy policy with the actions Continuous"):
+        dovetail.estimate(tmp_path / "d", run, ("pdis",))
+    with pytest.raises(UserError, match="only Discrete actions can be drawn evenly"):
+        dovetail.estimate(tmp_path / "d", run, epsilon=0.1)
+    cartpole = dovetail.train(
+        PPO(unroll_length=8, hidden=(4,)), "dovetail:CartPole-v1", steps=64, settings=QUIET
+    )
+    with pytest.raises(UserError, match=r"has observations float32\[3\], but dovetail:CartPole-v1"):
+        dovetail.estimate(tmp_path / "d", cartpole)

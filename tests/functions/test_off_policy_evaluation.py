@@ -1,0 +1,141 @@
+"""Off-policy estimates: against written numbers, and against the values of a small MDP."""
+
+import functools
+
+import numpy as np
+import pytest
+from small_mdp import (
+    BEHAVIOUR,
+    DISCOUNT,
+    TARGET,
+    Lived,
+    action_values,
+    live,
+    ratios,
+    value,
+)
+
+from dovetail.functions import off_policy_evaluation as ope
+
+RATIOS = np.array([[2.0, 0.5, 1.0], [0.5, 1.0, 1.0]])
+REWARDS = np.array([[1.0, 2.0, 4.0], [3.0, 0.0, 0.0]])
+
+
+def test_written_numbers() -> None:
+    # weights 2·½·1 = 1 and ½; returns 1 + ½·2 + ¼·4 = 3 and 3
+    found = ope.ordinary(RATIOS, REWARDS, 0.5)
+    assert found.values.tolist() == [3.0, 1.5] and ope.weighted_mean(found) == 2.25
+    assert ope.weighted_mean(ope.weighted(RATIOS, REWARDS, 0.5)) == 3.0  # 4.5 / 1.5
+    # 2·1 + 1·½·2 + 1·¼·4 = 4 and ½·3
+    found = ope.per_decision(RATIOS, REWARDS, 0.5)
+    assert found.values.tolist() == [4.0, 1.5] and ope.weighted_mean(found) == 2.75
+    # (2·1 + ½·3) / 2.5 + ½·(1·2) / 1.5 + ¼·(1·4) / 1.5
+    wanted = 3.5 / 2.5 + 1 / 1.5 + 1 / 1.5
+    found = ope.weighted_per_decision(RATIOS, REWARDS, 0.5)
+    np.testing.assert_allclose(ope.weighted_mean(found), wanted)
+    # weights 1 and ½: 1.5² / 1.25
+    np.testing.assert_allclose(ope.effective_episodes(RATIOS), 1.8)
+
+
+def test_doubly_robust_numbers() -> None:
+    action = np.array([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
+    values = np.array([[1.0, 2.0, 3.0, 0.0], [2.0, 0.0, 0.0, 0.0]])
+    found = ope.doubly_robust(RATIOS, REWARDS, action, values, 0.5)
+    # 1 + 2·(1 + ½·2 - 1) + ½·1·(2 + ½·3 - 2) + ¼·1·(4 - 3); 2 + ½·(3 - 4)
+    assert found.values.tolist() == [1 + 2 + 0.75 + 0.25, 1.5]
+
+
+def test_no_weight_left() -> None:
+    none = np.zeros((3, 2))
+    found = ope.weighted(none, np.ones((3, 2)), 0.9)
+    assert np.isnan(ope.weighted_mean(found))
+    assert ope.effective_episodes(none) == 0
+    assert ope.weighted_mean(ope.ordinary(none, np.ones((3, 2)), 0.9)) == 0
+
+
+def contributions(lived: Lived) -> dict[str, ope.Contributions]:
+    """Every estimator on episodes of BEHAVIOUR; the doubly robust one with wrong values too."""
+    seen = ratios(lived, TARGET, BEHAVIOUR)
+    arguments = (seen, lived.rewards, DISCOUNT)
+    alive = lived.states >= 0
+    after = np.pad(alive, ((0, 0), (0, 1)))
+    states = np.pad(lived.states, ((0, 0), (0, 1)))
+
+    def robust(q: np.ndarray, ratio: np.ndarray) -> ope.Contributions:
+        v = (TARGET * q).sum(axis=1)
+        taken = np.where(alive, q[lived.states, lived.actions], 0)
+        return ope.doubly_robust(
+            ratio, lived.rewards, taken, np.where(after, v[states], 0), DISCOUNT
+        )
+
+    right = action_values(TARGET)
+    return {
+        "ordinary": ope.ordinary(*arguments),
+        "weighted": ope.weighted(*arguments),
+        "per decision": ope.per_decision(*arguments),
+        "weighted per decision": ope.weighted_per_decision(*arguments),
+        "doubly robust": robust(right, seen),
+        "doubly robust, wrong values": robust(right + 0.5, seen),
+    }
+
+
+NAMES = list(contributions(live(BEHAVIOUR, 2, 0)))
+
+
+@functools.cache
+def datasets() -> list[dict[str, ope.Contributions]]:
+    return [contributions(live(BEHAVIOUR, 200, seed=100 + seed)) for seed in range(80)]
+
+
+@functools.cache
+def large() -> dict[str, ope.Contributions]:
+    lived = live(BEHAVIOUR, 30_000, seed=1)
+    assert lived.lengths.max() < 60
+    return contributions(lived)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_many_episodes_lead_to_the_known_value(name: str) -> None:
+    np.testing.assert_allclose(value(TARGET), 2.2224, atol=1e-4)
+    assert value(BEHAVIOUR) < value(TARGET) - 0.2
+    found = ope.weighted_mean(large()[name])
+    assert abs(found - value(TARGET)) < 0.06
+
+
+def test_values_without_ratios_are_right_too() -> None:
+    """Doubly robust: with true values the ratios may be wrong, if they do not look ahead."""
+    lived = live(BEHAVIOUR, 30_000, seed=2)
+    q = action_values(TARGET)
+    v = (TARGET * q).sum(axis=1)
+    alive = lived.states >= 0
+    states = np.pad(lived.states, ((0, 0), (0, 1)))
+    after = np.where(np.pad(alive, ((0, 0), (0, 1))), v[states], 0)
+    taken = np.where(alive, q[lived.states, lived.actions], 0)
+    wrong = np.full(lived.rewards.shape, 0.9)
+    found = ope.doubly_robust(wrong, lived.rewards, taken, after, DISCOUNT)
+    assert abs(ope.weighted_mean(found) - value(TARGET)) < 0.04
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_intervals_cover_the_value_as_often_as_they_say(name: str) -> None:
+    """Of 80 datasets of 200 episodes; heavy weights make a few per cent less of 95 %."""
+    known, covered, widths = value(TARGET), 0, []
+    for seed, found in enumerate(datasets()):
+        low, high = ope.interval(found[name], seed=seed, resamples=150)
+        covered += low <= known <= high
+        widths.append(high - low)
+    assert 0.87 <= covered / 80 <= 1.0, covered
+    assert 0.05 < np.mean(widths) < 3
+
+
+def test_the_better_estimators_are_better() -> None:
+    """In mean squared error over the datasets."""
+    mean = {
+        name: np.mean(
+            [(ope.weighted_mean(found[name]) - value(TARGET)) ** 2 for found in datasets()]
+        )
+        for name in NAMES
+    }
+    assert mean["weighted"] < mean["ordinary"]
+    assert mean["per decision"] < mean["ordinary"]
+    assert mean["doubly robust"] < 0.5 * mean["per decision"]

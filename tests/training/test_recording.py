@@ -1,0 +1,125 @@
+"""A training can be recorded: nothing else changes, and every step is there."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from small import QUIET, numbers, saved
+
+import dovetail
+from dovetail.algorithm import Task
+from dovetail.algorithms.a3c import A3C
+from dovetail.algorithms.dqn import DQN
+from dovetail.algorithms.impala import IMPALA
+from dovetail.algorithms.ppo import PPO
+from dovetail.data import Reader, info
+from dovetail.envs.resolve import resolve
+from dovetail.policies.actor_learner import ActorLearner
+from dovetail.policies.central_inference import CentralInference
+from dovetail.policies.data_parallel import DataParallel
+from dovetail.policies.fused import Fused
+from dovetail.policies.local import Local
+from dovetail.policies.parameter_server import ParameterServer
+from dovetail.training.recording import recorded
+
+LENGTH, ENVS, UPDATES = 8, 4, 6
+SLOW = pytest.mark.slow
+STEPS = LENGTH * ENVS * UPDATES
+OPTIONS: dict[str, Any] = {"unroll_length": LENGTH, "hidden": (8,)}
+SMALL_DQN = DQN(
+    unroll_length=LENGTH, hidden=(8,), batch_size=4, gradient_steps=2, begin_at=4, capacity=512
+)
+
+
+def train(algorithm: Any, env: str, policy: Any, record: str | None) -> dovetail.Run:
+    settings = replace(QUIET, record=record)
+    return dovetail.train(algorithm, env, policy, steps=STEPS, seed=1, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "policy"),
+    [
+        (PPO(**OPTIONS), "dovetail:CartPole-v1", Fused(ENVS)),
+        (PPO(**OPTIONS), "dovetail:CartPole-v1", ActorLearner(ENVS, actors=2, staleness=0)),
+        (SMALL_DQN, "CartPole-v1", Local(ENVS)),
+        pytest.param(PPO(**OPTIONS), "CartPole-v1", Local(ENVS), marks=SLOW),
+        pytest.param(PPO(**OPTIONS), "CartPole-v1", CentralInference(ENVS, 2), marks=SLOW),
+        pytest.param(A3C(**OPTIONS), "CartPole-v1", ActorLearner(ENVS, 2, 0), marks=SLOW),
+        pytest.param(SMALL_DQN, "dovetail:CartPole-v1", Fused(ENVS), marks=SLOW),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_recording_changes_nothing_and_holds_every_step(
+    algorithm: Any, env: str, policy: Any, tmp_path: Path
+) -> None:
+    plain = train(algorithm, env, policy, None)
+    run = train(algorithm, env, policy, str(tmp_path / "d"))
+    state, wanted = (numbers(saved(one)[0]["state"]) for one in (run, plain))
+    np.testing.assert_allclose(state, wanted, rtol=1e-4, atol=1e-5)
+    found = info(tmp_path / "d", check=True)
+    resets = found.episodes if env == "CartPole-v1" else 0  # which resets in a step of its own
+    assert STEPS - resets <= found.steps <= STEPS
+    assert found.versions == (0, UPDATES - 1)
+    assert found.cut <= ENVS
+    assert found.log_probabilities == (0 if isinstance(algorithm, DQN) else 1)
+    (source,) = found.sources
+    assert (source["kind"], source["run"], source["seed"]) == ("training", str(run.path), 1)
+    assert source["algorithm"] == run.config["algorithm"]
+    with Reader(tmp_path / "d") as reader:
+        rows = reader.rows(0, reader.num_episodes)
+        assert (rows.reward[~rows.last] == 1).all()  # CartPole's
+        assert np.abs(rows.observation).max() < 5
+        ended = rows.observation[np.flatnonzero(rows.terminated) + 1]
+        assert ((np.abs(ended[:, 0]) > 2.4) | (np.abs(ended[:, 2]) > 0.209)).all()
+    assert dovetail.evaluate_run(run, 2).returns.shape == (2,)
+
+
+def test_an_asynchronous_training_is_recorded_in_pieces(tmp_path: Path) -> None:
+    run = train(IMPALA(**OPTIONS), "CartPole-v1", ActorLearner(ENVS, 2, 1), str(tmp_path / "d"))
+    found = info(tmp_path / "d", check=True)
+    assert STEPS - found.episodes <= found.steps <= run.summary["env_steps"]
+    with Reader(tmp_path / "d") as reader:
+        rows = reader.rows(0, reader.num_episodes)
+        step = ~rows.last
+        moved = rows.observation[1:, 0] - rows.observation[:-1, 0]
+        speed = 0.02 * rows.observation[:-1, 1]
+        np.testing.assert_allclose(moved[step[:-1]], speed[step[:-1]], atol=1e-5)
+
+
+def test_a_resumed_run_is_recorded_elsewhere(tmp_path: Path) -> None:
+    run = train(PPO(**OPTIONS), "CartPole-v1", Local(ENVS), str(tmp_path / "d"))
+    dovetail.resume(run, steps=2 * STEPS)
+    more = tmp_path / f"d-from-{UPDATES}"
+    assert STEPS - info(more).episodes <= info(more).steps <= STEPS
+    assert info(more).versions == (UPDATES, 2 * UPDATES - 1)
+
+
+def test_what_cannot_be_recorded(tmp_path: Path) -> None:
+    for algorithm, policy in (
+        (PPO(**OPTIONS), DataParallel(ENVS, 2)),
+        (A3C(**OPTIONS), ParameterServer(ENVS, workers=2, synchronous=True)),
+    ):
+        name = type(policy).__name__
+        with pytest.raises(dovetail.UserError, match=f"gathers, and {name} does not bring it all"):
+            train(algorithm, "CartPole-v1", policy, str(tmp_path / "d"))
+    with pytest.raises(dovetail.UserError, match="but --seeds asks for 3: leave one out"):
+        replace(QUIET, record="d", seeds=3)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(dovetail.UserError, match="full is not empty, and a dataset never"):
+        train(PPO(**OPTIONS), "CartPole-v1", Local(ENVS), str(tmp_path / "full"))
+
+
+def test_the_algorithm_is_otherwise_the_same() -> None:
+    algorithm = recorded(PPO(**OPTIONS))
+    assert isinstance(algorithm, PPO) and type(algorithm).__name__ == "PPO"
+    assert algorithm.correction == PPO.correction
+    task = Task(resolve("dovetail:CartPole-v1").spec, 4, 100)
+    state: Any = jax.eval_shape(algorithm.bind(task).init, jax.random.key(0))
+    assert state.lived.next_observation.shape == (LENGTH, 4, 4)
+    assert state.lived.log_probability.shape == (LENGTH, 4)
+    plain = jax.eval_shape(PPO(**OPTIONS).bind(task).init, jax.random.key(0))
+    assert jax.tree.structure(state.state) == jax.tree.structure(plain)
