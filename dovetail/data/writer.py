@@ -6,7 +6,6 @@ whole dataset, or it has a journal and says so; `repair` finishes what a killed 
 """
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from dovetail.data.episode import Episode, Source, check_lengths
 from dovetail.data.hdf5 import Stored, unknown, write_hdf5
+from dovetail.data.journal import append, entries
 from dovetail.data.metadata import FORMAT, JOURNAL, TABLE, Metadata
 from dovetail.data.parquet import write_parquet
 from dovetail.data.spaces import Column, flatten, from_json, to_json
@@ -42,7 +42,7 @@ class Writer:
         self.steps = 0
         new_folder(self.folder)
         self._journal: RecordFile | None = RecordFile(self.folder / JOURNAL)
-        self._journal.append((("dataset", json.dumps(_described(metadata))),), {})
+        append(self._journal, {"dataset": _described(metadata)}, {})
 
     def write(self, episode: Episode) -> None:
         """Appends one episode."""
@@ -53,7 +53,7 @@ class Writer:
                 f"{len(self.metadata.sources)}: give the sources when the dataset is made."
             )
         arrays = self._arrays(episode)
-        self._journal.append((("source", episode.source), ("cut", episode.cut)), arrays)
+        append(self._journal, {"source": episode.source, "cut": episode.cut}, arrays)
         self.episodes += 1
         self.steps += len(episode)
 
@@ -135,8 +135,8 @@ def finish(folder: Path, tell: Tell | None = None) -> tuple[Metadata, str | None
             f"{journal} holds no whole episode ({lost or 'none was finished'}): there is nothing "
             f"to save; remove {folder} and record again."
         )
-    reading = iter(Reading(journal))
-    metadata = _undescribed(json.loads(next(reading).header["dataset"]))
+    reading = entries(Reading(journal))
+    metadata = _undescribed(next(reading).header["dataset"])
 
     def episodes() -> Iterator[Stored]:
         for number, record in enumerate(reading):

@@ -66,7 +66,6 @@ class FragmentProgram:
         # what is changed in place is paired by its order
         alone.sort(key=lambda i: order.get(fragment.inputs[i].id, len(order)))
         shown.sort(key=lambda i: order.get(fragment.outputs[i].id, len(order)))
-        places = {value.id: i for i, value in enumerate(fragment.inputs)}
         ends = {value.id: i for i, value in enumerate(fragment.outputs)}
         self._inputs = [fragment.inputs[i].id for i in alone] + [b.number_taken for b in bundles]
         self._outputs = [fragment.outputs[i].id for i in shown] + [b.number_made for b in kept]
@@ -79,9 +78,12 @@ class FragmentProgram:
             given: list[Any] = [None] * len(fragment.inputs)
             for i, value in zip(alone, map(_join, arrivals, inputs), strict=False):
                 given[i] = value
+            leaves: Values = {}
             for bundle, array in zip(bundles, inputs[len(alone) :], strict=True):
-                for value, leaf in zip(bundle.taken, bundle.unpack(array), strict=True):
-                    given[places[value.id]] = leaf
+                numbers = (value.id for value in bundle.taken)
+                leaves.update(zip(numbers, bundle.unpack(array), strict=True))
+            for i, value in enumerate(fragment.inputs):  # the same may come by two boundaries
+                given[i] = leaves.get(value.id, given[i])
             found = function(*given)
             together = [b.pack([found[ends[value.id]] for value in b.made]) for b in kept]
             return [found[i] for i in shown] + together
