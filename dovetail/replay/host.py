@@ -25,6 +25,10 @@ from dovetail.replay.table import Episodes, Prioritised, Sequences, Table, Unifo
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+EXACT = 1 << 24
+"""Up to here 32 bits of floating point tell all whole numbers apart."""
+
+
 class HostTable:
     """A table for rows like `example` (one row, or its shapes) of `num_envs` environments."""
 
@@ -43,6 +47,7 @@ class HostTable:
         self.structure = None if leaves is not None else structure_of(example)
         self.incoming = Incoming(self.leaves, self.structure, num_envs)
         self._chunk = self.layout.chunk
+        self._most = self.layout.owned or self.layout.share * self.layout.envs
         self.streams = Streams(self.form)
         self.index = None
         if not table.ranged:
@@ -78,10 +83,9 @@ class HostTable:
 
     def check_batch(self, count: int) -> None:
         """Refuses samples of more items than the table can hold."""
-        most = self.layout.owned or self.layout.share * self.layout.envs
-        if not 1 <= count <= most:
+        if not 1 <= count <= self._most:
             raise UserError(
-                f"A sample of {count} items was asked of a replay table that holds {most}: "
+                f"A sample of {count} items was asked of a replay table that holds {self._most}: "
                 "give it a larger capacity, or sample fewer."
             )
 
@@ -218,7 +222,8 @@ class HostTable:
     def _choose(self, draws: Array, count: int) -> tuple[Array, Array]:
         """The slots and numbers of items that are all alike, streams in order, the oldest first."""
         ranks = (draws * count).astype(np.int64)
-        np.minimum(ranks, count - 1, out=ranks)
+        if count > EXACT:  # below, a product of 32 bits is never rounded up to the count
+            np.minimum(ranks, count - 1, out=ranks)
         if self._equal:
             streams = ranks // self._equal
         else:
@@ -243,7 +248,9 @@ class HostTable:
 
     def _output(self, count: int) -> Output:
         """The next buffer for samples of that size."""
-        outputs = self._outputs.setdefault(count, [])
+        outputs = self._outputs.get(count)
+        if outputs is None:
+            outputs = self._outputs[count] = []
         if len(outputs) < self._buffers:
             outputs.append(Output(self.form, self.structure, count))
         else:

@@ -267,7 +267,10 @@ class Streams:
         """Where the rows of items are [W, n]; beyond the end, they go on at the beginning."""
         places = np.empty((self.layout.window, slots.size), np.int64)
         first = places[0]
-        first[...] = self.starts[slots]
+        if self.table.ranged:  # in one piece: others would be copied whole
+            self.starts.take(slots, out=first, mode="clip")
+        else:
+            first[...] = self.starts[slots]
         for at, ahead in enumerate(self._window, start=1):
             np.add(first, ahead, out=places[at])
         return places

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 FAN = 16
 """Children of a node."""
+SHIFT = 4
+"""Its logarithm."""
 TOP = 8192
 """So many nodes are searched at once, at the top."""
 FEW = 64
@@ -46,6 +48,7 @@ class HostTree:
         self._stale: list[Slots] = []
         self._stale_count = 0
         self._cumulative = np.zeros(self.levels[-1].size)
+        self._first = np.zeros(0, np.int64)
         self._running = np.triu(np.ones((FAN, FAN)))
 
     def set(self, slots: Slots, weights: Weights | float) -> None:
@@ -64,7 +67,8 @@ class HostTree:
         if not self._stale:
             return
         whole = self._stale_count >= self.leaves.size // FAN
-        nodes = None if whole else np.concatenate(self._stale)
+        one = len(self._stale) == 1
+        nodes = None if whole else self._stale[0] if one else np.concatenate(self._stale)
         self._stale.clear()
         self._stale_count = 0
         for lower, upper in zip(self.levels, self.levels[1:], strict=False):
@@ -72,7 +76,7 @@ class HostTree:
             if nodes is None:
                 np.einsum("ij->i", families, out=upper[: len(families)])
             else:
-                nodes = nodes // FAN
+                nodes = nodes >> SHIFT
                 upper[nodes] = np.einsum("ij->i", families.take(nodes, axis=0))
         families = self.levels[-1].reshape(-1, FAN) @ self._running  # faster than one long sum
         families[1:] += np.cumsum(families[:-1, -1])[:, None]
@@ -84,7 +88,9 @@ class HostTree:
         targets = np.minimum(targets, self._cumulative[-1] * BELOW)
         found = self._cumulative.searchsorted(targets, side="right")
         targets -= self._cumulative.take(found) - self.levels[-1].take(found)
-        first = np.arange(0, targets.size * FAN, FAN)
+        if self._first.size != targets.size:
+            self._first = np.arange(0, targets.size * FAN, FAN)
+        first = self._first
         for level in reversed(self.levels[:-1]):
             family = level.reshape(-1, FAN).take(found, axis=0)
             running = family @ self._running
