@@ -51,7 +51,7 @@ def load(
     state = replay.state
     for rows, following, ends, valid in _grids(reader, plan, chunk):
         state = insert(state, row(rows), row(following), ends, valid)
-    return Replay(state, table)
+    return replace(replay, state=state)
 
 
 def fitted(reader: Reader, table: Table, plan: list[list[int]] | None = None) -> Table:
