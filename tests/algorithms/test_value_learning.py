@@ -20,7 +20,7 @@ def train(folder: Path, algorithm: Any, env: str, steps: int, **settings: Any) -
 
 @pytest.mark.parametrize(
     "algorithm",
-    [DQN(), DQN(n_step=3, distributional=True), QRDQN(quantiles=16), ApeX()],
+    [DQN(), DQN(n_step=3, distributional=True), QRDQN(), ApeX()],
     ids=["dqn", "c51", "qr-dqn", "apex"],
 )
 def test_cartpole_is_solved(tmp_path: Path, algorithm: Any) -> None:
