@@ -96,17 +96,22 @@ class Writer:
         journal.sync()
         journal.close()
         if self.episodes == 0:
-            with contextlib.suppress(OSError):
-                (self.folder / JOURNAL).unlink()
-                self.folder.rmdir()
+            self._remove()
             raise UserError(f"No episode was written to {self.folder}: it would be empty.")
         finish(self.folder, tell)
 
     def abandon(self) -> None:
-        """Leaves the journal as it is, for `repair`."""
+        """Leaves the journal as it is, for `repair`; nothing is left of one without an episode."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+            if self.episodes == 0:
+                self._remove()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            (self.folder / JOURNAL).unlink()
+            self.folder.rmdir()
 
     def __enter__(self) -> Self:
         return self

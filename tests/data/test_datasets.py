@@ -346,9 +346,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_recording_without_a_whole_episode_is_not_repaired(tmp_path: Path) -> None:
-    Writer(tmp_path / "d", plain_metadata()).abandon()
+    writer = Writer(tmp_path / "d", plain_metadata())  # as if it were killed here
     with pytest.raises(UserError, match="holds no whole episode"):
         repair(tmp_path / "d")
+    writer.abandon()
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_copy_that_was_interrupted_is_named(tmp_path: Path) -> None:
