@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from dovetail.data.episode import Episode, Source, check_lengths
+from dovetail.data.extras import package
 from dovetail.data.hdf5 import Stored, unknown, write_hdf5
 from dovetail.data.metadata import FORMAT, JOURNAL, TABLE, Metadata
 from dovetail.data.parquet import write_parquet
@@ -40,6 +41,9 @@ class Writer:
         self.metadata = metadata
         self.episodes = 0
         self.steps = 0
+        package(
+            "pyarrow.parquet" if metadata.data_format == TABLE else "h5py"
+        )  # now, not at the end
         new_folder(self.folder)
         self._journal: RecordFile | None = RecordFile(self.folder / JOURNAL)
         self._journal.append((("dataset", json.dumps(_described(metadata))),), {})
