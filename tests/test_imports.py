@@ -142,6 +142,7 @@ def test_nothing_is_pickled(file: Path) -> None:
         "from dovetail.cli.main import main; main(['explain', 'a2c', '--policy', 'fused', '-h'])",
         "from dovetail.cli.main import main; main(['eval', '--help'])",
         "from dovetail.cli.main import main; main(['list', '--help'])",
+        "from dovetail.cli.main import main; main(['data', 'estimate', '--help'])",
     ],
 )
 def test_the_door_and_the_help_import_no_jax(program: str) -> None:

@@ -131,7 +131,7 @@ class Recorder:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        if error is None:
+        if error is None and (self.writer.episodes or any(self._open)):
             self.close()
         else:
             self.writer.abandon()

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from dovetail.data.episode import Episode, Source, check_lengths
+from dovetail.data.extras import package
 from dovetail.data.hdf5 import Stored, unknown, write_hdf5
 from dovetail.data.journal import append, entries
 from dovetail.data.metadata import FORMAT, JOURNAL, TABLE, Metadata
@@ -40,6 +41,9 @@ class Writer:
         self.metadata = metadata
         self.episodes = 0
         self.steps = 0
+        package(
+            "pyarrow.parquet" if metadata.data_format == TABLE else "h5py"
+        )  # now, not at the end
         new_folder(self.folder)
         self._journal: RecordFile | None = RecordFile(self.folder / JOURNAL)
         append(self._journal, {"dataset": _described(metadata)}, {})
@@ -96,17 +100,22 @@ class Writer:
         journal.sync()
         journal.close()
         if self.episodes == 0:
-            with contextlib.suppress(OSError):
-                (self.folder / JOURNAL).unlink()
-                self.folder.rmdir()
+            self._remove()
             raise UserError(f"No episode was written to {self.folder}: it would be empty.")
         finish(self.folder, tell)
 
     def abandon(self) -> None:
-        """Leaves the journal as it is, for `repair`."""
+        """Leaves the journal as it is, for `repair`; nothing is left of one without an episode."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
+            if self.episodes == 0:
+                self._remove()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            (self.folder / JOURNAL).unlink()
+            self.folder.rmdir()
 
     def __enter__(self) -> Self:
         return self

@@ -304,6 +304,18 @@ def test_a_space_that_cannot_be_stored(tmp_path: Path) -> None:
         Writer(tmp_path / "d", Metadata(spaces.Text(3), spaces.Discrete(2)))
 
 
+def test_a_package_that_is_missing_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(UserError) as raised:
+        Writer(tmp_path / "d", plain_metadata())
+    assert str(raised.value) == (
+        "Datasets need h5py, which is not installed: pip install 'dovetail[data]'"
+    )
+    assert not (tmp_path / "d").exists()
+
+
 def test_nothing_written_is_no_dataset(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "d", plain_metadata())
     with pytest.raises(UserError, match="No episode was written to .*: it would be empty"):
@@ -346,9 +358,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_recording_without_a_whole_episode_is_not_repaired(tmp_path: Path) -> None:
-    Writer(tmp_path / "d", plain_metadata()).abandon()
+    writer = Writer(tmp_path / "d", plain_metadata())  # as if it were killed here
     with pytest.raises(UserError, match="holds no whole episode"):
         repair(tmp_path / "d")
+    writer.abandon()
+    assert not (tmp_path / "d").exists()
 
 
 def test_a_copy_that_was_interrupted_is_named(tmp_path: Path) -> None:

@@ -112,6 +112,12 @@ def test_what_is_open_can_be_left_out(tmp_path: Path) -> None:
     assert len(read(tmp_path / "d")) == 1
 
 
+def test_nothing_is_left_of_a_recording_that_never_began(tmp_path: Path) -> None:
+    with recorder(tmp_path / "d"):
+        pass
+    assert not (tmp_path / "d").exists()
+
+
 def test_after_an_error_what_was_recorded_can_be_repaired(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), recorder(tmp_path / "d", 1) as found:
         found.add(trajectory(observation=[[0]], terminated=[[1]]))
