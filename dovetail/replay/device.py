@@ -379,17 +379,16 @@ def size(table: Table, state: State) -> jax.Array:
     return jnp.sum(state.high - state.low) if state.items is None else state.items.size
 
 
-def sample(
-    table: Table, state: State, draws: jax.Array, strata: jax.Array | None = None
-) -> tuple[State, Sample]:
-    """Items for draws [n] from [0, 1): the same draws choose the same items. Which of n strata a
-    prioritised one is from is in `strata` [n]: one after the other unless given."""
-    strata = jnp.arange(draws.shape[0]) if strata is None else strata
+def sample(table: Table, state: State, draws: jax.Array, batches: int = 1) -> tuple[State, Sample]:
+    """Items for draws [n] from [0, 1): the same draws choose the same items. They are of so many
+    `batches`, one behind the other, each of which has some of every part of the strata."""
+    each = draws.shape[0] // batches
+    strata = jnp.ravel(jnp.arange(each) * batches + jnp.arange(batches)[:, None])
     view = _view(table, state)
     most = view.layout.owned or view.layout.share * view.layout.envs
-    if draws.shape[0] > most:
+    if each > most:
         raise UserError(
-            f"A sample of {draws.shape[0]} items was asked of a replay table that holds {most}: "
+            f"A sample of {each} items was asked of a replay table that holds {most}: "
             "give it a larger capacity, or sample fewer."
         )
     count = size(table, state)

@@ -83,8 +83,7 @@ class Replay:
         """Batches of items for draws [K, n] from [0, 1): arrays [K, n, …], the size among them;
         every batch is of all strata."""
         batches, each = draws.shape
-        strata = jnp.arange(each) * batches + jnp.arange(batches)[:, None]
-        state, found = device.sample(self.table, self.state, draws.ravel(), strata.ravel())
+        state, found = device.sample(self.table, self.state, draws.ravel(), batches)
         found = found._replace(size=jnp.broadcast_to(found.size, draws.size))
         shaped = jax.tree.map(lambda x: x.reshape(batches, each, *x.shape[1:]), found)
         return replace(self, state=state), shaped

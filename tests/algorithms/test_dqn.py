@@ -178,7 +178,7 @@ def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
 
 def test_a_sample_larger_than_the_replay() -> None:
     algorithm = DQN(gradient_steps=2, batch_size=64, capacity=32, begin_at=1)
-    with pytest.raises(UserError, match="sample of 128 items .* table that holds 32"):
+    with pytest.raises(UserError, match="sample of 64 items .* table that holds 32"):
         dt.explain(algorithm, "CartPole-v1", "local")
 
 

@@ -151,7 +151,7 @@ def test_a_table_holds_every_step(reader: Reader, num_envs: int, sampler: Any) -
     replay = load(reader, table, row, num_envs=num_envs)
     assert int(replay.size) == STEPS
     draws = jax.random.uniform(jax.random.key(0), (40, STEPS))
-    sample = jax.jit(lambda draws: replay.sample(draws)[1])(draws)
+    sample = jax.jit(lambda draws: replay.sample(draws)[1])(draws)  # 40 batches
     seen: set[tuple[int, int]] = set()
     rows = sample.rows.observation.astype(int).reshape(-1, 3, 2).tolist()
     masks = sample.mask.reshape(-1, 3).tolist()

@@ -74,15 +74,16 @@ def test_our_own_plans_are_sound(policy: str, algorithm: Algorithm) -> None:
 
 def test_at_least_one_of_everything(plan: Plan, graph: Graph) -> None:
     assert refusal(replace(plan, num_envs=0), graph) == (
-        "has 0 environments, 1 actors of which 1 make an update, 1 replicas and a staleness of 0; "
-        "it needs at least 1 of each, and a staleness of 0 or more."
+        "has 0 environments, 1 actors of which 1 make an update, 1 replicas, 1 shards, a staleness "
+        "of 0 and a prefetch of 0; it needs at least 1 of each, and a staleness and a prefetch of "
+        "0 or more."
     )
     assert "8 environments, 1 actors of which 1 make an update, 0 replicas" in refusal(
         replace(plan, replicas=0), graph
     )
     for field in ("actors", "joined"):
         assert "it needs at least 1 of each" in refusal(replace(plan, **{field: 0}), graph)
-    assert "a staleness of -1;" in refusal(replace(plan, staleness=-1), graph)
+    assert "a staleness of -1 " in refusal(replace(plan, staleness=-1), graph)
 
 
 def test_environments_must_divide_among_the_actors(plan: Plan, graph: Graph) -> None:
