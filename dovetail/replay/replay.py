@@ -134,6 +134,15 @@ def all_shards(state: Any) -> Any:
     return jax.tree.map(stacked, state, is_leaf=_is_replay)
 
 
+def with_own_replay(state: Any) -> Any:
+    """A learner's state whose replay has arrays of its own: a run changes its in place."""
+
+    def copied(part: Any) -> Any:
+        return jax.tree.map(jnp.copy, part) if _is_replay(part) else part
+
+    return jax.tree.map(copied, state, is_leaf=_is_replay)
+
+
 def insertion(trajectory: Any, rows: Any, final: Any, priorities: Any) -> Insertion:
     """What is sent of a trajectory's rows."""
     return Insertion(

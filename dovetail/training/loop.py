@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dovetail.checkpoint import Checkpoints
 from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation
-from dovetail.graph.ir import Side
+from dovetail.replay.replay import with_own_replay
 from dovetail.runtime.local import Runtime
 from dovetail.runtime.report import Pending, Report
 from dovetail.settings import Settings
@@ -170,13 +169,7 @@ class Loop:
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
-        leaves, structure = jax.tree.flatten(self.good.state())
-        slots = self.runtime.graph.state.inputs[: len(leaves)]  # others may stand behind them
-        kept = [
-            jnp.copy(leaf) if value.side is Side.REPLAY else leaf
-            for value, leaf in zip(slots, leaves, strict=True)
-        ]
-        tree = {"state": structure.unflatten(kept), "actor": self.good.actor()}
+        tree = {"state": with_own_replay(self.good.state()), "actor": self.good.actor()}
         meta = {
             **self._meta,
             "updates": self.reached.updates,
