@@ -34,8 +34,25 @@ class Critics:
     """The share of what a hidden layer makes that is left out, when a key is given."""
 
     def init(self, key: jax.Array) -> Params:
-        """New parameters, each network's from its own key."""
-        return jax.vmap(self._init)(jax.random.split(key, self.count))
+        """New parameters. Each network is drawn alone and then stacked: a batch of the
+        decompositions that make weights orthogonal can hang in XLA when another program runs."""
+        encoder = Encoder(self.observation)
+        tower = MLP((*self.hidden, self.outputs), self.activation)
+        layers = {
+            "encoder": encoder.layers(),
+            "critic": tower.layers(encoder.size + self.action),
+        }
+        drawn = init_layers(key, {f"critic_{i}": layers for i in range(self.count)})
+        params = jax.tree.map(lambda *each: jnp.stack(each), *drawn.values())
+        if self.layer_norm:
+            params["norms"] = {
+                f"layer_{i}": {
+                    "scale": jnp.ones((self.count, size)),
+                    "bias": jnp.zeros((self.count, size)),
+                }
+                for i, size in enumerate(self.hidden)
+            }
+        return params
 
     def apply(
         self, params: Params, observation: Any, action: Any = None, key: Any = None
@@ -62,21 +79,6 @@ class Critics:
         return jnp.broadcast_to(
             features, (len(params["critic"]["layer_0"]["bias"]), *features.shape)
         )
-
-    def _init(self, key: jax.Array) -> Params:
-        encoder = Encoder(self.observation)
-        tower = MLP((*self.hidden, self.outputs), self.activation)
-        layers = {
-            "encoder": encoder.layers(),
-            "critic": tower.layers(encoder.size + self.action),
-        }
-        params = init_layers(key, layers)
-        if self.layer_norm:
-            params["norms"] = {
-                f"layer_{i}": {"scale": jnp.ones(size), "bias": jnp.zeros(size)}
-                for i, size in enumerate(self.hidden)
-            }
-        return params
 
 
 def _normalised(params: Params, x: jax.Array) -> jax.Array:
