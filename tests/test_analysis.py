@@ -39,7 +39,8 @@ def test_the_spans_of_a_run_add_up(tmp_path: Path, case: str) -> None:
     found = dovetail.analyze(trained(tmp_path, algorithm, env, policy, 20_000))
     for worker in found.measured["workers"]:
         if worker != "driver":
-            assert 0.95 <= found.of_worker(worker).total <= 1.02, worker
+            # where all cores are taken, a thread is put aside between two spans as well
+            assert 0.9 <= found.of_worker(worker).total <= 1.02, worker
     assert found.measured["dropped_spans"] == 0
 
 
