@@ -186,7 +186,7 @@ class Checkpoints:
                 return
             failure = None
             try:
-                self._write(request)
+                self._write_surely(request)
             except Exception as error:
                 failure = error
             with self._changed:
@@ -204,6 +204,14 @@ class Checkpoints:
             f"Checkpoint {step} could not be written to {self.folder} ({reason}): "
             "make room or make the folder writable; earlier checkpoints are unharmed."
         )
+
+    def _write_surely(self, request: _Request) -> None:
+        """Writes; once more if Python itself stumbled: its parser loses count when two threads
+        import modules that parse Python, as the first checkpoint and a plot may."""
+        try:
+            self._write(request)
+        except SystemError:
+            self._write(request)
 
     def _write(self, request: _Request) -> None:
         """Writes under a hidden name, renames, then drops what is surplus."""

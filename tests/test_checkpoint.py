@@ -187,6 +187,23 @@ def test_a_failed_write_is_told_once_and_harms_nothing(
     assert_same_bits(checkpoints.restore(state)[0], state)
 
 
+def test_a_stumble_of_python_itself_is_got_over(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = checkpoint._write_arrays, list[int]()  # pyright: ignore[reportPrivateUsage]
+
+    def stumbling(*arguments: Any) -> None:
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise SystemError("AST constructor recursion depth mismatch (before=66, after=193)")
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoint, "_write_arrays", stumbling)
+    checkpoints.save(1, {"x": jnp.arange(3)}, {})
+    checkpoints.wait()
+    assert calls == [0, 1] and checkpoints.steps() == [1]
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     opened = Checkpoints(tmp_path / "file" / "checkpoints")
