@@ -162,21 +162,26 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
     return {name: table[:, column] for column, name in enumerate(header)}
 
 
+def make_new(folder: Path, what: str, otherwise: str = "") -> None:
+    """Makes the folder of a new run or dataset; one that holds anything is refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UserError(
+                f"The folder {folder} is not empty, and a {what} never overwrites anything: "
+                f"choose another folder{otherwise}."
+            )
+    except FileExistsError as error:
+        raise UserError(f"{folder} is a file: choose a folder for the {what}.") from error
+    except OSError as error:
+        raise write_error(folder, error) from error
+
+
 def _new_folder(folder: str | None, name: str) -> Path:
     """Makes the folder; one that holds anything is refused."""
     if folder is not None:
         path = Path(folder)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                raise UserError(
-                    f"The folder {path} is not empty, and a run never overwrites anything: "
-                    "choose another folder, or resume the run that is there."
-                )
-        except FileExistsError as error:
-            raise UserError(f"{path} is a file: choose a folder for the run.") from error
-        except OSError as error:
-            raise write_error(path, error) from error
+        make_new(path, "run", ", or resume the run that is there")
         return path
     stem = f"{_file_name(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(1, 1000):

@@ -15,7 +15,7 @@ from dovetail.algorithm import Metrics
 from dovetail.algorithms.ddpg import DDPG
 from dovetail.algorithms.off_policy import Batch, LearnerState
 from dovetail.errors import check_option
-from dovetail.functions.categorical import cross_entropy, evenly_spaced, expected, project
+from dovetail.functions.value_distributions import atoms, cross_entropy, expected, project
 from dovetail.networks.critics import Critics
 
 
@@ -48,17 +48,18 @@ class D4PG(DDPG):
     @property
     def support(self) -> jax.Array:
         """The atoms [k]."""
-        return evenly_spaced(self.value_min, self.value_max, self.atoms)
+        return atoms(self.value_min, self.value_max, self.atoms)
 
     def values(self, params: Any, observation: Any, action: jax.Array) -> jax.Array:
         """What the critic expects of actions, [1, n]."""
-        return expected(self.support, self.critic.apply(params, observation, action))
+        return expected(self.critic.apply(params, observation, action), self.support)
 
     def goal(self, state: LearnerState, batch: Batch, keys: jax.Array) -> jax.Array:
         """What the critic should say [n, k]: the target's distribution, moved by the rewards."""
         action = self.policy(state.target["actor"], batch.following)
         logits = self.critic.apply(state.target["critics"], batch.following, action)[0]
-        return project(self.support, jax.nn.softmax(logits), batch.reward, batch.discount)
+        moved = batch.reward[:, None] + batch.discount[:, None] * self.support
+        return project(moved, jax.nn.softmax(logits), self.support)
 
     def critic_loss(
         self, params: Any, batch: Batch, goal: jax.Array
@@ -67,5 +68,5 @@ class D4PG(DDPG):
         logits = self.critic.apply(params, batch.observation, batch.action)[0]
         errors = cross_entropy(logits, goal)
         loss = jnp.mean(batch.weights * errors)
-        metrics = {"critic_loss": loss, "value": jnp.mean(expected(self.support, logits))}
+        metrics = {"critic_loss": loss, "value": jnp.mean(expected(logits, self.support))}
         return loss, (errors, metrics)

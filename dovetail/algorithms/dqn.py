@@ -12,7 +12,7 @@ import jax
 
 from dovetail.algorithms.value_based import Annealed
 from dovetail.errors import check_option
-from dovetail.functions.value_distributions import atoms, cross_entropy, project
+from dovetail.functions.value_distributions import atoms, cross_entropy, expected, project
 from dovetail.networks.q_network import QNetwork
 
 
@@ -51,7 +51,7 @@ class DQN(Annealed):
         """The values [..., actions], the means of distributions."""
         if not self.distributional:
             return super().values(outputs)
-        return jax.nn.softmax(outputs) @ self.support
+        return expected(outputs, self.support)
 
     def compare(
         self, taken: jax.Array, reward: jax.Array, discount: jax.Array, following: jax.Array

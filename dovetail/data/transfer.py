@@ -13,8 +13,9 @@ from dovetail.data.metadata import HDF5, TABLE, Metadata
 from dovetail.data.parquet import write_parquet
 from dovetail.data.reader import Reader, check_finite
 from dovetail.data.spaces import Space, same
-from dovetail.data.writer import Tell, new_folder
+from dovetail.data.writer import Tell
 from dovetail.errors import UserError, nearest
+from dovetail.run import make_new
 
 FORMATS = {"minari": HDF5, "parquet": TABLE}
 
@@ -73,7 +74,7 @@ def split(
                 f"{','.join(f'{share:g}' for share in shares)}: one part would be empty."
             )
         for out in outs:
-            new_folder(Path(out))
+            make_new(Path(out), "dataset")
         made: list[Made] = []
         done = 0
         for part, out in enumerate(outs):
@@ -203,7 +204,7 @@ def _told(
 
 def _write(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> Metadata:
     """A new dataset; if that fails, nothing of it is left."""
-    new_folder(folder)
+    make_new(folder, "dataset")
     write = write_parquet if metadata.data_format == TABLE else write_hdf5
     try:
         made = write(folder, metadata, episodes)

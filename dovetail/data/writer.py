@@ -22,7 +22,7 @@ from dovetail.data.parquet import write_parquet
 from dovetail.data.spaces import Column, flatten, from_json, to_json
 from dovetail.errors import UserError
 from dovetail.replay.records import Reading, RecordFile
-from dovetail.run import write_error
+from dovetail.run import make_new, write_error
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tell = Callable[[int, int], None]
@@ -44,7 +44,7 @@ class Writer:
         package(
             "pyarrow.parquet" if metadata.data_format == TABLE else "h5py"
         )  # now, not at the end
-        new_folder(self.folder)
+        make_new(self.folder, "dataset")
         self._journal: RecordFile | None = RecordFile(self.folder / JOURNAL)
         append(self._journal, {"dataset": _described(metadata)}, {})
 
@@ -167,21 +167,6 @@ def _count(journal: Path) -> tuple[int, str | None]:
     """(whole episodes, what is wrong with what follows them)."""
     reading = Reading(journal)
     return sum(1 for _ in reading) - 1, reading.damage
-
-
-def new_folder(folder: Path) -> None:
-    """Makes the folder of a new dataset; one that holds anything is refused."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise UserError(
-                f"The folder {folder} is not empty, and a dataset never overwrites anything: "
-                "choose another folder."
-            )
-    except FileExistsError as error:
-        raise UserError(f"{folder} is a file: choose a folder for the dataset.") from error
-    except OSError as error:
-        raise write_error(folder, error) from error
 
 
 def _check_shapes(arrays: dict[str, Array], columns: list[Column]) -> None:

@@ -13,6 +13,11 @@ def atoms(low: float, high: float, count: int) -> jax.Array:
     return jnp.linspace(low, high, count)
 
 
+def expected(logits: jax.Array, support: jax.Array) -> jax.Array:
+    """The means [...] of distributions with logits [..., A] on `support` [A]."""
+    return jax.nn.softmax(logits) @ support
+
+
 def project(values: jax.Array, probabilities: jax.Array, support: jax.Array) -> jax.Array:
     """Probabilities [..., K] at `values` [..., K] moved to the even `support` [A]: each is shared
     by its two neighbours, the nearer the more, https://arxiv.org/abs/1707.06887 (equation 7).

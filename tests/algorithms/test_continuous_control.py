@@ -14,7 +14,7 @@ from dovetail.algorithms import D4PG, DDPG, SAC, TD3, SACDiscrete
 from dovetail.algorithms.off_policy import KEYS, Batch, OffPolicyAlgorithm, Row
 from dovetail.envs.interface import Continuous, EnvSpec
 from dovetail.errors import UserError
-from dovetail.functions.categorical import expected
+from dovetail.functions.value_distributions import expected
 from dovetail.replay.sample import Keys, Sample
 
 PENDULUM = dt.envs.resolve("gymnax:Pendulum-v1").spec
@@ -146,7 +146,7 @@ def test_d4pg_moves_the_distribution() -> None:
     logits = algorithm.critic.apply(state.target["critics"], batch.following, action)[0]
     goal = algorithm.goal(state, batch, keys())
     np.testing.assert_allclose(goal.sum(axis=-1), np.ones(3), rtol=1e-5)
-    value = expected(algorithm.support, logits)
+    value = expected(logits, algorithm.support)
     mean = (goal * algorithm.support).sum(axis=-1)
     np.testing.assert_allclose(mean, batch.reward + batch.discount * value, atol=1e-4)
     np.testing.assert_allclose(goal[0, 19], 1.0 - 0.0, atol=1e-6)  # ended with -1, the 20th atom

@@ -8,6 +8,7 @@ import pytest
 from dovetail.functions.value_distributions import (
     atoms,
     cross_entropy,
+    expected,
     project,
     quantile_huber_loss,
 )
@@ -44,6 +45,11 @@ def test_the_projection_keeps_the_mean() -> None:
     probabilities = jnp.array([0.5, 0.1, 0.2, 0.1, 0.1])
     projected = project(values, probabilities, SUPPORT)
     assert float(projected @ SUPPORT) == pytest.approx(float(values @ probabilities), rel=1e-6)
+
+
+def test_the_mean_of_a_distribution() -> None:
+    logits = jnp.log(jnp.array([0.1, 0.2, 0.3, 0.2, 0.2])) - 5.0
+    assert float(expected(logits, SUPPORT)) == pytest.approx(2.2, rel=1e-5)
 
 
 def test_cross_entropy() -> None:
