@@ -41,13 +41,15 @@ class ApeX(Laddered):
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, Acted, Carry]:
         """Epsilon-greedy, with the values that were acted on."""
-        values = self.values(self.network.apply(params.network, timestep.observation))
+        values = self.values(self.network.apply(self.weights(params.network), timestep.observation))
         action = epsilon_greedy(key, values, self.epsilon(params, timestep))
         return action, Acted(values[action], values.max()), carry
 
     def value(self, params: Acting, carry: Carry, timestep: Timestep) -> jax.Array:
         """The value of what `timestep` shows."""
-        return self.values(self.network.apply(params.network, timestep.observation)).max()
+        return self.values(
+            self.network.apply(self.weights(params.network), timestep.observation)
+        ).max()
 
     def priorities(self, steps: Trajectory) -> jax.Array:
         """How wrong the values were on which actors acted [T, B]; where the trajectory ends, by as

@@ -261,7 +261,7 @@ class OffPolicyAlgorithm(Algorithm):
         count = self.steps_per_update
         key = jax.random.fold_in(state.key, 2 * state.updates + 1)
         keys = _made(jax.random.split(key, (count, KEYS)))
-        kept = state._replace(replay=())  # type: ignore[arg-type]
+        kept = state._replace(replay=(), key=())  # type: ignore[arg-type]
 
         def step(i: Any, state: LearnerState) -> tuple[LearnerState, jax.Array, Metrics]:
             batch = jax.tree.map(lambda x: x[i], batches)
@@ -279,7 +279,8 @@ class OffPolicyAlgorithm(Algorithm):
         # no pass at all before there is enough: cheaper than to choose between old and new weights
         passes = jnp.where(enough, count, 0)
         kept, errors, sums = jax.lax.fori_loop(0, passes, body, (kept, errors, sums))
-        return kept, errors, {name: total / count for name, total in sums.items()}
+        metrics = {name: total / count for name, total in sums.items()}
+        return kept._replace(key=state.key), errors, metrics
 
     def gradient_step(
         self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array

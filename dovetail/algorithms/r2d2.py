@@ -114,13 +114,17 @@ class R2D2(Laddered):
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, Carry, Carry]:
         """Epsilon-greedy, with the memory that it began with."""
-        outputs, after = self.network.step(params.network, carry, timestep.observation)
+        outputs, after = self.network.step(
+            self.weights(params.network), carry, timestep.observation
+        )
         action = epsilon_greedy(key, self.values(outputs), self.epsilon(params, timestep))
         return action, carry, after
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The action of the highest value."""
-        outputs, carry = self.network.step(params.network, carry, timestep.observation)
+        outputs, carry = self.network.step(
+            self.weights(params.network), carry, timestep.observation
+        )
         return jnp.argmax(self.values(outputs), axis=-1).astype(jnp.int32), carry
 
     def loss(

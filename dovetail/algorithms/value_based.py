@@ -19,6 +19,7 @@ from dovetail.envs.interface import Discrete
 from dovetail.errors import check_option
 from dovetail.functions.bootstrapping import chosen, n_step, row
 from dovetail.functions.exploration import epsilon_greedy, ladder, linear
+from dovetail.functions.vectors import from_vector, to_vector
 from dovetail.networks import layers
 from dovetail.networks.q_network import QNetwork
 from dovetail.replay.replay import Replay
@@ -48,8 +49,10 @@ class Acting(NamedTuple):
 class LearnerState(NamedTuple):
     """The learner's state."""
 
-    params: Any
-    target: Any
+    params: jax.Array
+    """The network's weights, as one vector."""
+    target: jax.Array
+    """Those that follow."""
     optimiser: Any
     replay: Replay
     key: jax.Array
@@ -167,7 +170,7 @@ class ValueBased(Algorithm):
     def init(self, key: jax.Array) -> LearnerState:
         """New weights, a fresh optimiser, an empty replay."""
         network_key, key = jax.random.split(key)
-        params = self.network.init(network_key)
+        params = to_vector(self.network.init(network_key))
         return LearnerState(
             params=params,
             target=params,
@@ -202,12 +205,12 @@ class ValueBased(Algorithm):
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, Any, Carry]:
         """Epsilon-greedy."""
-        values = self.values(self.network.apply(params.network, timestep.observation))
+        values = self.values(self.network.apply(self.weights(params.network), timestep.observation))
         return epsilon_greedy(key, values, self.epsilon(params, timestep)), (), carry
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The action of the highest value."""
-        values = self.values(self.network.apply(params.network, timestep.observation))
+        values = self.values(self.network.apply(self.weights(params.network), timestep.observation))
         return jnp.argmax(values, axis=-1).astype(jnp.int32), carry
 
     def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
@@ -241,26 +244,34 @@ class ValueBased(Algorithm):
         batches = Batch(sample.rows, sample.mask, weights)
         enough = jnp.min(sample.size) >= self.begin_at
 
-        def step(state: LearnerState, part: Any) -> tuple[LearnerState, Any]:
-            gradients, (errors, metrics) = jax.grad(self.loss, has_aux=True)(
-                state.params, state.target, *part
-            )
-            updates, optimiser = self.optimiser().update(
-                rl.mean(gradients), state.optimiser, state.params
-            )
-            params = optax.apply_updates(state.params, updates)
-            target = optax.incremental_update(params, state.target, self.target_rate)
-            new = state._replace(params=params, target=target, optimiser=optimiser)
-            return jax.tree.map(lambda a, b: jnp.where(enough, a, b), new, state), (errors, metrics)
+        def step(old: tuple[Any, Any, Any], part: Any) -> tuple[tuple[Any, Any, Any], Any]:
+            params, target, optimiser = old
+            gradients, found = jax.grad(self._loss, has_aux=True)(params, target, *part)
+            updates, optimiser = self.optimiser().update(rl.mean(gradients), optimiser, params)
+            params = optax.apply_updates(params, updates)
+            target = optax.incremental_update(params, target, self.target_rate)
+            new = params, target, optimiser
+            return jax.tree.map(lambda a, b: jnp.where(enough, a, b), new, old), found
 
-        kept = state._replace(replay=())  # type: ignore[arg-type]
-        kept, (errors, metrics) = jax.lax.scan(step, kept, (batches, self.noise(key)))
+        old = state.params, state.target, state.optimiser
+        new, (errors, metrics) = jax.lax.scan(step, old, (batches, self.noise(key)))
+        params, target, optimiser = new
         means = {name: jnp.where(enough, jnp.mean(x), 0.0) for name, x in metrics.items()}
-        return kept, errors, means
+        state = state._replace(params=params, target=target, optimiser=optimiser)
+        return state, errors, means
+
+    def weights(self, params: jax.Array) -> Any:
+        """The network's weights: the learner keeps them as one vector."""
+        return from_vector(params, jax.eval_shape(self.network.init, jax.random.key(0)))
 
     def noise(self, key: jax.Array) -> Any:
         """Keys [gradient steps, 3] for the networks of each loss; None unless they are noisy."""
         return None
+
+    def _loss(
+        self, params: jax.Array, target: jax.Array, batch: Batch, keys: Any
+    ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
+        return self.loss(self.weights(params), self.weights(target), batch, keys)
 
     def loss(
         self, params: Any, target: Any, batch: Batch, keys: Any
@@ -329,7 +340,9 @@ class Annealed(ValueBased):
         """Epsilon-greedy, or greedy by a network whose weights deviate."""
         if not self.noisy:
             return super().act(params, carry, timestep, key)
-        values = self.values(self.network.apply(params.network, timestep.observation, key))
+        values = self.values(
+            self.network.apply(self.weights(params.network), timestep.observation, key)
+        )
         return jnp.argmax(values, axis=-1).astype(jnp.int32), (), carry
 
     def noise(self, key: jax.Array) -> Any:

@@ -307,13 +307,17 @@ def _as_host(leaf: Any) -> Any:
 def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[Episodes, ActorState]:
     """Episodes that ended in these rows, and the running totals of those that go on."""
     done = rows.terminated | rows.truncated
+    reward, valid = np.asarray(rows.reward), np.asarray(rows.valid)
+    returns, lengths = np.asarray(actor.episode_return), np.asarray(actor.episode_length)
+    if not np.count_nonzero(done):
+        returns, lengths = returns + reward.sum(0), lengths + valid.sum(0, np.int32)
+        none = Episodes(np.zeros_like(lengths), np.zeros_like(returns), np.zeros_like(lengths))  # type: ignore[arg-type]
+        return none, actor._replace(episode_return=returns, episode_length=lengths)
     count = done.sum(0).astype(np.int32)
     any_ended = count > 0
     # a row belongs to an episode that ended if its environment is done there or later
     ended = np.logical_or.accumulate(done[::-1])[::-1]
     ongoing = ~ended
-    reward, valid = np.asarray(rows.reward), np.asarray(rows.valid)
-    returns, lengths = np.asarray(actor.episode_return), np.asarray(actor.episode_length)
     # products and then sums: numpy's sums over a mask take several times as long
     ended_returns = np.where(any_ended, returns, 0) + (reward * ended).sum(0)
     ended_lengths = np.where(any_ended, lengths, 0) + (valid & ended).sum(0, np.int32)

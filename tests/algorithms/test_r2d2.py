@@ -127,7 +127,9 @@ def test_the_memory_is_stored_with_each_step() -> None:
     _, found = state.replay.sample(jnp.linspace(0, 0.99, 16)[None])
     found = jax.tree.map(lambda x: x[0], found)
     rows, steps = found.rows, np.asarray(found.mask)
-    _, after = algorithm.network.step(state.params, rows.memory, rows.observation)
+    _, after = algorithm.network.step(
+        algorithm.weights(state.params), rows.memory, rows.observation
+    )
     begins = np.asarray(rows.first)[:, 1:]
     goes_on = steps[:, :-1] & steps[:, 1:] & ~begins
     assert goes_on.sum() > 10 and begins.sum() > 3 and (~steps).sum() > 3
