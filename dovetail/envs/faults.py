@@ -10,7 +10,10 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from dovetail.envs.makers import Alone
+
 _INDEX_VARIABLE = {
+    Alone.step.__code__: "i",
     SyncVectorEnv.step.__code__: "i",
     SyncVectorEnv.reset.__code__: "i",
     AsyncVectorEnv._raise_if_errors.__code__: "index",  # pyright: ignore[reportPrivateUsage]

@@ -25,7 +25,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from dovetail.envs.ale import seed_array
 from dovetail.envs.batches import Batches, HostFactory, ProcessFactory, created
 from dovetail.envs.interface import EnvSpec
-from dovetail.envs.makers import Maker, by_entry_point, limited, synchronous
+from dovetail.envs.makers import Maker, by_entry_point, limited, one_or_many, synchronous
 from dovetail.envs.names import missing_extra, unknown_env, unknown_option
 from dovetail.envs.spaces import space_map
 from dovetail.errors import UserError
@@ -88,8 +88,11 @@ def make(name: str, options: Mapping[str, Any], env_id: str) -> Factories:
     wanted = None if asked.autoreset is None else AUTORESETS[asked.autoreset]
     if wanted is not None and "autoreset_mode" in inspect.signature(creator).parameters:
         own["autoreset_mode"] = wanted
+    build: Any = partial(by_entry_point, registered, creator, own)
+    if registered.vector_entry_point == _CARTPOLE:
+        build = partial(one_or_many, one, build)
     batches = Batches(
-        partial(by_entry_point, registered, creator, own),
+        build,
         env_id,
         threshold,
         _seeding(creator),

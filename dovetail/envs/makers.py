@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registered
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
@@ -16,9 +18,47 @@ Maker = Callable[..., gymnasium.Env[Any, Any]]
 """Makes one environment from its options."""
 
 
+class Alone(SyncVectorEnv):
+    """One environment as a batch, without what a batch costs: that is more than many a step."""
+
+    def __init__(self, one: Maker, autoreset: AutoresetMode | str) -> None:
+        super().__init__([one], copy=False, autoreset_mode=autoreset)
+        plain = isinstance(self.single_observation_space, Box)
+        self._plain = plain and isinstance(self.single_action_space, Box | Discrete)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """As SyncVectorEnv's, which does what is rare; of `infos` only what resets need."""
+        if self._autoreset_envs[0] or not self._plain:
+            return super().step(actions)
+        i = 0  # by this name `faults` finds who raised
+        seen, reward, terminated, truncated, info = self.envs[i].step(actions[i])
+        self._env_obs[i] = seen
+        infos: dict[str, Any] = {}
+        if terminated or truncated:
+            if self.autoreset_mode is AutoresetMode.SAME_STEP:
+                infos = self._add_info(infos, {"final_obs": seen, "final_info": info}, i)
+                seen, _ = self.envs[i].reset()
+                self._env_obs[i] = seen
+            else:
+                self._autoreset_envs[i] = True
+        np.copyto(self._observations[i], seen, casting="same_kind")
+        ends = np.array([terminated], np.bool_), np.array([truncated], np.bool_)
+        return self._observations, np.array([reward], np.float64), *ends, infos
+
+
 def synchronous(one: Maker, autoreset: AutoresetMode | str, num_envs: int) -> SyncVectorEnv:
     """Single environments, stepped one after the other."""
+    if num_envs == 1:
+        return Alone(one, autoreset)
     return SyncVectorEnv([one] * num_envs, copy=False, autoreset_mode=autoreset)
+
+
+def one_or_many(one: Maker, many: Callable[[int], Any], num_envs: int) -> VectorEnv[Any, Any, Any]:
+    """What `many` makes, but a single environment where there is one only: their steps are the
+    same, and a batch of one costs many times as much."""
+    if num_envs == 1:
+        return Alone(one, AutoresetMode.NEXT_STEP)
+    return many(num_envs)
 
 
 def by_entry_point(

@@ -11,22 +11,24 @@ and a priority that is none (NaN, infinite, negative) is passed over. Who drives
 until `state` holds enough: see `size`.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.replay import device_index
 from dovetail.replay.device_index import DeviceIndex, init_index
+from dovetail.replay.device_rows import DeviceRows
 from dovetail.replay.frames import Stack
 from dovetail.replay.leaves import (
     Leaf,
     check_history,
     check_leaves,
     leaves_of,
-    path_name,
+    with_paths,
 )
 from dovetail.replay.sample import Keys, Sample
 from dovetail.replay.table import Layout, Sequences, Table, make_layout, owned_frames
@@ -36,8 +38,7 @@ from dovetail.replay.windows import DROP, Counters, Plan, complete, make_plan, o
 class Owned(NamedTuple):
     """Items that own their rows."""
 
-    rows: Any
-    final: jax.Array
+    rows: DeviceRows
     free: jax.Array
     """Slots without an item, the next one last."""
     num_free: jax.Array
@@ -46,10 +47,8 @@ class Owned(NamedTuple):
 class State(NamedTuple):
     """All that a table holds; arrays only."""
 
-    rows: Any
-    """A tree like a row: rings of rows, and of frames for the leaves with a history."""
-    final: jax.Array
-    """Whether a row shows only what an episode ended with."""
+    rows: DeviceRows
+    """Rings of rows, and of frames for the leaves with a history."""
     begun_at: jax.Array
     frame_at: jax.Array
     frame_begun: jax.Array
@@ -79,7 +78,6 @@ def init(table: Table, example: Any, num_envs: int) -> State:
 
     return State(
         rows=_store(table, example, layout.lane, layout.frame_lane),
-        final=zeros(layout.lane, bool),
         begun_at=zeros(layout.lane),
         frame_at=zeros(layout.lane if table.history else 0),
         frame_begun=zeros(layout.frame_lane),
@@ -102,21 +100,13 @@ def init(table: Table, example: Any, num_envs: int) -> State:
     )
 
 
-def _store(table: Table, example: Any, rows: int, frames: int) -> Any:
+def _store(table: Table, example: Any, rows: int, frames: int) -> DeviceRows:
     """Zeros for rows, and for the frames of leaves with a history."""
     stacks = _stacks(table, leaves_of(example))
-
-    def make(path: Any, leaf: Any) -> jax.Array:
-        stack = stacks.get(path_name(path))
-        dtype = getattr(leaf, "dtype", None) or np.dtype(type(leaf))
-        if stack is None:
-            return jnp.zeros((rows, *np.shape(leaf)), dtype)
-        return jnp.zeros((frames, *stack.shape), dtype)
-
-    return jax.tree_util.tree_map_with_path(make, example)
+    return DeviceRows.empty(example, rows, frames, {path: s.shape for path, s in stacks.items()})
 
 
-def _stacks(table: Table, leaves: list[Leaf]) -> dict[str, Stack]:
+def _stacks(table: Table, leaves: Sequence[Leaf]) -> dict[str, Stack]:
     by_path = {leaf.path: leaf for leaf in leaves}
     return {history.path: Stack(by_path[history.path], history) for history in table.history}
 
@@ -126,7 +116,6 @@ def _init_owned(table: Table, example: Any, layout: Layout) -> Owned:
     store = _store(table, example, count * layout.window, count * owned_frames(table, layout))
     return Owned(
         rows=store,
-        final=jnp.zeros(count * layout.window, bool),
         free=jnp.arange(count, dtype=jnp.int32)[::-1],
         num_free=jnp.int32(count),
     )
@@ -136,19 +125,12 @@ class _View(NamedTuple):
     """What follows from the options and the shapes of a state."""
 
     layout: Layout
-    leaves: list[Leaf]
+    leaves: tuple[Leaf, ...]
     stacks: dict[str, Stack]
 
 
 def _view(table: Table, state: State) -> _View:
-    histories = {history.path: history for history in table.history}
-    leaves: list[Leaf] = []
-    for leaf in leaves_of(state.rows, axes=1):
-        if leaf.path in histories:
-            history, shape = histories[leaf.path], list(leaf.shape)
-            shape.insert(history.axis % (len(shape) + 1), history.frames)
-            leaf = Leaf(leaf.path, tuple(shape), leaf.dtype)
-        leaves.append(leaf)
+    leaves = state.rows.form.leaves
     layout = make_layout(table, leaves, state.high.shape[0])
     return _View(layout, leaves, _stacks(table, leaves))
 
@@ -173,7 +155,7 @@ def insert(
     length = jax.tree.leaves(rows)[0].shape[0]
     shape = (length, streams.shape[0])
     check_leaves(view.leaves, rows, shape, "rows")
-    if jax.tree.structure(rows) != jax.tree.structure(state.rows):
+    if jax.tree.structure(rows) != state.rows.form.tree:
         raise UserError(
             "What was inserted has another structure than the table's rows: "
             "insert the type of row that the table was made with."
@@ -205,7 +187,7 @@ def break_off(table: Table, state: State, where: jax.Array, streams: jax.Array) 
     places = jnp.where(open_ones, (counters.cursor[streams] - back) % layout.lane, DROP)
     ended = jnp.where(open_ones, counters.begun[streams], counters.ended[streams])
     return state._replace(
-        final=state.final.at[places.ravel()].set(True, mode="drop"),
+        rows=state.rows.with_final(places.ravel()),
         counters=counters._replace(
             ended=counters.ended.at[streams].set(ended),
             fresh=counters.fresh.at[streams].set(counters.fresh[streams] | open_ones),
@@ -235,27 +217,32 @@ def _insert(table: Table, view: _View, state: State, cut: Any, streams: Any) -> 
 
 def _write_rows(view: _View, state: State, plan: Plan, rows: Any, final: Any, ends: bool) -> State:
     """Steps, and the rows behind the ends of episodes."""
-    finals = {path_name(path): x for path, x in jax.tree_util.tree_flatten_with_path(final)[0]}
+    finals, form = dict(with_paths(final)), state.rows.form
     places = _both(plan.step_at, plan.final_at, ends)
     numbers = _both(plan.number, plan.after, ends)
     frames = _both(plan.step_frame, plan.final_frame, ends)
 
-    def write(path: Any, store: jax.Array, leaf: jax.Array) -> jax.Array:
-        stack = view.stacks.get(path_name(path))
-        last = finals.get(path_name(path))
-        values = _both(leaf, jnp.zeros_like(leaf) if last is None else last, ends, leaf.shape[2:])
+    given = jax.tree.leaves(rows)
+    values = [
+        _both(x, finals.get(leaf.path, jnp.zeros_like(x)), ends, leaf.shape)
+        for x, leaf in zip(given, form.leaves, strict=True)
+    ]
+
+    def write(store: jax.Array, i: int) -> jax.Array:
+        stack, leaf = view.stacks.get(form.leaves[i].path), given[i]
         if stack is None:
-            return store.at[places].set(values, mode="drop")
-        store = store.at[frames].set(stack.frame(values, -1), mode="drop")
+            return store.at[places].set(values[i], mode="drop")
+        store = store.at[frames].set(stack.frame(values[i], -1), mode="drop")
         for back, older in enumerate(_older(view.layout, plan), start=1):
             stacks = leaf.reshape(-1, *leaf.shape[2:])
             store = store.at[older].set(stack.frame(stacks, -1 - back), mode="drop")
         return store
 
-    steps = plan.step_at.size
+    behind = jnp.arange(places.size) >= plan.step_at.size
+    kept = state.rows.with_words(places, values, behind)
+    alone = tuple(write(store, i) for store, i in zip(kept.alone, form.alone, strict=True))
     state = state._replace(
-        rows=jax.tree_util.tree_map_with_path(write, state.rows, rows),
-        final=state.final.at[places].set(jnp.arange(places.size) >= steps, mode="drop"),
+        rows=replace(kept, alone=alone),
         begun_at=state.begun_at.at[places].set(numbers, mode="drop"),
     )
     if not view.stacks:
@@ -349,19 +336,16 @@ def _copy(
     """Copies one window to its own slot."""
     places = (place + jnp.arange(layout.window) * layout.envs) % layout.lane
     frames = _frame_places(table, layout, state, places[None])[0].ravel() if layout.frames else None
-    paths = {history.path for history in table.history}
+    form = state.rows.form
 
-    def write(path: Any, to: jax.Array, store: jax.Array) -> jax.Array:
-        source = frames if path_name(path) in paths else places
+    def write(to: jax.Array, store: jax.Array, source: Any) -> jax.Array:
         part = store[source]
         return jax.lax.dynamic_update_slice_in_dim(to, part, target * len(part), axis=0)
 
-    return owned._replace(
-        rows=jax.tree_util.tree_map_with_path(write, owned.rows, state.rows),
-        final=jax.lax.dynamic_update_slice_in_dim(
-            owned.final, state.final[places], target * layout.window, axis=0
-        ),
-    )
+    stores = zip(form.alone, owned.rows.alone, state.rows.alone, strict=True)
+    alone = [write(to, x, frames if i in form.frames else places) for i, to, x in stores]
+    words = write(owned.rows.words, state.rows.words, places)
+    return owned._replace(rows=replace(owned.rows, words=words, alone=tuple(alone)))
 
 
 def _frame_places(table: Table, layout: Layout, state: State, places: jax.Array) -> jax.Array:
@@ -440,20 +424,20 @@ def _read(
     """The rows of items, and their mask."""
     layout = view.layout
     if state.owned is None:
-        rows, flags = state.rows, state.final
+        kept = state.rows
         places = (
             state.starts[slots][:, None] + jnp.arange(layout.window) * layout.envs
         ) % layout.lane
         frames = _frame_places(table, layout, state, places) if layout.frames else None
     else:
-        rows, flags = state.owned.rows, state.owned.final
+        kept = state.owned.rows
         places = slots[:, None] * layout.window + jnp.arange(layout.window)
         width = owned_frames(table, layout)
         shape = (-1,) if table.items.cut else (layout.window, layout.stack)
         frames = (slots[:, None] * width + jnp.arange(width)).reshape(len(slots), *shape)
 
-    def gather(path: Any, store: jax.Array) -> jax.Array:
-        stack = view.stacks.get(path_name(path))
+    def gather(store: jax.Array, i: int) -> jax.Array:
+        stack = view.stacks.get(kept.form.leaves[i].path)
         if stack is None:
             return store[places]
         if not table.items.cut:
@@ -461,11 +445,13 @@ def _read(
         steps = jnp.arange(layout.window)[:, None] + jnp.arange(layout.stack)
         return stack.whole(store[frames][:, steps])
 
-    final = flags[places]
+    found, final = kept.form.unpack(kept.words[places])
+    alone = zip(kept.alone, kept.form.alone, strict=True)
+    found |= {i: gather(store, i) for store, i in alone}
     if table.items.cut:
         final = (jnp.cumsum(final, axis=1) > 0) | (jnp.arange(layout.window) == layout.window - 1)
     return Sample(
-        rows=jax.tree_util.tree_map_with_path(gather, rows),
+        rows=kept.form.tree.unflatten([found[i] for i in range(len(found))]),
         mask=~final & (count > 0),
         keys=Keys(slots, numbers),
         probabilities=probabilities,

@@ -4,13 +4,14 @@ import pickle
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
 from dovetail.envs import check_host_env, resolve
 from dovetail.envs.gymnasium import created
-from dovetail.envs.interface import HostEnv, HostStep
+from dovetail.envs.interface import Discrete, HostEnv, HostStep
 from dovetail.errors import UserError
 
 SEEDS = [3, 14, 15]
@@ -330,3 +331,30 @@ def test_factories_can_be_sent_to_other_processes():
 def test_seeds_are_counted():
     with pytest.raises(UserError, match="has 3 environments but was given 1 seeds"):
         host("CartPole-v1").reset([1])
+
+
+@pytest.mark.parametrize(
+    "name", ["CartPole-v1", "Pendulum-v1", "CartPole-v1?autoreset=same_step", "Acrobot-v1"]
+)
+def test_one_environment_alone_does_what_it_does_among_others(name: str) -> None:
+    factory = resolve(f"gymnasium:{name}").host
+    assert factory is not None
+    together, alone = factory(3), [factory(1) for _ in range(3)]
+    shown = together.reset(SEEDS[:3])
+    for i, host in enumerate(alone):
+        assert (host.reset(SEEDS[i : i + 1]) == shown[i]).all()
+    rng, ends = np.random.default_rng(0), 0
+    for _ in range(250):
+        discrete = isinstance(together.spec.action, Discrete)
+        action = rng.integers(2, size=3) if discrete else rng.uniform(-1, 1, (3, 1))
+        action = action.astype(np.int32 if discrete else np.float32)
+        step = jax.tree.map(np.copy, together.step(action))
+        ends += int((step.terminated | step.truncated).sum())
+        for i, host in enumerate(alone):
+            own = host.step(action[i : i + 1])
+            for field in step._fields:
+                found, wanted = getattr(own, field)[0], getattr(step, field)[i]
+                np.testing.assert_allclose(found, wanted, atol=1e-6, err_msg=field)
+    assert ends > 0 or name == "Acrobot-v1"
+    for host in (together, *alone):
+        host.close()

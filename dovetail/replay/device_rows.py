@@ -1,0 +1,146 @@
+"""The rows of a table on the device: small leaves side by side as words, large ones by themselves.
+
+To write a row or to read one is then a single step of the compiled program for all its small
+leaves, not one for each; the truths of a row (whether it is an episode's last, whether a step
+terminated, …) are the bits of one word.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail.replay.leaves import Leaf, leaves_of
+from dovetail.replay.table import SMALL
+
+WORD = 4
+"""Bytes of a word."""
+BITS = 8 * WORD
+FINAL = np.uint32(1)
+"""The bit that says that a row shows only what an episode ended with."""
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """Where the leaves of a row are kept."""
+
+    tree: Any
+    """The structure of a row."""
+    leaves: tuple[Leaf, ...]
+    frames: frozenset[int]
+    """The positions of leaves with a history, which are kept frame by frame."""
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """The positions of leaves whose numbers are words."""
+        return tuple(i for i, leaf in self._small() if np.dtype(leaf.dtype).itemsize == WORD)
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """The positions of leaves that are bits of the first word."""
+        found, room = list[int](), BITS - 1
+        for i, leaf in self._small():
+            size = prod(leaf.shape)
+            if leaf.dtype == np.bool_ and size <= room:
+                found.append(i)
+                room -= size
+        return tuple(found)
+
+    @property
+    def alone(self) -> tuple[int, ...]:
+        """The positions of all others."""
+        packed = {*self.words, *self.bits}
+        return tuple(i for i in range(len(self.leaves)) if i not in packed)
+
+    @property
+    def width(self) -> int:
+        """Words of a row."""
+        return 1 + sum(prod(self.leaves[i].shape) for i in self.words)
+
+    def _small(self) -> list[tuple[int, Leaf]]:
+        return [
+            (i, leaf)
+            for i, leaf in enumerate(self.leaves)
+            if i not in self.frames
+            and prod(leaf.shape) * np.dtype(leaf.dtype).itemsize <= SMALL
+            and np.dtype(leaf.dtype).kind in "biuf"
+        ]
+
+    def pack(self, leaves: Sequence[jax.Array], final: jax.Array) -> jax.Array:
+        """The words [n, W] of rows [n, …], some of them final [n]."""
+        flags, shift = final.astype(jnp.uint32), 1
+        for i in self.bits:
+            size = prod(self.leaves[i].shape)
+            values = leaves[i].reshape(final.size, size).astype(jnp.uint32)
+            flags |= (values << np.arange(shift, shift + size, dtype=np.uint32)).sum(
+                axis=1, dtype=jnp.uint32
+            )
+            shift += size
+        parts = [
+            jax.lax.bitcast_convert_type(leaves[i], jnp.uint32).reshape(final.size, -1)
+            for i in self.words
+        ]
+        return jnp.concatenate([flags[:, None], *parts], axis=1)
+
+    def unpack(self, words: jax.Array) -> tuple[dict[int, jax.Array], jax.Array]:
+        """(the leaves [..., …] by position, which rows are final) of words [..., W]."""
+        found: dict[int, jax.Array] = {}
+        flags, shift, at, axes = words[..., 0], 1, 1, words.shape[:-1]
+        for i in self.bits:
+            shape = self.leaves[i].shape
+            places = np.arange(shift, shift + prod(shape), dtype=np.uint32).reshape(shape)
+            spread = flags.reshape(*axes, *(1 for _ in shape))
+            found[i] = (spread >> places) & 1 != 0
+            shift += prod(shape)
+        for i in self.words:
+            leaf = self.leaves[i]
+            size = prod(leaf.shape)
+            part = words[..., at : at + size].reshape(*axes, *leaf.shape)
+            found[i] = jax.lax.bitcast_convert_type(part, leaf.dtype)
+            at += size
+        return found, flags & FINAL != 0
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeviceRows:
+    """Rings of rows, or the rows of items that own them."""
+
+    words: jax.Array
+    """[rows, W]"""
+    alone: tuple[jax.Array, ...]
+    """Of the leaves that are by themselves: [rows, …], or [frames, …] where they have a history."""
+    form: RowForm = field(metadata={"static": True})
+
+    @staticmethod
+    def empty(
+        example: Any, rows: int, frames: int, shapes: dict[str, tuple[int, ...]]
+    ) -> "DeviceRows":
+        """So many rows like `example`, all zeros; `shapes` are those of a frame of each leaf that
+        has a history, by its path."""
+        leaves = tuple(leaves_of(example))
+        stacked = frozenset(i for i, leaf in enumerate(leaves) if leaf.path in shapes)
+        form = RowForm(jax.tree.structure(example), leaves, stacked)
+
+        def zeros(i: int) -> jax.Array:
+            leaf = leaves[i]
+            if i in stacked:
+                return jnp.zeros((frames, *shapes[leaf.path]), leaf.dtype)
+            return jnp.zeros((rows, *leaf.shape), leaf.dtype)
+
+        words = jnp.zeros((rows, form.width), jnp.uint32)
+        return DeviceRows(words, tuple(zeros(i) for i in form.alone), form)
+
+    def with_words(self, places: jax.Array, leaves: Any, final: jax.Array) -> "DeviceRows":
+        """The rows with the small leaves of others [n, …] written to their places."""
+        words = self.words.at[places].set(self.form.pack(leaves, final), mode="drop")
+        return replace(self, words=words)
+
+    def with_final(self, places: jax.Array) -> "DeviceRows":
+        """The rows with those at some places made final."""
+        flags = self.words.at[places, 0].get(mode="clip") | FINAL
+        return replace(self, words=self.words.at[places, 0].set(flags, mode="drop"))
