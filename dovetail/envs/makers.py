@@ -41,9 +41,10 @@ class Alone(SyncVectorEnv):
                 self._env_obs[i] = seen
             else:
                 self._autoreset_envs[i] = True
-        np.copyto(self._observations[i], seen, casting="same_kind")
+        shown: Any = self._observations
+        np.copyto(shown[i], seen, casting="same_kind")
         ends = np.array([terminated], np.bool_), np.array([truncated], np.bool_)
-        return self._observations, np.array([reward], np.float64), *ends, infos
+        return shown, np.array([reward], np.float64), *ends, infos
 
 
 def synchronous(one: Maker, autoreset: AutoresetMode | str, num_envs: int) -> SyncVectorEnv:

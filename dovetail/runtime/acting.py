@@ -7,6 +7,7 @@ array, packed once per unroll; the keys of all its steps are made in one call; w
 comes back as one array of words, of which the action and the extras are views.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
+from dovetail.algorithm import Timestep
 from dovetail.graph.ir import Unroll
 from dovetail.graph.unroll import act_key
 from dovetail.keys import from_words
@@ -50,6 +52,7 @@ class Acting:
         self.rewarded, self.begun, self.numbered, self.random = used[ends[2] :]
         """Whether it looks at the last reward, at whether an episode begins, at the environment's
         number, and at its key."""
+        self._looks = (self.rewarded, self.begun, self.numbered)
         taken: list[Any] = [var.aval for var in jaxpr.invars[: sum(self._weights)]]
         self._pieces = _parts(taken)
         self._small = (
@@ -94,6 +97,30 @@ class Acting:
         """The action, of the first leaves that `unpack` gave."""
         return leaves[0] if self._bare else self._action.unflatten(leaves[: self.num_actions])
 
+    @property
+    def in_words(self) -> bool:
+        """Whether what it makes comes back as one array of words."""
+        return self._packed
+
+    def choose(self, inputs: list[Any], at: Timestep, keys: Any) -> jax.Array:
+        """The words of what the batch does `at` a timestep, inside a larger program; for acting
+        that carries nothing from one step to the next."""
+        last = compress((at.reward, at.first, at.number), self._looks)
+        made = self._function(
+            *compress(inputs, self._weights),
+            *compress(jax.tree.leaves(at.observation), self.observed),
+            *last,
+            *([keys] if self.random else []),
+        )
+        return _words(made)
+
+    def leaves(self, words: jax.Array) -> list[jax.Array]:
+        """The action's leaves, then the extras that somebody reads, inside a larger program."""
+        return [
+            jax.lax.bitcast_convert_type(words[part], dtype).reshape(shape)
+            for part, dtype, shape in self._parts
+        ]
+
     def keeper(self, rows: list[np.ndarray]) -> "Keeper | WordKeeper":
         """What writes the calls of an unroll into `rows`, one array [T, B, …] for each leaf."""
         if not (self._packed and self._bare):
@@ -116,8 +143,7 @@ class Acting:
         made, carry = outputs[:tail], self._carry.unflatten(outputs[tail:])
         if not self._packed:
             return made, carry
-        words = [jax.lax.bitcast_convert_type(leaf, jnp.int32).ravel() for leaf in made]
-        return jnp.concatenate(words), carry
+        return _words(made), carry
 
 
 class Keeper:
@@ -157,6 +183,12 @@ class WordKeeper:
         """After the last step: writes the rows."""
         for row, (part, dtype, _) in zip(self._rows, self._parts, strict=True):
             row[...] = self._words[:, part].view(dtype).reshape(row.shape)
+
+
+def _words(leaves: Sequence[jax.Array]) -> jax.Array:
+    return jnp.concatenate(
+        [jax.lax.bitcast_convert_type(leaf, jnp.int32).ravel() for leaf in leaves]
+    )
 
 
 def _key_words(length: int, keys: jax.Array, start: jax.Array) -> jax.Array:

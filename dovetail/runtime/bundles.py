@@ -66,16 +66,31 @@ def bundles_of(fragment: Fragment, graph: Graph, shared: set[int], others: int) 
     are so many `others` of the same worker."""
     taken, made = ({v.id for v in side} for side in (fragment.inputs, fragment.outputs))
     avals = dict(zip((v.id for v in fragment.inputs), fragment.program.jaxpr.invars, strict=True))
+    pairs = [
+        (old, new)
+        for old, new in zip(graph.state.inputs, graph.state.outputs, strict=True)
+        if old.id in taken and new.id in made and not _is_key(avals[old.id].aval)
+    ]
+    return _bundles(pairs, shared, FIRST_NUMBER - 2 * others)
+
+
+def bundles_of_state(graph: Graph, leaves: Sequence[Any]) -> list[Bundle]:
+    """What of the whole state can be held together; `leaves` are its arrays or their shapes."""
+    pairs = zip(graph.state.inputs, graph.state.outputs, leaves, strict=True)
+    plain = [(old, new) for old, new, leaf in pairs if not _is_key(leaf)]
+    return _bundles(plain, set(), FIRST_NUMBER)
+
+
+def _is_key(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jax.dtypes.extended)
+
+
+def _bundles(pairs: Sequence[tuple[Value, Value]], shared: set[int], first: int) -> list[Bundle]:
     kinds: dict[np.dtype, list[tuple[Value, Value]]] = {}
-    for old, new in zip(graph.state.inputs, graph.state.outputs, strict=True):
-        largest = LARGEST_HELD if old.side is Side.REPLAY else LARGEST
-        if old.id not in taken or new.id not in made or old.nbytes > largest:
-            continue
-        if jnp.issubdtype(avals[old.id].aval.dtype, jax.dtypes.extended):  # a random key
-            continue
-        kinds.setdefault(old.dtype, []).append((old, new))
+    for old, new in pairs:
+        if old.nbytes <= (LARGEST_HELD if old.side is Side.REPLAY else LARGEST):
+            kinds.setdefault(old.dtype, []).append((old, new))
     groups = [group for group in kinds.values() if len(group) >= FEWEST]
-    first = FIRST_NUMBER - 2 * others
     return [_bundle(group, shared, first - 2 * i) for i, group in enumerate(groups)]
 
 

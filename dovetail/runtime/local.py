@@ -18,6 +18,7 @@ from dovetail.runtime.away import Abroad
 from dovetail.runtime.crew import CrewRun
 from dovetail.runtime.fused import FusedRun
 from dovetail.runtime.report import Pending
+from dovetail.runtime.steps import StepRun, single_steps
 
 PATIENCE = 30.0
 """Seconds after which a worker that does not get on counts as hung."""
@@ -43,11 +44,13 @@ class Runtime:
         self.plan = plan
         self.compile_seconds = 0.0
         self._compiling: Future[float] | None = None
-        self._run: FusedRun | CrewRun = (
-            FusedRun(graph, plan, env, seeds, patience, tell)
-            if plan.fused
-            else CrewRun(graph, plan, env, patience, tell, abroad, here)
-        )
+        self._run: FusedRun | StepRun | CrewRun
+        if plan.fused:
+            self._run = FusedRun(graph, plan, env, seeds, patience, tell)
+        elif single_steps(graph, plan, env):
+            self._run = StepRun(graph, plan, env, patience, tell)
+        else:
+            self._run = CrewRun(graph, plan, env, patience, tell, abroad, here)
 
     @property
     def seconds(self) -> dict[str, float]:
