@@ -17,7 +17,7 @@ from dovetail.envs.interface import Continuous, Discrete
 from dovetail.errors import check_option
 from dovetail.functions.distributions import Categorical, Gaussian, output_size
 from dovetail.functions.offline import advantage_weights
-from dovetail.networks.critics import Critics, chosen
+from dovetail.networks.critics import Critics, of_actions
 from dovetail.networks.policy_network import PolicyNetwork
 
 LOG_STD = (-5.0, 2.0)
@@ -114,7 +114,7 @@ class AdvantageWeighted(Cloning):
         """What the critics make of actions, [critics, n]."""
         if not self.discrete:
             return self.critic.apply(params, observation, action)[..., 0]
-        return chosen(self.critic.apply(params, observation), action)
+        return of_actions(self.critic.apply(params, observation), action)
 
     def critic_loss(
         self, params: Any, batch: Batch, goal: jax.Array

@@ -17,7 +17,7 @@ from dovetail.envs.interface import Discrete
 from dovetail.errors import check_option
 from dovetail.functions.exploration import epsilon_greedy
 from dovetail.functions.offline import conservative_gap
-from dovetail.networks.critics import Critics, chosen
+from dovetail.networks.critics import Critics, of_actions
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class DiscreteCQL(OffPolicyAlgorithm):
         action that the network prefers."""
         best = self.values(state.params["critics"], batch.following).argmax(axis=-1)
         following = self.critic.apply(state.target["critics"], batch.following)
-        return batch.reward + batch.discount * chosen(following, best)[0]
+        return batch.reward + batch.discount * of_actions(following, best)[0]
 
     def critic_loss(
         self, params: Any, batch: Batch, goal: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """Squared errors, and how far other actions' values stick out."""
         values = self.values(params, batch.observation)
-        taken = chosen(values[None], batch.action)[0]
+        taken = of_actions(values[None], batch.action)[0]
         errors = taken - goal
         gap = conservative_gap(values.T, taken)
         loss = jnp.mean(batch.weights * (jnp.square(errors) + self.conservatism * gap))

@@ -16,7 +16,7 @@ from dovetail.algorithms.sac import SAC
 from dovetail.envs.interface import Discrete
 from dovetail.errors import check_option
 from dovetail.functions.distributions import Categorical
-from dovetail.networks.critics import Critics, chosen
+from dovetail.networks.critics import Critics, of_actions
 from dovetail.networks.policy_network import PolicyNetwork
 
 
@@ -89,7 +89,7 @@ class SACDiscrete(SAC):
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """Squared errors of the values of what was done, summed over the critics."""
         values = self.critic.apply(params, batch.observation, key=key)
-        taken = chosen(values, batch.action)
+        taken = of_actions(values, batch.action)
         errors = taken - goal
         loss = jnp.mean(batch.weights * jnp.sum(jnp.square(errors), axis=0))
         metrics = {"critic_loss": loss, "value": jnp.mean(taken)}

@@ -81,7 +81,7 @@ class Critics:
         )
 
 
-def chosen(values: jax.Array, action: jax.Array) -> jax.Array:
+def of_actions(values: jax.Array, action: jax.Array) -> jax.Array:
     """Of values [critics, n, actions] those of the actions taken, int32[n]: [critics, n]."""
     return jnp.take_along_axis(values, action[None, :, None], axis=-1)[..., 0]
 
