@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Task, Trajectory
-from dovetail.envs.interface import Continuous
+from dovetail.envs.interface import Continuous, Discrete
 from dovetail.errors import UserError, check_option
 from dovetail.functions.bootstrapping import n_step, row
 from dovetail.functions.normalisation import (
@@ -252,9 +252,14 @@ class OffPolicyAlgorithm(Algorithm):
         return Acting(state.params["actor"], state.moments, steps < begin_at)
 
     def random_action(self, key: jax.Array) -> jax.Array:
-        """Any continuous action."""
-        assert isinstance(self.task.env.action, Continuous)
-        return jax.random.uniform(key, (self.task.env.action.size,), minval=-1.0, maxval=1.0)
+        """Any action."""
+        match self.task.env.action:
+            case Continuous(size=size):
+                return jax.random.uniform(key, (size,), minval=-1.0, maxval=1.0)
+            case Discrete(n=n):
+                return jax.random.randint(key, (), 0, n, jnp.int32)
+            case other:
+                raise NotImplementedError(f"{type(self).__name__} has no random action of {other}.")
 
     def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
         """Actors insert what they did; the learner learns from samples of what is there, and of
