@@ -44,6 +44,13 @@ CONTROL_BEGIN_AT = 100
 HIGH_RATIO = 20
 """Gradient steps for each step of the environment, where that is compared."""
 
+OFFLINE_STEPS = 100_000
+OFFLINE_OBSERVATION, OFFLINE_ACTION = 17, 6
+"""Recorded transitions, random numbers of HalfCheetah's sizes."""
+IQL_EXPECTILE = 0.7
+IQL_INVERSE_TEMPERATURE = 3.0
+TD3_BC_VALUE_WEIGHT = 2.5
+
 ATARI_LEARNING_RATE = 2.5e-4
 FRAMES_PER_STEP = 4
 """Emulator frames in which an action is repeated."""

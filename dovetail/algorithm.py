@@ -15,6 +15,7 @@ import numpy as np
 
 from dovetail.envs.interface import Continuous, Discrete, EnvSpec, MultiDiscrete
 from dovetail.errors import UserError
+from dovetail.replay.data import Data, DataSpec
 from dovetail.replay.replay import Replay
 from dovetail.replay.sample import Keys, Sample
 from dovetail.replay.table import Table
@@ -91,6 +92,10 @@ class Task:
     """Environments in all; as many unless given."""
     shards: int = 1
     """Equal parts in which a replay is kept."""
+    data: DataSpec | None = None
+    """Recorded steps to learn from, if any."""
+    online: bool = True
+    """Whether it acts in the environment; if not, all it learns from is recorded."""
 
     def __post_init__(self) -> None:
         if self.all_envs == 0:
@@ -99,6 +104,10 @@ class Task:
     def replay(self, table: Table, example: Any) -> Replay:
         """An empty replay for rows like `example` of every environment."""
         return Replay.empty(table, example, self.all_envs, self.shards)
+
+    def recorded(self, example: Any, window: int) -> Data | tuple[()]:
+        """Room for the recorded steps, in rows like `example`; nothing if there are none."""
+        return self.data.empty(example, window) if self.data is not None else ()
 
 
 class RL(Protocol):
@@ -142,6 +151,11 @@ class RL(Protocol):
         what is sampled is [K, n, …]."""
         ...
 
+    def recall(self, data: Data, draws: jax.Array) -> Sample:
+        """Recorded data → learner: K batches of n items for `draws` [K, n], whole random numbers
+        (uint32); what is sampled is [K, n, …], and a learner replica's part of it with several."""
+        ...
+
     def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
         """Learner → replay: gives sampled items other priorities [K, n]."""
         ...
@@ -162,6 +176,25 @@ class Algorithm:
     """The kinds of action space it can act in."""
     correction: ClassVar[Correction] = NO_CORRECTION
     """What it corrects with, and so which staleness it bears."""
+    takes_data: ClassVar[bool] = False
+    """Whether it can learn from recorded data."""
+    needs_data: ClassVar[bool] = False
+    """Whether it is made for recorded data, and does not begin without."""
+
+    @property
+    def offline_steps(self) -> int:
+        """Gradient steps of an iteration in which nothing is acted: what such a run counts."""
+        return 1
+
+    @property
+    def recorded_window(self) -> int:
+        """Steps of an item of recorded data."""
+        return 1
+
+    @property
+    def recorded_draws_each(self) -> int:
+        """Recorded items that an iteration draws."""
+        return 1
 
     @property
     def task(self) -> Task:
@@ -206,6 +239,14 @@ class Algorithm:
     def greedy(self, params: Params, carry: Carry, timestep: Timestep) -> tuple[Any, Carry]:
         """(action, carry) for one environment when evaluated: the best action, no exploration."""
         raise NotImplementedError(f"{type(self).__name__} does not define greedy(…).")
+
+    def recorded_row(self, rows: Any) -> Any:
+        """What it keeps of recorded rows (`dovetail.data.Rows`), in the structure of its own."""
+        raise NotImplementedError(f"{type(self).__name__} does not define recorded_row(rows).")
+
+    def go_online(self, state: State, fresh: State) -> State:
+        """What it learned from recorded data, with the `replay` of a fresh state to act into."""
+        return state._replace(replay=fresh.replay, data=fresh.data)
 
     def iteration(self, rl: RL, state: State) -> tuple[State, Metrics]:
         """One pass of the training loop: (new state, metrics)."""

@@ -114,6 +114,11 @@ class Checkpoints:
         """The last step that has a checkpoint, if any."""
         return max(self.steps(), default=None)
 
+    def meta(self) -> dict[str, Any]:
+        """What the latest checkpoint says of itself."""
+        step = self._choose(None)
+        return _read_record(self.folder / str(step), f"Checkpoint {step} in {self.folder}")["meta"]
+
     def restore(
         self, like: PyTree, step: int | None = None, expect: Mapping[str, Any] | None = None
     ) -> tuple[PyTree, dict[str, Any]]:

@@ -1,5 +1,8 @@
 """`interpret`: an algorithm's loop as plain Python, to debug in and to compare with."""
 
+import dataclasses
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +15,9 @@ from dovetail.envs.interface import HostEnv
 from dovetail.envs.resolve import resolve
 from dovetail.graph import interpret as interpreter
 from dovetail.graph.unroll import Step
+from dovetail.replay.data import with_data
 from dovetail.runtime.stage import initial_observation
+from dovetail.training.recorded import MEMORY, RecordedData, check_data
 from dovetail.training.start import first_state
 
 
@@ -35,29 +40,46 @@ def interpret(
     seed: int = 0,
     shards: int = 1,
     debug: bool = True,
+    data: str | Path | None = None,
+    online: bool | None = None,
+    data_memory: int = MEMORY,
 ) -> Interpreted:
     """Runs some iterations without compiling the loop; every synchronous policy equals it.
 
     With `debug`, jit is off and `act` is called for one environment after another: breakpoints
     and prints work anywhere. Without, it is faster, and only `iteration` itself sees values.
-    `shards` is the number of equal parts in which a replay is kept.
+    `shards` is the number of equal parts in which a replay is kept, `data` the folder of a dataset
+    to learn from; whether anybody acts as well is `online`, by default only where the algorithm is
+    not made for recorded data.
     """
-    found = resolve(env)
-    bound = algorithm.bind(Task(found.spec, num_envs, steps, shards=shards))
-    stepped = found.jax if found.jax is not None else _made(found.host, num_envs)
-    try:
-        state, actor = first_state(bound, found.jax, num_envs, seed)
+    check_data(algorithm, data is not None)
+    found, acts = resolve(env), online if online is not None else not algorithm.needs_data
+    with ExitStack() as stack:
+        task = Task(found.spec, num_envs, steps, shards=shards, online=acts)
+        feed = None
+        if data is not None:
+            recorded = RecordedData(data, data_memory)
+            stack.callback(recorded.close)
+            spec = recorded.prepare(algorithm, found.spec, seed)
+            task = dataclasses.replace(task, data=spec)
+            feed = recorded.feed(algorithm.bind(task))
+            stack.callback(feed.close)
+        bound = algorithm.bind(task)
+        stepped = found.jax if found.jax is not None else _made(found.host, num_envs)
+        first = None if feed is None else feed.take(0)
+        compiled = found.jax if acts else None
+        state, actor = first_state(bound, compiled, num_envs, seed, data=first)
         if isinstance(stepped, HostEnv):
+            stack.callback(stepped.close)
             shown = initial_observation(stepped, actor.keys)
             actor = actor._replace(timestep=actor.timestep._replace(observation=shown))
         metrics: dict[str, jax.Array] = {}
         step = stepper(stepped)
-        for _ in range(iterations):
+        for number in range(iterations):
+            if feed is not None and feed.due(number):
+                state = with_data(state, feed.take(number))
             state, metrics, actor, _ = interpreter.interpret(bound, step, state, actor, debug)
         return Interpreted(state, metrics, actor)
-    finally:
-        if isinstance(stepped, HostEnv):
-            stepped.close()
 
 
 def stepper(env: Any) -> Step:

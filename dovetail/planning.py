@@ -19,6 +19,7 @@ from dovetail.policies import POLICIES
 from dovetail.policies.fused import Fused
 from dovetail.policies.interface import Policy, shares
 from dovetail.policies.local import Local
+from dovetail.replay.data import DataSpec
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,17 @@ def plan_for(
     policy: Policy,
     steps: int,
     resources: Resources | None = None,
+    data: DataSpec | None = None,
+    online: bool = True,
 ) -> Planned:
-    """Traces one replica's share of the task, and places it on this machine, or on `resources`."""
+    """Traces one replica's share of the task, and places it on this machine, or on `resources`.
+
+    `data` are recorded steps to learn from; if not `online`, nobody acts, and nothing of the
+    environment is compiled.
+    """
+    env = env if online else dataclasses.replace(env, jax=None)
     shares(0, policy.envs, policy.split.actors, "actors")
-    graph = traced(algorithm, env, policy, steps)
+    graph = traced(algorithm, env, policy, steps, data, online)
     plan = make_plan(policy, graph, machine() if resources is None else resources)
     if env.process is None and any(w.kind is WorkerKind.PROCESS for w in plan.workers):
         raise UserError(
@@ -49,13 +57,20 @@ def plan_for(
     return Planned(graph, plan, env)
 
 
-def traced(algorithm: Algorithm, env: Env, policy: Policy, steps: int) -> Graph:
+def traced(
+    algorithm: Algorithm,
+    env: Env,
+    policy: Policy,
+    steps: int,
+    data: DataSpec | None = None,
+    online: bool = True,
+) -> Graph:
     """The graph of one replica's share of the task, as a policy divides it."""
     split = policy.split
     # where no process can be made, threads have to do
     spec = dataclasses.replace(env.spec, threads=env.spec.threads or env.process is None)
     update_envs = policy.envs * split.joined // split.actors
-    task = Task(spec, update_envs, steps, policy.envs, split.shards)
+    task = Task(spec, update_envs, steps, policy.envs, split.shards, data, online)
     return trace_task(
         algorithm,
         task,

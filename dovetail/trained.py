@@ -48,17 +48,18 @@ def load_trained(run: Run, env: Any = None) -> Trained:
     config = run.config
     algorithm, policy, settings = rebuild_all(config)
     found = _environment(run, policy, env)
-    task = Task(found.spec, policy.envs, config["steps"], shards=policy.split.shards)
+    checkpoints = Checkpoints(run.path / "checkpoints", settings.keep)
+    acted = config.get("data") is None or bool(checkpoints.meta()["online"])
+    task = Task(found.spec, policy.envs, config["steps"], shards=policy.split.shards, online=acted)
     bound = algorithm.bind(task)
     like = {
         "state": jax.eval_shape(lambda key: all_shards(bound.init(key)), seed_key(0)),
-        "actor": abstract_actor(bound, task, found.jax),
+        "actor": abstract_actor(bound, task, found.jax) if acted else (),
     }
     if settings.seeds > 1:
         like = jax.tree.map(
             lambda s: jax.ShapeDtypeStruct((settings.seeds, *s.shape), s.dtype), like
         )
-    checkpoints = Checkpoints(run.path / "checkpoints", settings.keep)
     tree, meta = checkpoints.restore(like, expect={"algorithm": config["algorithm"]})
     params = seed_params(bound.acting(tree["state"]), settings.seeds)
     return Trained(bound, found, params, int(meta["updates"]))
@@ -156,5 +157,10 @@ def _environment(run: Run, policy: Policy, env: Any) -> Env:
         raise UserError(
             f"{run.path} was trained on a Python object ({run.config['env']}): call this from "
             f"Python and give it again as env=…."
+        )
+    if env is None and run.config.get("env_given") == "data":
+        raise UserError(
+            f"{run.path} was trained on recorded data without an environment: call this from "
+            f"Python and give one as env=…."
         )
     return resolve(env if env is not None else run.config["env"], traced=policy.traced_envs)

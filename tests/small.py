@@ -27,6 +27,7 @@ from dovetail.runtime.local import Runtime
 from dovetail.runtime.report import Report
 from dovetail.settings import Settings
 from dovetail.training.config import rebuild_all
+from dovetail.training.recorded import RecordedData
 from dovetail.training.start import first_state
 from dovetail.training.stopping import Stop
 
@@ -69,19 +70,26 @@ class Started:
         seed: int = 0,
         seeds: int = 1,
         start: tuple[Any, Any] | None = None,
+        data: RecordedData | None = None,
+        online: bool = True,
     ) -> None:
-        """`start` is the state to begin with, the seed's first unless given."""
+        """`start` is the state to begin with, the seed's first unless given; `data` are recorded,
+        and if not `online`, all that there is."""
         found = resolve(env, traced=policy.traced_envs)
-        planned = plan_for(algorithm, found, policy, STEPS)
+        spec = None if data is None else data.prepare(algorithm, found.spec, seed)
+        planned = plan_for(algorithm, found, policy, STEPS, data=spec, online=online)
         self.plan = planned.plan
         self.graph = planned.graph
         self.runtime = Runtime(planned.graph, planned.plan, found, seeds)
         plan = planned.plan
         bound = algorithm.bind(
-            Task(found.spec, plan.update_envs, STEPS, plan.num_envs, plan.shards)
+            Task(found.spec, plan.update_envs, STEPS, plan.num_envs, plan.shards, spec, online)
         )
+        self.feed = None if data is None else data.feed(bound)
         try:
-            start = start or first_state(bound, found.jax, policy.envs, seed, seeds)
+            first = None if self.feed is None else self.feed.take(0)
+            compiled = found.jax if online else None
+            start = start or first_state(bound, compiled, policy.envs, seed, seeds, first)
             self.state: Any = start[0]
             self.actor: Any = self.runtime.load(*start)
         except BaseException:
@@ -99,6 +107,8 @@ class Started:
 
     def __exit__(self, *_: object) -> None:
         self.runtime.close()
+        if self.feed is not None:
+            self.feed.close()
 
 
 def interpreted(algorithm: Algorithm, step: Any, state: Any, actor: Any, count: int) -> Any:

@@ -40,7 +40,7 @@ AT_HOME = {
     "environments": HOST,
 }
 """Policies for environments in Python; any other is explained on a JAX environment."""
-CONTINUOUS = ("ddpg", "d4pg", "td3", "sac")
+CONTINUOUS = ("ddpg", "d4pg", "td3", "sac", "td3-bc", "cql")
 """Algorithms that are explained on Pendulum, not on CartPole."""
 REFUSED = {
     (algorithm, "parameter-server"): "use --policy actor-learner, or an algorithm such as a3c."
@@ -48,7 +48,10 @@ REFUSED = {
     if algorithm != "a3c"
 } | {
     (algorithm, "data-parallel"): "is in one place; use 1 replica."
-    for algorithm in ("dqn", "qr-dqn", "apex", "r2d2", *CONTINUOUS, "sac-discrete")
+    for algorithm in (
+        *("dqn", "qr-dqn", "apex", "r2d2", *CONTINUOUS, "sac-discrete"),
+        *("bc", "discrete-cql", "iql", "awac"),
+    )
 }
 """What a policy cannot do for an algorithm, by the end of the sentence that says so."""
 OTHERS: dict[str, tuple[Any, Any, Policy]] = {

@@ -18,6 +18,12 @@ ALGORITHMS: dict[str, str] = {
     "td3": "dovetail.algorithms.td3:TD3",
     "sac": "dovetail.algorithms.sac:SAC",
     "sac-discrete": "dovetail.algorithms.sac_discrete:SACDiscrete",
+    "bc": "dovetail.algorithms.bc:BC",
+    "td3-bc": "dovetail.algorithms.td3_bc:TD3BC",
+    "cql": "dovetail.algorithms.cql:CQL",
+    "discrete-cql": "dovetail.algorithms.discrete_cql:DiscreteCQL",
+    "iql": "dovetail.algorithms.iql:IQL",
+    "awac": "dovetail.algorithms.awac:AWAC",
 }
 """The algorithms by their names on the command line."""
 

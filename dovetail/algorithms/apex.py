@@ -16,6 +16,7 @@ from dovetail.algorithm import RL, Carry, Metrics, Timestep, Trajectory
 from dovetail.algorithms.value_based import LEAST_PRIORITY, Acting, Laddered, LearnerState
 from dovetail.functions.exploration import epsilon_greedy
 from dovetail.functions.returns import n_step_returns, successor_values
+from dovetail.replay.replay import Replay
 
 
 class Acted(NamedTuple):
@@ -61,6 +62,7 @@ class ApeX(Laddered):
 
     def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
         """Actors insert what they did and how surprising it was; the learner samples it."""
+        assert isinstance(state.replay, Replay)  # somebody always acts
         params = rl.broadcast(self.acting(state))
         steps = rl.unroll(self.act, params, self.unroll_length, bootstrap=self.value)
         rows, final = self.rows(steps)

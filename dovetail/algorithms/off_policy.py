@@ -2,8 +2,9 @@
 
 Actors insert their steps into a replay; the learner takes a number of gradient steps, in one
 compiled call, on transitions sampled from it. Where transitions come from is told apart from what
-is learned from them: `learn` takes a `Batch`, whoever made it. Continuous actions are in [-1, 1];
-the environment's adapter maps these to its bounds.
+is learned from them: `learn` takes a `Batch`, whoever made it. So they may be recorded ones, alone
+or beside the replay's. Continuous actions are in [-1, 1]; the environment's adapter maps these to
+its bounds.
 """
 
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Task, Trajectory
-from dovetail.envs.interface import Continuous
+from dovetail.envs.interface import Continuous, Discrete
 from dovetail.errors import UserError, check_option
 from dovetail.functions.bootstrapping import n_step, row
 from dovetail.functions.normalisation import (
@@ -26,6 +28,7 @@ from dovetail.functions.normalisation import (
     update,
 )
 from dovetail.networks import layers
+from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
 from dovetail.replay.sample import Sample, importance_weights
 from dovetail.replay.table import Prioritised, Table, Transitions, Uniform
@@ -33,6 +36,13 @@ from dovetail.replay.table import Prioritised, Table, Transitions, Uniform
 KEYS = 5
 """Random keys of a gradient step. They are made for all steps of an update at once: a key that is
 made of a key inside the loop would be made again wherever it is used."""
+
+OFFLINE_STEPS = 20
+"""Gradient steps of an update unless told, where there are no environment steps to count."""
+
+INSIDE = 1 - 1e-5
+"""Recorded continuous actions are clipped to this: on the bounds themselves a squashed distribution
+has no density."""
 
 
 class Row(NamedTuple):
@@ -79,11 +89,14 @@ class LearnerState(NamedTuple):
     """Of each part."""
     moments: Moments
     """Of the observations that actors met."""
-    replay: Replay
+    replay: Replay | tuple[()]
+    """What actors met; nothing where nobody acts."""
     key: jax.Array
     steps: jax.Array
     """Gradient steps so far."""
     updates: jax.Array
+    data: Data | tuple[()] = ()
+    """What was recorded, if anything."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +104,13 @@ class OffPolicyAlgorithm(Algorithm):
     """Options, replay and learning loop of an algorithm that learns from replayed transitions."""
 
     correction: ClassVar[Correction] = Correction("learning off-policy", None)
+    takes_data: ClassVar[bool] = True
 
     unroll_length: int = 1
     """Steps each environment takes between two updates."""
     gradient_steps: int = 0
-    """Gradient steps of an update, in one compiled call; 0 for as many as its environment steps."""
+    """Gradient steps of an update, in one compiled call; 0 for as many as its environment steps, or
+    20 where nobody acts."""
     batch_size: int = 256
     """Transitions of a gradient step."""
     learning_rate: float = 1e-3
@@ -123,6 +138,8 @@ class OffPolicyAlgorithm(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    data_share: float = 0.5
+    """The share of recorded transitions in a batch, where there are replayed ones as well."""
 
     def __post_init__(self) -> None:
         check_option("learning_rate", self.learning_rate, self.learning_rate > 0, "more than 0")
@@ -133,6 +150,8 @@ class OffPolicyAlgorithm(Algorithm):
             check_option(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0 to 1")
         items = self.capacity
         check_option("begin_at", self.begin_at, self.begin_at <= items, f"1 to {items}")
+        fits = 0 < self.data_share < 1
+        check_option("data_share", self.data_share, fits, "more than 0 and less than 1")
         check_option("hidden", self.hidden, all(n > 0 for n in self.hidden), "sizes above 0")
         layers.activation(self.activation)
 
@@ -149,7 +168,33 @@ class OffPolicyAlgorithm(Algorithm):
     @property
     def steps_per_update(self) -> int:
         """Gradient steps of an update."""
+        if not self.task.online:
+            return self.gradient_steps or OFFLINE_STEPS
         return self.gradient_steps or self.unroll_length * self.task.num_envs
+
+    @property
+    def offline_steps(self) -> int:
+        """Gradient steps of an update."""
+        return self.steps_per_update
+
+    @property
+    def recorded_window(self) -> int:
+        """Steps of a transition."""
+        return self.n_step
+
+    @property
+    def recorded_draws_each(self) -> int:
+        """Recorded transitions of an update."""
+        return self.steps_per_update * self.recorded_items
+
+    @property
+    def recorded_items(self) -> int:
+        """Of the transitions of a batch, those that are recorded."""
+        if self.task.data is None:
+            return 0
+        if not self.task.online:
+            return self.batch_size
+        return min(max(round(self.data_share * self.batch_size), 1), self.batch_size - 1)
 
     @property
     def table(self) -> Table:
@@ -181,46 +226,78 @@ class OffPolicyAlgorithm(Algorithm):
             target={part: params[part] for part in self.followed},
             optimiser={part: self.optimiser().init(params[part]) for part in params},
             moments=initial_moments(spec.observation),
-            replay=self.task.replay(self.table, example),
+            replay=self.task.replay(self.table, example) if self.task.online else (),
             key=key,
             steps=jnp.zeros((), jnp.int32),
             updates=jnp.zeros((), jnp.int32),
+            data=self.task.recorded(example, self.n_step),
         )
+
+    def recorded_row(self, rows: Any) -> Row:
+        """What is kept of recorded rows; what is beyond the bounds of actions is clipped."""
+        action = rows.action
+        if isinstance(self.task.env.action, Continuous):
+            action = np.clip(action, -INSIDE, INSIDE)
+        return Row(rows.observation, action, rows.reward, rows.terminated)
 
     def optimiser(self) -> optax.GradientTransformation:
         """Adam, one for each part."""
         return optax.adam(self.learning_rate)
 
     def acting(self, state: LearnerState) -> Acting:
-        """The policy's weights, and whether to act at random still."""
+        """The policy's weights, and whether to act at random still: never if it comes from recorded
+        data."""
         steps = state.updates * (self.unroll_length * self.task.num_envs)
-        return Acting(state.params["actor"], state.moments, steps < self.begin_at)
+        begin_at = 0 if self.needs_data else self.begin_at
+        return Acting(state.params["actor"], state.moments, steps < begin_at)
 
     def random_action(self, key: jax.Array) -> jax.Array:
-        """Any continuous action."""
-        assert isinstance(self.task.env.action, Continuous)
-        return jax.random.uniform(key, (self.task.env.action.size,), minval=-1.0, maxval=1.0)
+        """Any action."""
+        match self.task.env.action:
+            case Continuous(size=size):
+                return jax.random.uniform(key, (size,), minval=-1.0, maxval=1.0)
+            case Discrete(n=n):
+                return jax.random.randint(key, (), 0, n, jnp.int32)
+            case other:
+                raise NotImplementedError(f"{type(self).__name__} has no random action of {other}.")
 
     def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
-        """Actors insert what they did; the learner learns from samples of what is there."""
-        acting = rl.broadcast(self.acting(state))
-        steps = rl.unroll(self.act, acting, self.unroll_length)
-        rows = Row(steps.observation, steps.action, steps.reward, steps.terminated)
-        final = Row(steps.next_observation, None, None, None)
-        replay = rl.insert(state.replay, steps, rows, final)
-        replay, sample = rl.sample(replay, self.draws(state))
-        state = state._replace(moments=self.seen(rl, state.moments, steps))
-        enough = jnp.min(sample.size) >= self.begin_at
-        batches = jax.vmap(lambda part: self.batch(state, part))(sample)
+        """Actors insert what they did; the learner learns from samples of what is there, and of
+        what was recorded."""
+        samples: list[Sample] = []
+        replay, data, enough = state.replay, state.data, jnp.ones((), jnp.bool_)
+        if isinstance(replay, Replay):  # somebody acts
+            acting = rl.broadcast(self.acting(state))
+            steps = rl.unroll(self.act, acting, self.unroll_length)
+            rows = Row(steps.observation, steps.action, steps.reward, steps.terminated)
+            final = Row(steps.next_observation, None, None, None)
+            replay = rl.insert(replay, steps, rows, final)
+            replay, sample = rl.sample(replay, self.draws(state))
+            state = state._replace(moments=self.seen(rl, state.moments, steps))
+            enough = jnp.min(sample.size) >= self.begin_at
+            samples.append(sample)
+        if isinstance(data, Data):
+            samples.append(rl.recall(data, self.recorded_draws(state)))
+            if not self.task.online:
+                state = state._replace(moments=self.recalled(rl, state.moments, samples[0]))
+        batches = _joined([jax.vmap(lambda x: self.batch(state, x))(part) for part in samples])
         state, errors, metrics = self.learn(rl, state, batches, enough)
-        if self.prioritised:
-            replay = rl.update_priorities(replay, sample.keys, errors + 1e-6)
-        return state._replace(replay=replay, updates=state.updates + 1), metrics
+        if self.prioritised and isinstance(replay, Replay):
+            keys = samples[0].keys
+            errors = errors[:, : keys.slot.shape[1]]
+            replay = rl.update_priorities(replay, keys, errors + 1e-6)
+        return state._replace(replay=replay, data=data, updates=state.updates + 1), metrics
 
     def draws(self, state: LearnerState) -> jax.Array:
         """What the replay chooses the transitions of an update by."""
         key = jax.random.fold_in(state.key, 2 * state.updates)
-        return jax.random.uniform(key, (self.steps_per_update, self.batch_size))
+        items = self.batch_size - self.recorded_items
+        return jax.random.uniform(key, (self.steps_per_update, items))
+
+    def recorded_draws(self, state: LearnerState) -> jax.Array:
+        """What the recorded transitions of an update are chosen by."""
+        key = jax.random.fold_in(jax.random.fold_in(state.key, 2 * state.updates), 1)
+        return jax.random.bits(key, (self.steps_per_update, self.recorded_items), jnp.uint32)
 
     def seen(self, rl: RL, moments: Moments, steps: Trajectory) -> Moments:
         """The observations' moments with those of an unroll; gathered only where they are used."""
@@ -228,6 +305,14 @@ class OffPolicyAlgorithm(Algorithm):
             return moments
         observation, valid = rl.gather((steps.observation, steps.valid))
         return update(moments, batch_sums(moments, observation, valid.astype(jnp.float32)))
+
+    def recalled(self, rl: RL, moments: Moments, sample: Sample) -> Moments:
+        """The observations' moments with those of recorded ones, where nobody acts."""
+        if not self.normalise_observations:
+            return moments
+        observation = jax.tree.map(lambda x: x[:, :, 0], sample.rows.observation)
+        sums = batch_sums(moments, observation, jnp.ones(sample.mask.shape[:2]))
+        return update(moments, rl.mean(sums))
 
     def normalised(self, moments: Moments, observation: Any) -> Any:
         """What networks are shown."""
@@ -261,7 +346,7 @@ class OffPolicyAlgorithm(Algorithm):
         count = self.steps_per_update
         key = jax.random.fold_in(state.key, 2 * state.updates + 1)
         keys = _made(jax.random.split(key, (count, KEYS)))
-        kept = state._replace(replay=(), key=())  # type: ignore[arg-type]
+        kept = state._replace(replay=(), data=(), key=())  # type: ignore[arg-type]
 
         def step(i: Any, state: LearnerState) -> tuple[LearnerState, jax.Array, Metrics]:
             batch = jax.tree.map(lambda x: x[i], batches)
@@ -322,6 +407,13 @@ class OffPolicyAlgorithm(Algorithm):
         return state._replace(
             target=optax.incremental_update(params, state.target, self.target_rate)
         )
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    """The transitions of several batches [K, n, …] as those of one."""
+    if len(batches) == 1:
+        return batches[0]
+    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *batches)
 
 
 def _made(keys: jax.Array) -> jax.Array:

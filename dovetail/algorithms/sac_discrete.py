@@ -16,7 +16,7 @@ from dovetail.algorithms.sac import SAC
 from dovetail.envs.interface import Discrete
 from dovetail.errors import check_option
 from dovetail.functions.distributions import Categorical
-from dovetail.networks.critics import Critics
+from dovetail.networks.critics import Critics, of_actions
 from dovetail.networks.policy_network import PolicyNetwork
 
 
@@ -58,10 +58,6 @@ class SACDiscrete(SAC):
         """The entropy at which the temperature is to keep the policy."""
         return self.entropy_per_action * math.log(self.choices)
 
-    def random_action(self, key: jax.Array) -> jax.Array:
-        """Any action."""
-        return jax.random.randint(key, (), 0, self.choices, jnp.int32)
-
     def choice(self, params: Any, observation: Any) -> Categorical:
         """The distribution of actions."""
         return Categorical(self.actor.apply(params, observation))
@@ -93,7 +89,7 @@ class SACDiscrete(SAC):
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """Squared errors of the values of what was done, summed over the critics."""
         values = self.critic.apply(params, batch.observation, key=key)
-        taken = jnp.take_along_axis(values, batch.action[None, :, None], axis=-1)[..., 0]
+        taken = of_actions(values, batch.action)
         errors = taken - goal
         loss = jnp.mean(batch.weights * jnp.sum(jnp.square(errors), axis=0))
         metrics = {"critic_loss": loss, "value": jnp.mean(taken)}

@@ -22,6 +22,7 @@ from dovetail.functions.exploration import epsilon_greedy, ladder, linear
 from dovetail.functions.vectors import from_vector, to_vector
 from dovetail.networks import layers
 from dovetail.networks.q_network import QNetwork
+from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
 from dovetail.replay.sample import Sample, importance_weights
 from dovetail.replay.table import Prioritised, Table, Transitions, Uniform
@@ -54,9 +55,12 @@ class LearnerState(NamedTuple):
     target: jax.Array
     """Those that follow."""
     optimiser: Any
-    replay: Replay
+    replay: Replay | tuple[()]
+    """What actors met; nothing where nobody acts."""
     key: jax.Array
     updates: jax.Array
+    data: Data | tuple[()] = ()
+    """What was recorded, if anything."""
 
 
 class Batch(NamedTuple):
@@ -175,10 +179,35 @@ class ValueBased(Algorithm):
             params=params,
             target=params,
             optimiser=self.optimiser().init(params),
-            replay=self.task.replay(self.table, self.example()),
+            replay=self.task.replay(self.table, self.example()) if self.task.online else (),
             key=key,
             updates=jnp.zeros((), jnp.int32),
+            data=self.task.recorded(self.example(), self.n_step),
         )
+
+    @property
+    def offline_steps(self) -> int:
+        """Gradient steps of an update."""
+        return self.gradient_steps
+
+    @property
+    def recorded_window(self) -> int:
+        """Steps of an item."""
+        return self.n_step
+
+    @property
+    def recorded_draws_each(self) -> int:
+        """Recorded items of an update."""
+        return self.gradient_steps * self.recorded_items
+
+    @property
+    def recorded_items(self) -> int:
+        """Of the items of a batch, those that are recorded."""
+        return 0
+
+    def recorded_row(self, rows: Any) -> Row:
+        """What is kept of recorded rows."""
+        return Row(rows.observation, rows.action, rows.reward, rows.terminated)
 
     def optimiser(self) -> optax.GradientTransformation:
         """Adam with clipped gradients."""
@@ -214,35 +243,56 @@ class ValueBased(Algorithm):
         return jnp.argmax(values, axis=-1).astype(jnp.int32), carry
 
     def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
-        """Actors insert what they did; the learner learns from samples of what is there."""
-        params = rl.broadcast(self.acting(state))
-        steps = rl.unroll(self.act, params, self.unroll_length)
-        rows, final = self.rows(steps)
-        replay = rl.insert(state.replay, steps, rows, final)
+        """Actors insert what they did; the learner learns from samples of what is there, and of
+        what was recorded."""
+        replay = state.replay
+        if isinstance(replay, Replay):  # somebody acts
+            params = rl.broadcast(self.acting(state))
+            steps = rl.unroll(self.act, params, self.unroll_length)
+            rows, final = self.rows(steps)
+            replay = rl.insert(replay, steps, rows, final)
         return self.replayed(rl, state, replay)
 
-    def replayed(self, rl: RL, state: LearnerState, replay: Replay) -> tuple[LearnerState, Metrics]:
-        """An update from samples of the replay, which learns how wrong the network was on them."""
+    def replayed(
+        self, rl: RL, state: LearnerState, replay: Replay | tuple[()]
+    ) -> tuple[LearnerState, Metrics]:
+        """An update from samples of the replay, which learns how wrong the network was on them, and
+        of what was recorded."""
         key = jax.random.fold_in(state.key, state.updates)
-        draws = jax.random.uniform(key, (self.gradient_steps, self.batch_size))
-        replay, sample = rl.sample(replay, draws)
-        state, errors, metrics = self.learn(rl, state, sample, key)
-        if self.prioritises:
-            replay = rl.update_priorities(replay, sample.keys, errors + LEAST_PRIORITY)
-        return state._replace(replay=replay, updates=state.updates + 1), metrics
+        recorded, enough = self.recorded_items, jnp.ones((), jnp.bool_)
+        samples: list[Sample] = []
+        if isinstance(replay, Replay):
+            draws = jax.random.uniform(key, (self.gradient_steps, self.batch_size - recorded))
+            replay, sample = rl.sample(replay, draws)
+            enough = jnp.min(sample.size) >= self.begin_at
+            samples.append(sample)
+        if isinstance(state.data, Data):
+            shape = self.gradient_steps, recorded
+            bits = jax.random.bits(jax.random.fold_in(key, 2), shape, jnp.uint32)
+            samples.append(rl.recall(state.data, bits))
+        batches = _joined([self.batches(sample) for sample in samples])
+        data = state.data
+        state, errors, metrics = self.learn(rl, state, batches, enough, key)
+        if self.prioritises and isinstance(replay, Replay):
+            keys = samples[0].keys
+            errors = errors[:, : keys.slot.shape[1]]
+            replay = rl.update_priorities(replay, keys, errors + LEAST_PRIORITY)
+        return state._replace(replay=replay, data=data, updates=state.updates + 1), metrics
 
-    def learn(
-        self, rl: RL, state: LearnerState, sample: Sample, key: jax.Array
-    ) -> tuple[LearnerState, jax.Array, Metrics]:
-        """(state, errors, metrics): a gradient step on each batch of a sample, once there is enough
-        to sample from."""
+    def batches(self, sample: Sample) -> Batch:
+        """What a sample [K, n, …] says."""
         weights = jnp.asarray(sample.mask[:, :, 0], jnp.float32)  # what was broken off has no step
         if self.prioritises:
             weights *= importance_weights(
                 sample.probabilities, sample.size, self.importance_exponent
             )
-        batches = Batch(sample.rows, sample.mask, weights)
-        enough = jnp.min(sample.size) >= self.begin_at
+        return Batch(sample.rows, jnp.asarray(sample.mask), weights)
+
+    def learn(
+        self, rl: RL, state: LearnerState, batches: Batch, enough: jax.Array, key: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """(state, errors, metrics): a gradient step on each of some batches [K, n, …], if there is
+        enough to learn from."""
 
         def step(old: tuple[Any, Any, Any], part: Any) -> tuple[tuple[Any, Any, Any], Any]:
             params, target, optimiser = old
@@ -302,9 +352,18 @@ class ValueBased(Algorithm):
         return optax.losses.huber_loss(found, goal, delta=self.huber), jnp.abs(found - goal)
 
 
+def _joined(batches: list[Batch]) -> Batch:
+    """The items of several batches [K, n, …] as those of one."""
+    if len(batches) == 1:
+        return batches[0]
+    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *batches)
+
+
 @dataclass(frozen=True)
 class Annealed(ValueBased):
     """Actors that explore alike, and less and less."""
+
+    takes_data: ClassVar[bool] = True
 
     epsilon_start: float = 1.0
     """The share of random actions at the start."""
@@ -316,10 +375,22 @@ class Annealed(ValueBased):
     """Whether random weights explore in place of random actions, https://arxiv.org/abs/1706.10295."""
     prioritised: bool = False
     """Whether items of larger errors are sampled more often, https://arxiv.org/abs/1511.05952."""
+    data_share: float = 0.5
+    """The share of recorded items in a batch, where there are replayed ones as well."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_shares("epsilon_start", "epsilon_end", "epsilon_share")
+        self._check(("data_share",), lambda x: 0 < x < 1, "more than 0 and less than 1")
+
+    @property
+    def recorded_items(self) -> int:
+        """Of the items of a batch, those that are recorded."""
+        if self.task.data is None:
+            return 0
+        if not self.task.online:
+            return self.batch_size
+        return min(max(round(self.data_share * self.batch_size), 1), self.batch_size - 1)
 
     @property
     def prioritises(self) -> bool:

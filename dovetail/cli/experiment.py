@@ -58,7 +58,8 @@ class Experiment:
     """What to run."""
 
     algorithm: Choice
-    env: str
+    env: str | None
+    """None leaves the choice to the recorded data."""
     policy: Choice | None
     """None leaves the choice to Dovetail."""
 
@@ -91,10 +92,10 @@ def experiment(words: Words, command: str) -> Experiment:
     if words.algorithm is None:
         hint = nearest("", catalogue("algorithm"))
         raise UserError(f"Name an algorithm, as in `dovetail {command} ppo …`: {hint}")
-    if "env" not in words.values:
+    if "env" not in words.values and "data" not in words.values:
         example = f"dovetail {command} {words.algorithm.word} --env CartPole-v1"
         raise UserError(f"Name an environment, for instance: {example}.")
-    env = convert(words.values["env"], str, "--env")
+    env = convert(words.values["env"], str, "--env") if "env" in words.values else None
     algorithm = _choice(words.algorithm, words.section("algorithm"))
     options = words.section("policy")
     if words.policy is not None:
@@ -130,10 +131,15 @@ def _choice(reference: Reference, texts: Mapping[str, Any]) -> Choice:
     return Choice(kind, _converted(kind, texts), file)
 
 
-def _default_policy(env: str, texts: Mapping[str, Any]) -> Choice:
+def _default_policy(env: str | None, texts: Mapping[str, Any]) -> Choice:
     """The policy that Dovetail would choose for `env`, with options for it."""
     from dovetail.planning import default_policy
 
+    if env is None:
+        raise UserError(
+            f"{flag(next(iter(texts)))} is an option of a policy: name it with --policy, or the "
+            "environment with --env."
+        )
     kind: type = type(default_policy(env))
     known = get_type_hints(kind)
     for name in texts:

@@ -11,11 +11,15 @@ def train_text(
     numbers: Mapping[str, int],
     cluster: str | None,
     settings: Mapping[str, Any],
+    data: str | None = None,
 ) -> str:
     """`dovetail train …` in Python."""
-    words = [_choice_text(wanted.algorithm, "algorithms"), repr(wanted.env)]
+    words = [_choice_text(wanted.algorithm, "algorithms")]
+    words += [repr(wanted.env)] if wanted.env is not None else []
     if wanted.policy is not None:
-        words.append(_choice_text(wanted.policy, "policies"))
+        named = "policy=" if wanted.env is None else ""
+        words.append(named + _choice_text(wanted.policy, "policies"))
+    words += [f"data={data!r}"] if data is not None else []
     words += [f"{name}={value:_}" for name, value in numbers.items()]
     words += [f"cluster={cluster}"] if cluster is not None else []
     if settings:

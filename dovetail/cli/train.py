@@ -12,7 +12,7 @@ from dovetail.cli.spelling import resume_text, train_text
 from dovetail.cli.values import convert, numbers
 from dovetail.errors import UserError
 
-WITH_RESUME = {"resume", "steps", "cluster", "deploy", "json", "quiet"}
+WITH_RESUME = {"resume", "steps", "online-steps", "cluster", "deploy", "json", "quiet"}
 """What may be said when a run is resumed; the rest is the run's own."""
 
 
@@ -35,6 +35,7 @@ def _parser() -> Parser:
         "options of PPO too.",
         "dovetail train ppo --env CartPole-v1 --until 475",
         "dovetail train my_file.py:MyAlgorithm --env gymnax:CartPole-v1 --policy fused --envs 2048",
+        "dovetail train iql --data data/hopper --steps 50_000 --online-steps 20_000",
         "dovetail train --resume runs/ppo-CartPole-v1-0-20260101-120000 --steps 400_000",
     )
     parser.usage = "dovetail train ALGORITHM --env ENV [--option value …]"
@@ -43,7 +44,21 @@ def _parser() -> Parser:
     parser.flag("--cluster", "Run on Ray: local, auto or host:port", "CLUSTER")
     parser.flag("--deploy", "TOML file that says what goes where on the cluster", "FILE")
     parser.flag("--seed", "Seed of everything random (default 0)", "N")
-    parser.flag("--steps", "Environment steps in all (default 200_000)", "N")
+    parser.flag(
+        "--steps",
+        "Environment steps in all, or gradient steps of what learns from --data alone "
+        "(default 200_000)",
+        "N",
+    )
+    parser.flag("--data", "Learn from this dataset: alone if made for that, else beside", "FOLDER")
+    parser.flag(
+        "--online-steps", "After --steps on the data alone, go on for so many in --env", "N"
+    )
+    parser.flag(
+        "--data-memory",
+        "Megabytes of the dataset in memory; a larger one is read as needed (default 2_000)",
+        "MB",
+    )
     parser.flag("--run", "Folder for the run; new or empty", "FOLDER", "settings.folder")
     parser.flag("--config", "TOML file with any of these; the command line wins", "FILE")
     parser.flag("--resume", "Go on with this run, with its own options", "RUN")
@@ -60,10 +75,11 @@ def _train(words: Words, quiet: bool) -> Any:
     import dovetail
 
     wanted = experiment(words, "train")
-    given = numbers(words.values, "steps", "seed")
+    given = numbers(words.values, "steps", "seed", "online-steps", "data-memory")
+    data = convert(words.values["data"], str, "--data") if "data" in words.values else None
     settings = _settings(words)
     where, spelled = deployment(words)
-    _show(train_text(wanted, given, spelled, settings), quiet)
+    _show(train_text(wanted, given, spelled, settings, data), quiet)
     policy = wanted.policy.build() if wanted.policy else None
     if quiet:
         settings = {"display": "none", **settings}
@@ -72,6 +88,7 @@ def _train(words: Words, quiet: bool) -> Any:
         wanted.env,
         policy,
         settings=dovetail.Settings(**settings),
+        data=data,
         **given,
         **where,
     )
@@ -88,7 +105,7 @@ def _resume(words: Words, quiet: bool) -> Any:
             f"--resume goes on with the run's own options, so {spare[0].rpartition('.')[2]!r} has "
             "no place beside it: leave it out, or train a new run."
         )
-    given = numbers(words.values, "steps")
+    given = numbers(words.values, "steps", "online-steps")
     where, spelled = deployment(words)
     _show(resume_text(words.values["resume"], given, spelled), quiet)
     return dovetail.resume(words.values["resume"], **given, **where)

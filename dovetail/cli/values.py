@@ -29,8 +29,9 @@ def convert(value: object, kind: Any, what: str) -> Any:
 
 
 def numbers(given: Mapping[str, Any], *names: str) -> dict[str, int]:
-    """Those of the flags `names` that were given, as whole numbers."""
-    return {name: convert(given[name], int, f"--{name}") for name in names if name in given}
+    """Those of the flags `names` that were given, as whole numbers, by their names in Python."""
+    found = {name: convert(given[name], int, f"--{name}") for name in names if name in given}
+    return {name.replace("-", "_"): value for name, value in found.items()}
 
 
 def describe(kind: Any) -> str:

@@ -105,6 +105,8 @@ class _Cut:
             actor=Slots(self.traced.actor_tree, inputs[sizes[0] :], outputs[sizes[0] : sum(sizes)]),
             metrics=tuple(zip(self.traced.metric_names, metrics, strict=True)),
             episodes=outputs[sum(sizes) + len(metrics) :],
+            data=self.traced.data,
+            offline_steps=0 if unroll_inputs else algorithm.offline_steps,
         )
 
     def _comes_in_parts(self, name: str) -> bool:

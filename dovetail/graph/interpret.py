@@ -29,6 +29,7 @@ from dovetail.graph.unroll import (
     step_once,
     with_last,
 )
+from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay, insertion, of_shards
 from dovetail.replay.sample import Keys, Sample
 
@@ -74,6 +75,10 @@ class Interpreting:
         replay, found = jax.vmap(Replay.sample)(replay, _parts(draws, replay.shards))
         joined = jax.tree.map(lambda x: jnp.concatenate(list(x), PARTS_AXIS), found)
         return replay, of_shards(joined, replay.shards)
+
+    def recall(self, data: Data, draws: jax.Array) -> Sample:
+        """Recorded data → learner."""
+        return data.sample(draws)
 
     def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
         """Learner → replay."""

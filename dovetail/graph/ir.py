@@ -194,6 +194,10 @@ class Graph:
     metrics: tuple[tuple[str, Value], ...]
     episodes: tuple[Value, ...]
     """Finished episodes per environment: count, sum of returns, sum of lengths."""
+    data: tuple[int, ...] = ()
+    """Which leaves of the state are recorded steps: what they hold is given, and never changed."""
+    offline_steps: int = 0
+    """Gradient steps of an iteration, if nobody acts in it."""
 
     def node(self, name: str) -> Node:
         """The node of that name."""
@@ -220,7 +224,9 @@ class Graph:
 
     @property
     def steps_per_iteration(self) -> int:
-        """Environment steps, over all environments."""
+        """Environment steps, over all environments; gradient steps if nobody acts."""
+        if not self.unrolls:
+            return self.offline_steps
         return sum(node.length for node in self.unrolls) * self.num_envs
 
 

@@ -7,6 +7,7 @@ number of learner replicas.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -128,6 +129,31 @@ def mean(tree: Any) -> Any:
     """Averages every leaf over the learner replicas; the identity with one."""
     leaves, structure = jax.tree.flatten(tree)
     return structure.unflatten(mean_p.bind(*map(jnp.asarray, leaves)))
+
+
+part_p = Primitive("part")
+part_p.def_abstract_eval(lambda leaf, *, parts: _scaled(leaf, 1, parts))
+
+
+def _own_part(leaf: jax.Array, *, parts: int) -> jax.Array:
+    size = leaf.shape[PARTS_AXIS] // parts
+    first = jax.lax.axis_index(REPLICA_AXIS) * size
+    return jax.lax.dynamic_slice_in_dim(leaf, first, size, PARTS_AXIS)
+
+
+def _lower_part(ctx: mlir.LoweringRuleContext, leaf: Any, *, parts: int) -> Any:
+    mesh: Any = getattr(ctx.module_context.axis_context, "mesh", None)
+    size = mesh.shape[REPLICA_AXIS]
+    with extend_axis_env_nd([(REPLICA_AXIS, size)]):
+        return mlir.lower_fun(partial(_own_part, parts=parts), multiple_results=False)(ctx, leaf)
+
+
+mlir.register_lowering(part_p, _lower_part)
+
+
+def part(array: jax.Array, parts: int) -> jax.Array:
+    """Of `parts` equal parts of an array, along the items of a batch, this learner replica's."""
+    return array if parts == 1 else part_p.bind(array, parts=parts)
 
 
 BOUNDARIES = frozenset({unroll_p, *crossing_p.values()})

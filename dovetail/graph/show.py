@@ -17,14 +17,21 @@ def text(graph: Graph) -> str:
     """The graph as a table of nodes and a table of edges."""
     head = (
         f"graph  {graph.algorithm} on {graph.env}: {count(graph.num_envs, 'environment')}, "
-        f"{count(graph.steps_per_iteration, 'step')} per iteration"
+        f"{steps(graph)} per iteration"
     )
     nodes: list[Row] = [("node", "side", "compute", "in", "out", "")]
     for node in graph.nodes:
         nodes += node_rows(node, graph)
     edges: list[Row] = [("boundary", "from → to", "bytes", "arrays", "where")]
     edges += [edge_row(edge) for edge in graph.edges]
-    return "\n".join([head, "", *table(nodes), "", *table(edges)]) + "\n"
+    shown = ["", *table(edges)] if graph.edges else []
+    return "\n".join([head, "", *table(nodes), *shown]) + "\n"
+
+
+def steps(graph: Graph) -> str:
+    """What an iteration counts, in words."""
+    kind = "step" if graph.unrolls else "gradient step"
+    return count(graph.steps_per_iteration, kind)
 
 
 def to_json(graph: Graph) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from dovetail.graph.unroll import (
     unroll_scan,
 )
 from dovetail.keys import seed_key
+from dovetail.replay.data import Data, data_leaves
 from dovetail.replay.replay import Replay, insertion, of_shards, shards_of
 from dovetail.replay.sample import Keys, Sample
 
@@ -70,8 +71,9 @@ def trace(
     _refuse_uneven(task.num_envs, actors, "actors")
     _refuse_uneven(actors, replicas, "replicas", "actors")
     share = dataclasses.replace(task, num_envs=task.num_envs // actors)
-    traced = trace_iteration(algorithm.bind(task), share, env, actors // replicas, batch)
-    return cut(traced, algorithm, task.env, task.num_envs // replicas)
+    bound = algorithm.bind(task)
+    traced = trace_iteration(bound, share, env, actors // replicas, batch, replicas)
+    return cut(traced, bound, task.env, task.num_envs // replicas)
 
 
 def _refuse_uneven(number: int, among: int, whom: str, what: str = "environments") -> None:
@@ -89,10 +91,12 @@ def trace_iteration(
     env: JaxEnv | None,
     pieces: int = 1,
     batch: int | None = None,
+    replicas: int = 1,
 ) -> Traced:
     """Runs `iteration` on abstract values and records what it did.
 
-    `task` is one actor's share; the learner joins what `pieces` such actors send.
+    `task` is one actor's share; the learner, one of `replicas`, joins what `pieces` such actors
+    send.
     """
     state = jax.eval_shape(algorithm.init, seed_key(0))
     actor = abstract_actor(algorithm, task, env)
@@ -100,7 +104,7 @@ def trace_iteration(
     names: list[str] = []
 
     def one_iteration(state: Any, actor: ActorState) -> Any:
-        rl = Tracing(algorithm, task.env, env, actor, carry, pieces, batch)
+        rl = Tracing(algorithm, task.env, env, actor, carry, pieces, batch, replicas)
         new_state, metrics = two_results(algorithm, algorithm.iteration(rl, state))
         new_state, metrics = rl.landed(new_state), rl.landed(metrics)
         check_state(algorithm, state, new_state)
@@ -117,7 +121,7 @@ def trace_iteration(
         ) from error
     closed = _without_dead_code(closed)
     trees = jax.tree.structure(state), _sides(state), jax.tree.structure(actor)
-    return Traced(closed, *trees, tuple(names), pieces, shards_of(state))
+    return Traced(closed, *trees, tuple(names), pieces, shards_of(state), data_leaves(state))
 
 
 def _sides(state: Any) -> tuple[Side, ...]:
@@ -171,8 +175,10 @@ class Tracing:
         initial_carry: Any,
         pieces: int = 1,
         batch: int | None = None,
+        replicas: int = 1,
     ) -> None:
         self.actor = actor
+        self._replicas = replicas
         self._batch = batch
         self._pieces = pieces
         self._received: dict[int, Any] = {}
@@ -223,6 +229,17 @@ class Tracing:
             )
         replay, found = replay.sample(self._cross("draw", draws, pieces=shards))
         return replay, of_shards(self._cross("sample", found, pieces=shards), shards)
+
+    def recall(self, data: Data, draws: jax.Array) -> Sample:
+        """Recorded data → learner, on whose side they are; a replica takes its part of draws."""
+        if draws.ndim != 2 or draws.shape[1] % self._replicas:
+            among = f" in {self._replicas} equal parts, one for each learner replica"
+            raise UserError(
+                f"{primitives.where(jex.source_info_util.current())}: rl.recall takes draws "
+                f"[batches, items]{among if self._replicas > 1 else ''}, but was given "
+                f"{list(draws.shape)}: choose another number of items (--batch-size)."
+            )
+        return data.sample(primitives.part(draws, self._replicas))
 
     def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
         """Learner → replay."""

@@ -39,3 +39,5 @@ class Traced:
     """How many actors' results the learner joins in one update."""
     shards: int = 1
     """How many equal parts a replay has; its side's values are one part's."""
+    data: tuple[int, ...] = ()
+    """Which leaves of the state are recorded steps."""

@@ -81,6 +81,11 @@ class Critics:
         )
 
 
+def of_actions(values: jax.Array, action: jax.Array) -> jax.Array:
+    """Of values [critics, n, actions] those of the actions taken, int32[n]: [critics, n]."""
+    return jnp.take_along_axis(values, action[None, :, None], axis=-1)[..., 0]
+
+
 def _normalised(params: Params, x: jax.Array) -> jax.Array:
     """Mean 0 and deviation 1 along the last axis, https://arxiv.org/abs/1607.06450."""
     centred = x - x.mean(axis=-1, keepdims=True)

@@ -83,6 +83,18 @@ def _workers_have_devices(plan: Plan, graph: Graph) -> None:
         raise _refusal(plan, "has no worker; it needs at least 1")
 
 
+def _nobody_waits_to_act(plan: Plan, graph: Graph) -> None:
+    """Where nobody acts, every worker learns."""
+    busy = {instance.worker for instance in plan.instances}
+    idle = next((worker.name for worker in plan.workers if worker.name not in busy), None)
+    if not graph.unrolls and idle is not None:
+        raise _refusal(
+            plan,
+            f"gives worker {idle!r} nothing to do: {graph.algorithm} learns from recorded data, "
+            "and nobody acts in it: use fused, local or data-parallel",
+        )
+
+
 def _is_host_step(fragment: str, graph: Graph) -> bool:
     """Whether a fragment only steps environments outside JAX, or on the worker's behalf."""
     return any(fragment == f"{unroll.name}.step" for unroll in graph.unrolls)
@@ -373,6 +385,7 @@ PLACEMENT_CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
     _who_joins_late_is_not_waited_for,
     _names_differ,  # instances name their workers
     _instances_exist,
+    _nobody_waits_to_act,
     _workers_have_devices,
     _devices_are_used_once,
     _fragments_are_placed,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dovetail.graph.ir import Edge, Graph, Side, Unroll, Value
-from dovetail.graph.show import base_name, count, flops, inner_flops, quantity
+from dovetail.graph.show import base_name, count, flops, inner_flops, quantity, steps
 from dovetail.plan.canvas import FAINT, arrow, document, label, round_top, rounded, words
 from dovetail.plan.ir import LinkKind, Plan
 from dovetail.plan.show import alike, named
@@ -339,14 +339,14 @@ def _draw(box: Box) -> Iterator[str]:
 
 
 def _subtitle(graph: Graph, plan: Plan | None) -> str:
-    steps = f"{count(graph.steps_per_iteration, 'step')} per iteration"
-    size = f"{count(graph.num_envs, 'environment')}, {steps}"
+    each = f"{steps(graph)} per iteration"
+    size = f"{count(graph.num_envs, 'environment')}, {each}"
     if plan is None:
         return size
     if plan.replicas > 1:
         size = f"{plan.replicas} replicas, on each {size}"
     elif plan.joined < plan.actors:
-        size = f"{count(plan.num_envs, 'environment')}, {steps}"
+        size = f"{count(plan.num_envs, 'environment')}, {each}"
     return f"{size}, staleness {plan.staleness} · policy {plan.policy}"
 
 

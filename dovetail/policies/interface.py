@@ -154,7 +154,7 @@ def is_traced(graph: Graph) -> bool:
 def environment_worker(graph: Graph, name: str, processes: bool | None) -> Worker:
     """A worker that only steps environments: a process where they hold Python's lock."""
     chosen = not graph.threads if processes is None else processes
-    if chosen and is_traced(graph):
+    if chosen and graph.unrolls and is_traced(graph):
         raise UserError(
             f"{graph.env} is a JAX environment, which no other process needs to step: leave "
             f"--processes out."

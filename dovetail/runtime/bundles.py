@@ -76,8 +76,10 @@ def bundles_of(fragment: Fragment, graph: Graph, shared: set[int], others: int) 
 
 def bundles_of_state(graph: Graph, leaves: Sequence[Any]) -> list[Bundle]:
     """What of the whole state can be held together; `leaves` are its arrays or their shapes."""
-    pairs = zip(graph.state.inputs, graph.state.outputs, leaves, strict=True)
-    plain = [(old, new) for old, new, leaf in pairs if not _is_key(leaf)]
+    pairs = enumerate(zip(graph.state.inputs, graph.state.outputs, leaves, strict=True))
+    plain = [
+        (old, new) for i, (old, new, leaf) in pairs if i not in graph.data and not _is_key(leaf)
+    ]
     return _bundles(plain, set(), FIRST_NUMBER)
 
 

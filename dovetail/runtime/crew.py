@@ -25,7 +25,7 @@ from dovetail.plan.ir import Plan
 from dovetail.runtime.away import Abroad, OutpostLost
 from dovetail.runtime.exchange import Closed, Parcel, staleness_counts
 from dovetail.runtime.inference import BatchedUnroll
-from dovetail.runtime.placing import to_device
+from dovetail.runtime.placing import mesh_of, replicated, to_device
 from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, Values
 from dovetail.runtime.report import Report, all_finite, sums
 from dovetail.runtime.schedule import Crew
@@ -180,12 +180,25 @@ class CrewRun:
                     if not apart or v.side is not Side.REPLAY
                 }
                 worker.hold(own)
+                self.refill([own[graph.state.inputs[i].id] for i in graph.data])
             if worker is not self._crew.learner or self._crew.is_one:
                 self._set_actor(worker, self._actor_states[worker.copy])
                 if worker.away is None:
                     self._begin_stage(worker)
         self._reach_away()
         return self.actor_state()
+
+    def refill(self, data: Sequence[Any]) -> None:
+        """Sets the recorded steps that the next iterations draw from."""
+        learner = self._crew.learner
+        devices = [jax.devices()[i] for i in self._plan.worker(learner.name).devices]
+        if len(devices) > 1:
+            mesh = mesh_of(devices)
+            data = [replicated(leaf, mesh) for leaf in data]
+        elif self._crew.many_devices:
+            data = [to_device(_array(leaf), devices[0]) for leaf in data]
+        numbers = (self._graph.state.inputs[i].id for i in self._graph.data)
+        learner.held |= dict(zip(numbers, data, strict=True))
 
     def _part(self, shard: int, leaves: Iterable[tuple[Value, Any]]) -> list[Any]:
         """What a worker holds of the replay's leaves: they are of all shards if there are more."""

@@ -13,9 +13,9 @@ import numpy as np
 from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
-from dovetail.runtime.placing import mesh_of
+from dovetail.runtime.placing import mesh_of, replicated
 from dovetail.runtime.processes import Layout
-from dovetail.runtime.programs import many_iterations, over_devices, over_seeds
+from dovetail.runtime.programs import Parts, many_iterations, over_devices, over_seeds
 from dovetail.runtime.report import Report, all_finite
 from dovetail.runtime.watch import Watch, Watchdog
 from dovetail.telemetry.spans import COMPUTE, WAIT, Track
@@ -33,22 +33,25 @@ class FusedRun:
         patience: float,
         tell: Callable[[str], None],
     ) -> None:
-        assert env.jax is not None
+        assert env.jax is not None or not graph.unrolls
         program = many_iterations(graph, env.jax)
         if seeds > 1:
             program = over_seeds(program)
-        self._layout = None
+        self._layout = self._mesh = None
         if plan.replicas > 1:
             found = jax.devices()
             devices = [found[i] for i in plan.workers[0].devices]
             program = over_devices(program, devices)
-            self._layout = Layout(mesh_of(devices)) if jax.process_count() > 1 else None
+            self._mesh = mesh_of(devices)
+            self._layout = Layout(self._mesh) if jax.process_count() > 1 else None
+        self._parts = Parts(graph)
         self._graph = graph
         self._call: Callable[..., Any] = jax.jit(program)
         self._watch = Watch(plan.workers[0].name)
         self._watch.warm = True  # compiled ahead
         self._watchdog = Watchdog([self._watch], patience, tell)
         self._state: list[Any] = []
+        self._data: list[Any] = []
         self._actor: list[Any] = []
         self._watched: Sequence[int] = ()
         self._track = Track(self._watch.worker)
@@ -58,7 +61,9 @@ class FusedRun:
         leaves = jax.tree.leaves(state), jax.tree.leaves(actor)
         if self._layout is not None:
             leaves = self._layout.shapes(*leaves)
-        self._call = self._call.lower(*leaves, np.int32(1)).compile()  # type: ignore[attr-defined]
+        parts = self._parts.apart(leaves[0])
+        lowered = self._call.lower(*parts, leaves[1], np.int32(1))  # type: ignore[attr-defined]
+        self._call = lowered.compile()
 
     def load(
         self,
@@ -72,8 +77,15 @@ class FusedRun:
         self._state, self._actor = jax.tree.leaves(state), jax.tree.leaves(actor)
         if self._layout is not None:
             self._state, self._actor = self._layout.place(self._state, self._actor)
+        self._state, data = self._parts.apart(self._state)
+        self.refill(data)
         self._watched = watched
         return actor
+
+    def refill(self, data: Sequence[Any]) -> None:
+        """Sets the recorded steps that the next iterations draw from."""
+        mesh = self._mesh
+        self._data = list(data) if mesh is None else [replicated(leaf, mesh) for leaf in data]
 
     def warm_up(self) -> None:
         """Nothing is left to compile."""
@@ -81,10 +93,10 @@ class FusedRun:
     def advance(self, iterations: int) -> "Dispatched":
         """Dispatches that many iterations."""
         self._state, self._actor, metrics, episodes = self._call(
-            self._state, self._actor, np.int32(iterations)
+            self._state, self._data, self._actor, np.int32(iterations)
         )
         names = [name for name, _ in self._graph.metrics]
-        state, actor = self._state, self._actor
+        state, actor = self._parts.whole(self._state, self._data), self._actor
         report = Report(
             iterations,
             dict(zip(names, metrics, strict=True)),

@@ -91,6 +91,10 @@ class Runtime:
         self.compile_seconds = max(warm_up, self._compiling.result())
         return begun
 
+    def refill(self, data: Sequence[Any]) -> None:
+        """Sets the recorded steps that the next iterations draw from, while none is under way."""
+        self._run.refill(data)
+
     def advance(self, iterations: int) -> Pending:
         """Begins that many iterations; wait for what is returned before the next."""
         return self._run.advance(iterations)

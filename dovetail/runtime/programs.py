@@ -358,14 +358,16 @@ def run_unroll(unroll: Unroll, env: JaxEnv, graph: Graph, values: Values) -> Non
     values.update(zip(numbers, outputs, strict=True))
 
 
-def iteration(graph: Graph, env: JaxEnv) -> Callable[[Leaves, Leaves], tuple[Any, ...]]:
-    """One iteration of the whole graph: (state, actor) → (state, actor, metrics, episodes)."""
+def iteration(graph: Graph, env: JaxEnv | None) -> Callable[[Leaves, Leaves], tuple[Any, ...]]:
+    """One iteration of the whole graph: (state, actor) → (state, actor, metrics, episodes); `env`
+    is None only if nobody acts."""
 
     def run(state: Leaves, actor: Leaves) -> tuple[Leaves, Leaves, Leaves, Leaves]:
         values: Values = dict(zip((v.id for v in graph.state.inputs), state, strict=True))
         values.update(zip((v.id for v in graph.actor.inputs), actor, strict=True))
         for node in graph.nodes:
             if isinstance(node, Unroll):
+                assert env is not None
                 run_unroll(node, env, graph, values)
             else:
                 outputs = jaxpr_as_fun(node.program)(*[values[v.id] for v in node.inputs])
@@ -380,17 +382,40 @@ def iteration(graph: Graph, env: JaxEnv) -> Callable[[Leaves, Leaves], tuple[Any
     return run
 
 
-def many_iterations(graph: Graph, env: JaxEnv) -> Callable[..., tuple[Any, ...]]:
-    """`count` iterations in one dispatch; metrics and episodes come back summed over them."""
-    once = iteration(graph, env)
+class Parts:
+    """The learner's state in two: what iterations change, and the recorded steps they only read,
+    which no program hands back, since that would copy them."""
 
-    def run(state: Leaves, actor: Leaves, count: jax.Array) -> tuple[Any, ...]:
-        shapes = jax.eval_shape(once, state, actor)
+    def __init__(self, graph: Graph) -> None:
+        self._data = frozenset(graph.data)
+
+    def apart(self, state: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """(what changes, what is recorded) of a state's leaves."""
+        changing = [leaf for i, leaf in enumerate(state) if i not in self._data]
+        return changing, [leaf for i, leaf in enumerate(state) if i in self._data]
+
+    def whole(self, changing: Sequence[Any], data: Sequence[Any]) -> list[Any]:
+        """The leaves of a state that is in two."""
+        rest, recorded = iter(changing), iter(data)
+        total = len(changing) + len(data)
+        return [next(recorded if i in self._data else rest) for i in range(total)]
+
+
+def many_iterations(graph: Graph, env: JaxEnv | None) -> Callable[..., tuple[Any, ...]]:
+    """`count` iterations in one dispatch; metrics and episodes come back summed over them."""
+    once, parts = iteration(graph, env), Parts(graph)
+
+    def run(state: Leaves, data: Leaves, actor: Leaves, count: jax.Array) -> tuple[Any, ...]:
+        def step(state: Leaves, actor: Leaves) -> tuple[Any, ...]:
+            state, *rest = once(parts.whole(state, data), actor)
+            return (parts.apart(state)[0], *rest)
+
+        shapes = jax.eval_shape(step, state, actor)
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[2:])
 
         def body(_: jax.Array, loop: tuple[Any, ...]) -> tuple[Any, ...]:
             state, actor, *sums = loop
-            state, actor, *new = once(state, actor)
+            state, actor, *new = step(state, actor)
             return (state, actor, *jax.tree.map(jnp.add, sums, new))
 
         return jax.lax.fori_loop(0, count, body, (state, actor, *zeros))
@@ -399,22 +424,22 @@ def many_iterations(graph: Graph, env: JaxEnv) -> Callable[..., tuple[Any, ...]]
 
 
 def over_seeds(program: Callable[..., Any]) -> Callable[..., Any]:
-    """The program mapped over a leading axis of seeds."""
-    return jax.vmap(program, in_axes=(0, 0, None))
+    """The program mapped over a leading axis of seeds; they share recorded steps."""
+    return jax.vmap(program, in_axes=(0, None, 0, None))
 
 
 def over_devices(program: Callable[..., Any], devices: Sequence[Any]) -> Callable[..., Any]:
     """The program on several devices: environments split, the learner's state replicated."""
     mesh = mesh_of(devices)
 
-    def replica(state: Leaves, actor: Leaves, count: jax.Array) -> tuple[Any, ...]:
-        state, actor, metrics, episodes = program(state, actor, count)
+    def replica(state: Leaves, data: Leaves, actor: Leaves, count: jax.Array) -> tuple[Any, ...]:
+        state, actor, metrics, episodes = program(state, data, actor, count)
         return state, actor, jax.lax.pmean(metrics, REPLICA_AXIS), episodes
 
     return jax.shard_map(
         replica,
         mesh=mesh,
-        in_specs=(WHOLE, PER_REPLICA, WHOLE),
+        in_specs=(WHOLE, WHOLE, PER_REPLICA, WHOLE),
         out_specs=(WHOLE, PER_REPLICA, WHOLE, PER_REPLICA),
         check_vma=False,
     )

@@ -107,6 +107,9 @@ class StepRun:
         """Seconds spent so far, by what was done."""
         self._bundles: list[Bundle] = []
         self._alone: list[Value] = []
+        self._recorded = [graph.state.inputs[i] for i in graph.data]
+        self._data: list[Any] = []
+        """Recorded steps, which the program only reads."""
         self._held: Any = None
         """(the state together, what was chosen to be done, the sums of metrics)"""
         self._chosen = False
@@ -131,9 +134,9 @@ class StepRun:
         self._arrange(jax.tree.leaves(state))
         zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
         held, keys = self._together(zeros), jnp.zeros(actor.keys.shape, actor.keys.dtype)
-        memory = np.zeros_like(self._memory)
-        made = self._choose(held, keys, memory)
-        jax.block_until_ready(self._call((held, made, self._no_metrics()), keys, memory))
+        given = [zeros[i] for i in self._graph.data], keys, np.zeros_like(self._memory)
+        made = self._choose(held, *given)
+        jax.block_until_ready(self._call((held, made, self._no_metrics()), *given))
 
     def load(
         self,
@@ -149,14 +152,20 @@ class StepRun:
         self._watched, self._chosen = watched, False
         self._keys = actor.keys
         begun = begin_episodes(self._env, self._stage, actor, episode_keys)
-        own = [jnp.copy(leaf) for leaf in jax.tree.leaves(state)]
-        self._held = self._together(own), None, self._no_metrics()
+        leaves = jax.tree.leaves(state)
+        self.refill([leaves[i] for i in self._graph.data])
+        own = jax.tree.map(jnp.copy, self._together(leaves))
+        self._held = own, None, self._no_metrics()
         for place, leaf in zip(_leaves(self._now), _leaves(begun.timestep), strict=True):
             place[...] = np.asarray(leaf)
         self._number = np.asarray(begun.number)
         self._steps = int(np.asarray(begun.step)[0])
         self._totals = [np.array(begun.episode_return), np.array(begun.episode_length)]
         return begun
+
+    def refill(self, data: Sequence[Any]) -> None:
+        """Sets the recorded steps that the next iterations draw from."""
+        self._data = list(data)
 
     def warm_up(self) -> None:
         """Nothing is left to compile."""
@@ -184,12 +193,12 @@ class StepRun:
     def _go(self, iterations: int) -> None:
         """Some iterations, whose spans are noted together."""
         clock, call, step, watch = time.perf_counter, self._call, self._stepper.step, self._watch
-        keys, memory, unpack = self._keys, self._memory, self._acting.unpack
+        given, unpack = (self._data, self._keys, self._memory), self._acting.unpack
         began, computing, stepping = clock(), 0.0, 0.0
         if not self._chosen:
             self._row.step[...] = self._steps
             state, _, sums = self._held
-            self._held, self._chosen = (state, self._choose(state, keys, memory), sums), True
+            self._held, self._chosen = (state, self._choose(state, *given), sums), True
         action = self._acting.action(unpack(self._held[1]))
         computing += clock() - began
         for _ in range(iterations):
@@ -198,7 +207,7 @@ class StepRun:
             watch.since = between = clock()
             stepping += between - before
             self._write(after)
-            held = call(self._held, keys, memory)
+            held = call(self._held, *given)
             action = self._acting.action(unpack(held[1]))  # waits until it is done
             self._held = held
             computing += clock() - between
@@ -248,16 +257,22 @@ class StepRun:
         """What some iterations did; what the program changes in place is copied."""
         graph, (together, made, sums) = self._graph, self._held
         self._held = together, made, self._no_metrics()
-        leaves = self._apart(together)
+        leaves = self._apart(together, self._data)
         values = graph.state.inputs
+        recorded = {value.id for value in self._recorded}
         kept = [
-            None if value.side is Side.REPLAY else jnp.copy(leaves[value.id]) for value in values
+            None
+            if value.side is Side.REPLAY
+            else leaves[value.id]
+            if value.id in recorded
+            else jnp.copy(leaves[value.id])
+            for value in values
         ]
         actor = self._actor()
         names = [name for name, _ in graph.metrics]
 
         def state() -> Any:
-            held = self._apart(self._held[0])
+            held = self._apart(self._held[0], self._data)
             own = zip(values, kept, strict=True)
             return graph.state.tree.unflatten(
                 [held[value.id] if leaf is None else leaf for value, leaf in own]
@@ -298,6 +313,7 @@ class StepRun:
         """Decides which arrays of the state are held together."""
         self._bundles = bundles_of_state(self._graph, leaves)
         packed = {value.id for bundle in self._bundles for value in bundle.taken}
+        packed |= {value.id for value in self._recorded}
         self._alone = [value for value in self._graph.state.inputs if value.id not in packed]
 
     def _together(self, leaves: Iterable[Any]) -> list[Any]:
@@ -306,9 +322,9 @@ class StepRun:
         packed = [bundle.pack([found[v.id] for v in bundle.taken]) for bundle in self._bundles]
         return [*packed, *(found[value.id] for value in self._alone)]
 
-    def _apart(self, held: Sequence[Any]) -> dict[int, Any]:
+    def _apart(self, held: Sequence[Any], data: Sequence[Any]) -> dict[int, Any]:
         """The values of the state by their numbers."""
-        found: dict[int, Any] = {}
+        found = dict(zip((value.id for value in self._recorded), data, strict=True))
         for bundle, array in zip(self._bundles, held, strict=False):
             numbers = (value.id for value in bundle.taken)
             found |= dict(zip(numbers, bundle.unpack(array), strict=True))
@@ -318,22 +334,22 @@ class StepRun:
     def _no_metrics(self) -> jax.Array:
         return jnp.zeros(len(self._graph.metrics))
 
-    def _in_order(self, held: Any, keys: jax.Array, memory: Any) -> Any:
+    def _in_order(self, held: Any, data: Any, keys: jax.Array, memory: Any) -> Any:
         """The turn as the body of a loop that passes once: XLA's threads run what is outside of
         loops side by side, what is inside in order."""
 
         def body(i: jax.Array, held: Any) -> Any:
             own = jax.lax.optimization_barrier((i, keys, memory))  # else it is done before the loop
-            return self._turn(held, *own[1:])
+            return self._turn(held, data, *own[1:])
 
         return jax.lax.fori_loop(0, jax.lax.optimization_barrier(np.int32(1)), body, held)
 
-    def _turn(self, held: Any, keys: jax.Array, memory: Any) -> Any:
+    def _turn(self, held: Any, data: Any, keys: jax.Array, memory: Any) -> Any:
         """Learns from the step that was taken, then chooses what to do next."""
         together, made, sums = held
         graph = self._graph
         seen = self._read(memory)
-        values = self._apart(together)
+        values = self._apart(together, data)
         _run(self._before, values)
         values |= self._trajectory(made, seen)
         _run(self._after, values)
@@ -343,9 +359,9 @@ class StepRun:
         sums = sums + jnp.stack(metrics) if metrics else sums
         return together, self._choice(state, keys, seen), sums
 
-    def _first_choice(self, together: Any, keys: jax.Array, memory: Any) -> jax.Array:
+    def _first_choice(self, held: Any, data: Any, keys: jax.Array, memory: Any) -> jax.Array:
         """What is done first, before anything was learned."""
-        values = self._apart(together)
+        values = self._apart(held, data)
         state = [values[value.id] for value in self._graph.state.inputs]
         return self._choice(state, keys, self._read(memory))
 

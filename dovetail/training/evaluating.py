@@ -24,11 +24,17 @@ class Result(NamedTuple):
 class BackgroundEvaluation:
     """Evaluates the weights it is given, one set at a time."""
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Evaluator | None) -> None:
+        """Without an evaluator nothing is ever found."""
         self._evaluator = evaluator
         self._thread: threading.Thread | None = None
         self._results: list[Result] = []
         self._error: BaseException | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether it cannot evaluate."""
+        return self._evaluator is None
 
     @property
     def busy(self) -> bool:
@@ -37,7 +43,7 @@ class BackgroundEvaluation:
 
     def ask(self, params: Any, snapshot: Any) -> None:
         """Starts an evaluation of a snapshot's `params`; does nothing while one is under way."""
-        if self.busy:
+        if self.busy or self._evaluator is None:
             return
         self._thread = threading.Thread(
             target=self._work, args=(params, snapshot), name="dovetail-evaluation", daemon=True
@@ -55,7 +61,7 @@ class BackgroundEvaluation:
     def wait(self, stop: Stop) -> None:
         """Waits for the evaluation under way, or cancels it if asked to stop."""
         while self._thread is not None and self._thread.is_alive():
-            if stop:
+            if stop and self._evaluator is not None:
                 self._evaluator.cancel()
             self._thread.join(POLL_SECONDS)
 
@@ -75,11 +81,13 @@ class BackgroundEvaluation:
 
     def close(self) -> None:
         """Cancels what is under way and releases the environments."""
-        self._evaluator.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
         if self._thread is not None:
             self._thread.join()
 
     def _work(self, params: Any, snapshot: Any) -> None:
+        assert self._evaluator is not None
         try:
             evaluation = self._evaluator(params)
         except BaseException as error:

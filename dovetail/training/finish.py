@@ -74,7 +74,7 @@ def finish(
     Asked to stop, it leaves out what takes time: evaluation and pictures.
     """
     params = seed_params(algorithm.acting(loop.good.state()), loop.settings.seeds)
-    if not stop and not loop.solved:
+    if not stop and not loop.solved and not evaluations.silent:
         progress.message(f"Evaluating over {loop.settings.episodes} episodes …")
         found = [evaluations.evaluate(one, stop) for one in params]
     else:
@@ -85,7 +85,7 @@ def finish(
     export_policy(run.path / "policy", algorithm, params[outcome.best])
     progress.close()
     if not stop:
-        _draw(run, env, loop, progress)
+        _draw(run, None if evaluations.silent else env, loop, progress)
     if not stop:
         progress.message(farewell(run, summary))
 
@@ -116,13 +116,13 @@ def summarise(run: Run, config: dict[str, Any], loop: Loop, outcome: Outcome) ->
     }
 
 
-def _draw(run: Run, env: Env, loop: Loop, progress: Progress) -> None:
+def _draw(run: Run, env: Env | None, loop: Loop, progress: Progress) -> None:
     """The learning curve and, if asked for and possible, a video."""
     try:
         learning_curve(run, run.path / "learning_curve.png")
     except UserError as nothing_to_draw:
         progress.message(str(nothing_to_draw))
-    if loop.settings.video:
+    if loop.settings.video and env is not None:
         policy = load_policy(run.path / "policy")
         video = record_video(env, policy, run.path / "video.mp4")
         if video.reason is not None:

@@ -15,15 +15,17 @@ import jax
 import numpy as np
 
 from dovetail.checkpoint import Checkpoints
+from dovetail.data.rounds import Feed
 from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation
+from dovetail.replay.data import without_data
 from dovetail.replay.replay import with_own_replay
 from dovetail.runtime.local import Runtime
 from dovetail.runtime.report import Pending, Report
 from dovetail.settings import Settings
 from dovetail.telemetry.progress import Progress
 from dovetail.telemetry.sinks import Recorder
-from dovetail.telemetry.spans import COMPUTE
+from dovetail.telemetry.spans import COMPUTE, WAIT
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.stopping import Stop
@@ -48,6 +50,7 @@ class Reached:
 
     updates: int = 0
     env_steps: int = 0
+    """Environment steps, and the gradient steps of updates in which nobody acted."""
     seconds: float = 0.0
     """Wall time before this start, when resumed."""
     time_to_threshold: float | None = None
@@ -80,16 +83,18 @@ class Loop:
         began: float,
         watchers: Sequence[Callable[[dict[str, float], Timeline], None]] = (),
         at_once: int | None = None,
+        feed: Feed | None = None,
     ) -> None:
         """`watchers` are shown every report's row, and what all spans have come to; `at_once` is
-        the most iterations of a dispatch."""
+        the most iterations of a dispatch; `feed` gives the recorded steps to learn from."""
         self._at_once = at_once
+        self._feed = feed
         self.runtime = runtime
         self._watchers = watchers
         self.reached = reached
         self.settings = settings
         self.threshold = threshold
-        self.training_seconds = 0.0
+        self.training_seconds = self._earlier = 0.0
         self.timeline = Timeline()
         self.last_report = time.time()
         """When it came, as seconds since 1970."""
@@ -113,9 +118,13 @@ class Loop:
         evaluations: BackgroundEvaluation,
         meta: dict[str, Any],
     ) -> None:
-        """Until `steps` environment steps were taken, the goal is reached or `stop` is asked."""
-        per_iteration = self.runtime.graph.steps_per_iteration * self.runtime.plan.replicas
-        total = -(-steps // per_iteration)
+        """Until `steps` steps were taken, the goal is reached or `stop` is asked."""
+        graph, before = self.runtime.graph, self.reached.updates
+        per_iteration = (
+            graph.offline_steps or graph.steps_per_iteration * self.runtime.plan.replicas
+        )
+        total = before + max(-(-(steps - self.reached.env_steps) // per_iteration), 0)
+        begun = self.reached.env_steps - before * per_iteration
         self._meta = meta
         started = last_report = time.perf_counter()
         last_checkpoint = last_evaluation = started
@@ -131,18 +140,18 @@ class Loop:
             due = report is not None and arrived - last_checkpoint >= self.settings.checkpoint_every
             # what a replay holds changes in place: a checkpoint is taken while nothing goes on
             if dispatched < total and not stop and not due:
-                count = min(self._chunk, total - dispatched)
+                count = self._fed(min(self._chunk, total - dispatched), dispatched)
                 ahead = self.runtime.advance(count)
                 dispatched += count
             if report is None and ahead is None:
                 break
             if report is not None:
                 done += report.iterations
-                row = self._digest(report, done, done * per_iteration, arrived)
+                row = self._digest(report, done, begun + done * per_iteration, arrived)
                 now = time.perf_counter()
                 self._adapt(report.iterations, arrived - last_report)
                 last_report = arrived
-                self.training_seconds = arrived - started
+                self.training_seconds = self._earlier + arrived - started
                 self._collect(evaluations, row)
                 self._show(progress, row, spent)
                 recorder.record(int(row["env_steps"]), row)
@@ -160,6 +169,16 @@ class Loop:
                     break
         self._show_weights(recorder)
 
+    def _fed(self, count: int, updates: int) -> int:
+        """How many of `count` updates may go on at once; their recorded steps are seen to."""
+        if self._feed is None:
+            return count
+        if self._feed.due(updates):
+            began = time.perf_counter()
+            self.runtime.refill(jax.tree.leaves(self._feed.take(updates)))
+            self.timeline.note(DRIVER, WAIT, "recorded steps", began)
+        return min(count, self._feed.left(updates))
+
     def _show_weights(self, recorder: Recorder) -> None:
         """Hands over what acting takes, if its histograms are asked for."""
         if self.settings.histograms:
@@ -167,9 +186,23 @@ class Loop:
             named = {jax.tree_util.keystr(k, simple=True, separator="/"): x for k, x in leaves}
             recorder.record_arrays(self.good.env_steps, named)
 
+    def ends(self, evaluations: BackgroundEvaluation, stop: Stop) -> bool:
+        """Whether the goal is reached, by the evaluation under way as well, if there is one."""
+        evaluations.wait(stop)
+        self._collect(evaluations, {})
+        return self._solved or bool(stop)
+
+    def go_on_after(self, before: "Loop") -> None:
+        """Keeps what the loop of another phase has measured."""
+        self.timeline, self.evaluation = before.timeline, before.evaluation
+        self.training_seconds = self._earlier = before.training_seconds
+        self._start_steps = before._start_steps
+
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
-        tree = {"state": with_own_replay(self.good.state()), "actor": self.good.actor()}
+        state = with_own_replay(without_data(self.good.state()))
+        acted = not self.runtime.graph.offline_steps
+        tree = {"state": state, "actor": self.good.actor() if acted else ()}
         meta = {
             **self._meta,
             "updates": self.reached.updates,

@@ -17,6 +17,7 @@ from dovetail.envs.interface import JaxEnv
 from dovetail.graph.trace import abstract_actor
 from dovetail.graph.unroll import ActorState, environment_keys, initial_actor
 from dovetail.keys import seed_key
+from dovetail.replay.data import Data, is_data, with_data, without_data
 from dovetail.replay.replay import all_shards
 
 
@@ -31,49 +32,70 @@ def enable_compile_cache() -> None:
 
 
 def first_state(
-    algorithm: Algorithm, env: JaxEnv | None, num_envs: int, seed: int, seeds: int = 1
+    algorithm: Algorithm,
+    env: JaxEnv | None,
+    num_envs: int,
+    seed: int,
+    seeds: int = 1,
+    data: Data | None = None,
 ) -> tuple[Any, ActorState]:
-    """The learner's and the actors' state before the first iteration.
+    """The learner's and the actors' state before the first iteration; `data` are the recorded steps
+    in it.
 
     `env` is None for host environments: what they show is zero until they are reset. With several
-    seeds every leaf has a leading axis of seeds.
+    seeds every leaf has a leading axis of seeds, but for those of recorded steps.
     """
-    if env is None:
+    if env is None and seeds == 1:
         keys, state = _compiled(lambda key: _keys_and_state(algorithm, num_envs, key))(
             seed_key(seed)
         )
         observation = jax.tree.map(
             lambda s: np.zeros((num_envs, *s.shape), s.dtype), algorithm.task.env.observation
         )
-        return state, initial_actor((), observation, algorithm.initial_carry(), keys)
+        actor = initial_actor((), observation, algorithm.initial_carry(), keys)
+        return with_data(state, data), actor
     one = partial(_traced_state, algorithm, env, num_envs)
     if seeds == 1:
-        return _compiled(one)(seed_key(seed))
-    return _compiled(jax.vmap(one))(jax.vmap(seed_key)(seed + jnp.arange(seeds)))
+        state, actor = _compiled(one)(seed_key(seed))
+    else:
+        state, actor = _compiled(jax.vmap(one))(jax.vmap(seed_key)(seed + jnp.arange(seeds)))
+    return with_data(state, data), actor
 
 
 def shapes(algorithm: Algorithm, env: JaxEnv | None, num_envs: int, seeds: int) -> tuple[Any, Any]:
     """The shapes of the first state, found without computing it."""
-    if env is None:
+    if env is None and seeds == 1:
         task = dataclasses.replace(algorithm.task, num_envs=num_envs)
         state = jax.eval_shape(lambda key: all_shards(algorithm.init(key)), seed_key(0))
         return state, abstract_actor(algorithm, task, None)
     one = partial(_traced_state, algorithm, env, num_envs)
     if seeds == 1:
-        return jax.eval_shape(one, seed_key(0))
-    return jax.eval_shape(jax.vmap(one), jax.vmap(seed_key)(jnp.arange(seeds)))
+        state, actor = jax.eval_shape(one, seed_key(0))
+    else:
+        state, actor = jax.eval_shape(jax.vmap(one), jax.vmap(seed_key)(jnp.arange(seeds)))
+    if algorithm.task.data is None:
+        return state, actor
+    whole = jax.eval_shape(algorithm.init, seed_key(0))
+    found = next(part for part in jax.tree.leaves(whole, is_leaf=is_data) if is_data(part))
+    return with_data(state, found), actor
 
 
 def _keys_and_state(algorithm: Algorithm, num_envs: int, key: jax.Array) -> tuple[jax.Array, Any]:
     keys = environment_keys(jax.random.fold_in(key, 1), num_envs)
-    return keys, all_shards(algorithm.init(jax.random.fold_in(key, 0)))
+    state = without_data(algorithm.init(jax.random.fold_in(key, 0)))
+    return keys, all_shards(state)
 
 
 def _traced_state(
-    algorithm: Algorithm, env: JaxEnv, num_envs: int, key: jax.Array
+    algorithm: Algorithm, env: JaxEnv | None, num_envs: int, key: jax.Array
 ) -> tuple[Any, ActorState]:
     keys, state = _keys_and_state(algorithm, num_envs, key)
-    env_state, observation = batched.reset(env, keys)
+    if env is None:  # nobody acts, for that is one program
+        seen = algorithm.task.env.observation
+        env_state: Any = ()
+        observation = jax.tree.map(lambda s: jnp.zeros((num_envs, *s.shape), s.dtype), seen)
+    else:
+        env_state, observation = batched.reset(env, keys)
     return state, initial_actor(env_state, observation, algorithm.initial_carry(), keys)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from dovetail.algorithm import Algorithm, Task
+from dovetail.algorithm import Algorithm
 from dovetail.checkpoint import Checkpoints
 from dovetail.clustering import Parcel, Recipe, cluster_runtime, connect, join
 from dovetail.data.episode import Source
@@ -22,8 +22,10 @@ from dovetail.evaluation import Evaluator
 from dovetail.explanation import Explanation
 from dovetail.plan import serial
 from dovetail.plan.ir import Plan
-from dovetail.planning import Planned, plan_for, prepare_backend, resolve_policy
+from dovetail.planning import Planned, plan_for, prepare_backend
+from dovetail.policies import POLICIES
 from dovetail.policies.interface import Policy
+from dovetail.replay.data import DataSpec, with_data, without_data
 from dovetail.run import Run
 from dovetail.runtime.local import Runtime
 from dovetail.settings import Settings
@@ -31,10 +33,21 @@ from dovetail.telemetry.progress import make_progress
 from dovetail.telemetry.remote import check_services
 from dovetail.telemetry.status import Status
 from dovetail.telemetry.timeline import Timeline
-from dovetail.training.config import describe, rebuild_all
+from dovetail.training.config import describe, name_of, options_of, rebuild_all
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.finish import finish
 from dovetail.training.loop import Diverged, Loop, Reached, Snapshot
+from dovetail.training.phases import (
+    Phase,
+    Prepared,
+    acting_policy,
+    begins_offline,
+    check_steps,
+    choose_policy,
+    phases,
+    task_of,
+)
+from dovetail.training.recorded import MEMORY, RecordedData, check_data
 from dovetail.training.recording import RecordingRuntime, not_recorded, record_training, recorded
 from dovetail.training.start import enable_compile_cache, first_state, resumed_keys, shapes
 from dovetail.training.stopping import Stop, stopping
@@ -46,11 +59,14 @@ if TYPE_CHECKING:
 
 def train(
     algorithm: Algorithm,
-    env: Any,
+    env: Any = None,
     policy: Policy | str | None = None,
     *,
     steps: int = 200_000,
     seed: int = 0,
+    data: str | Path | None = None,
+    online_steps: int = 0,
+    data_memory: int = MEMORY,
     cluster: Deployment | str | None = None,
     settings: Settings = Settings(),
 ) -> Run:
@@ -60,25 +76,41 @@ def train(
     Gymnasium environments. `policy` says how the loop is distributed: Fused for JAX environments
     and Local for others unless given. With `cluster` it runs on Ray: "local" starts one on this
     machine, "auto" joins the one that runs here, "host:port" another; a `Deployment` says more.
+
+    `data` is the folder of a dataset to learn from. An algorithm that is made for recorded data
+    takes `steps` gradient steps on it and never acts: `env`, by default the one that the dataset
+    names, is for evaluation alone. With `online_steps` it then goes on in `env` for as many
+    environment steps, and `policy` is for these. Any other takes `data_share` of each batch from
+    it. More than `data_memory` megabytes of it are not kept in memory, but read as they are needed.
     """
     began = time.perf_counter()
-    check_option("steps", steps, steps >= 1, "1 or more")
+    check_steps(steps, online_steps, data is not None)
     check_option("seed", seed, 0 <= seed < 2**31, "0 or more, and less than 2147483648")
     check_services(settings.log)
+    check_data(algorithm, data is not None)
     enable_compile_cache()
-    chosen = resolve_policy(policy, env)
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
-    prepare_backend(chosen, None if where is None else 1)
-    found = resolve(env, traced=chosen.traced_envs)
     with stopping() as stop, ExitStack() as stack:
-        place = Place(algorithm, env, chosen, where, settings.record is not None)
-        stack.callback(place.close)
-        planned = place.plan(found, steps, settings)
-        config = describe(algorithm, env, found, chosen, steps=steps, seed=seed, settings=settings)
+        recorded = _opened(data, data_memory, where, stack)
+        given, silent = _given_env(env, recorded)
+        chosen = choose_policy(algorithm, policy, given, recorded is not None, online_steps)
+        prepare_backend(chosen, None if where is None else 1)
+        acts = not begins_offline(algorithm, recorded is not None, online_steps) or online_steps > 0
+        found = resolve(given, traced=chosen.traced_envs if acts or policy else None)
+        _refuse_unusable(found, settings, acts, silent)
+        config = describe(
+            algorithm, given, found, chosen, steps=steps, seed=seed, settings=settings
+        )
         config["cluster"] = None if where is None else dataclasses.asdict(where)
+        config |= {"data": None, "online_steps": online_steps}
+        if recorded is not None:
+            known = "data" if silent else config["env_given"]
+            config |= {"data": recorded.identity, "env": found.spec.id, "env_given": known}
+        making = _Making(algorithm, given, found, where, settings, recorded, seed)
+        prepared = making.phases(chosen, steps, online_steps, stack, check=True)
         run = Run.create(settings.folder, _run_name(config), config)
-        _write_plan(run, planned)
-        start = _Start(run, algorithm, planned, config, settings, began, place)
+        _write_plan(run, prepared[-1].planned)
+        start = _Start(run, found, prepared, config, settings, began, recorded, silent)
         return start.go(stop, restore=False)
 
 
@@ -87,11 +119,13 @@ def resume(
     steps: int | None = None,
     env: Any = None,
     cluster: Deployment | str | None = None,
+    online_steps: int | None = None,
 ) -> Run:
     """Goes on with a run from its last checkpoint, in its own folder.
 
     Without `steps` it ends as the uninterrupted run would have. `steps` sets a new total, over
-    which the learning rate is annealed from now on. `env` is needed again if the run was given a
+    which the learning rate is annealed from now on; `online_steps` does so for the steps that a run
+    acts after it has learned from recorded data. `env` is needed again if the run was given a
     Python object, `cluster` only if it is to be another one.
     """
     began = time.perf_counter()
@@ -110,16 +144,97 @@ def resume(
         )
     enable_compile_cache()
     if steps is not None:
-        check_option("steps", steps, steps >= 1, "1 or more")
         config["steps"] = steps
-    given = env if env is not None else config["env"]
-    found = resolve(given, traced=policy.traced_envs)
+    before = config.get("online_steps", 0)
+    config["online_steps"] = before if online_steps is None else online_steps
+    known = config.get("data")
+    check_steps(config["steps"], config["online_steps"], known is not None)
     with stopping() as stop, ExitStack() as stack:
-        place = Place(algorithm, given, policy, where, settings.record is not None)
-        stack.callback(place.close)
-        planned = place.plan(found, config["steps"], settings)
-        start = _Start(opened, algorithm, planned, config, settings, began, place)
+        recorded = None
+        if known is not None:
+            recorded = _opened(known["folder"], known["memory"], where, stack)
+            assert recorded is not None
+            recorded.refuse_other(known)
+        given, silent = env if env is not None else config["env"], None
+        if env is None and config.get("env_given") == "data":
+            assert recorded is not None
+            given, silent = recorded.environment()
+        found = resolve(given, traced=policy.traced_envs)
+        _refuse_unusable(found, settings, config["online_steps"] > 0, silent)
+        if config["online_steps"] and not before:
+            policy = acting_policy(policy, given, found)
+            config |= {"policy": name_of(policy, POLICIES), "policy_options": options_of(policy)}
+        making = _Making(algorithm, given, found, where, settings, recorded, config["seed"])
+        totals = config["steps"], config["online_steps"]
+        prepared = making.phases(policy, *totals, stack, check=False)
+        start = _Start(opened, found, prepared, config, settings, began, recorded, silent)
         return start.go(stop, restore=True)
+
+
+def _opened(
+    data: str | Path | None, memory: int, where: Deployment | None, stack: ExitStack
+) -> RecordedData | None:
+    """The dataset of a run, if there is one."""
+    if data is None:
+        return None
+    if where is not None:
+        raise UserError(
+            "Recorded data are learned from on this machine, not on a cluster: leave --cluster or "
+            "--data out."
+        )
+    opened = RecordedData(data, memory)
+    stack.callback(opened.close)
+    return opened
+
+
+def _given_env(env: Any, recorded: RecordedData | None) -> tuple[Any, str | None]:
+    """(what to act or to evaluate in, why that cannot be)."""
+    if env is not None:
+        return env, None
+    if recorded is None:
+        raise UserError("Name an environment, as in train(PPO(), 'CartPole-v1').")
+    return recorded.environment()
+
+
+def _refuse_unusable(env: Env, settings: Settings, acts: bool, silent: str | None) -> None:
+    """Refuses what needs an environment where there is none, and to record where nobody acts."""
+    if silent is not None and (acts or settings.until is not None):
+        raise UserError(f"There is no environment to act in ({silent}): name one with --env.")
+    if settings.record is not None and not acts:
+        raise UserError(
+            "--record takes what is lived through, and nobody acts in this run: leave it out."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Making:
+    """What the phases of a run are made of."""
+
+    algorithm: Algorithm
+    given: Any
+    env: Env
+    where: Deployment | None
+    settings: Settings
+    recorded: RecordedData | None
+    seed: int
+
+    def phases(
+        self, policy: Policy, steps: int, online_steps: int, stack: ExitStack, check: bool
+    ) -> list[Prepared]:
+        """The phases of a run, each with its plan."""
+        data = None
+        if self.recorded is not None:
+            data = self.recorded.prepare(self.algorithm, self.env.spec, self.seed, check)
+        found: list[Prepared] = []
+        for phase in phases(self.algorithm, policy, steps, online_steps, data is not None):
+            record = self.settings.record is not None and phase.online
+            place = Place(self.algorithm, self.given, phase.policy, self.where, record)
+            stack.callback(place.close)
+            total = phase.end if phase.online else steps
+            planned = place.plan(self.env, total, self.settings, data, phase.online)
+            bound = self.algorithm.bind(task_of(planned, total, data, phase.online))
+            found.append(Prepared(phase, place, planned, bound))
+        return found
 
 
 class Place:
@@ -139,18 +254,26 @@ class Place:
         self._deployment = deployment
         self._connection: Any = None
 
-    def plan(self, env: Env, steps: int, settings: Settings) -> Planned:
+    def plan(
+        self,
+        env: Env,
+        steps: int,
+        settings: Settings,
+        data: DataSpec | None = None,
+        online: bool = True,
+    ) -> Planned:
         """The plan of the run; a cluster is joined for it."""
         resources = None
         if self._deployment is not None:
             parcel = Parcel.of(self._recipe(steps), self._deployment)
             self._connection, resources = join(self._deployment, parcel)
         try:
-            planned = plan_for(self._algorithm, env, self._policy, steps, resources)
+            planned = plan_for(self._algorithm, env, self._policy, steps, resources, data, online)
         except UserError as error:
             if self._algorithm is self._given:
                 raise
-            plan_for(self._given, env, self._policy, steps, resources)  # has its own word to say
+            # has its own word to say
+            plan_for(self._given, env, self._policy, steps, resources, data, online)
             raise not_recorded(self._policy) from error
         _refuse_seeds(planned.plan, settings)
         return planned
@@ -220,27 +343,41 @@ def _write_plan(run: Run, planned: Planned) -> None:
     run.write_text("graph.svg", explanation.svg())
 
 
+class Started(NamedTuple):
+    """What a phase starts from."""
+
+    state: Any
+    actor: Any
+    """None if nobody acted."""
+    reached: Reached
+
+
 @dataclasses.dataclass
 class _Start:
     """One start of a run, new or resumed: everything that must be closed again at its end."""
 
     run: Run
-    algorithm: Algorithm
-    planned: Planned
+    env: Env
+    phases: list[Prepared]
     config: dict[str, Any]
     settings: Settings
     began: float
-    place: Place
+    recorded: RecordedData | None = None
+    silent: str | None = None
+    """Why nothing is evaluated, if so."""
     _running: Loop | None = None
     _exporting: "ExporterProcess | None" = None
 
+    @property
+    def planned(self) -> Planned:
+        """The plan of the last phase."""
+        return self.phases[-1].planned
+
     def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
-        env, plan = self.planned.env, self.planned.plan
-        steps = self.config["steps"]
-        task = Task(env.spec, plan.update_envs, steps, plan.num_envs, plan.shards)
+        env, plan = self.env, self.planned.plan
         with ExitStack() as stack:
-            progress = make_progress(self.settings.display, self.config["steps"])
+            progress = make_progress(self.settings.display, self.phases[-1].phase.end)
             stack.callback(progress.close)
             status = Status(self.run, self._workers, self._progress)
             stack.push(lambda kind, error, _: status.close(_ending(error, stop), error))
@@ -252,10 +389,11 @@ class _Start:
                 stack.callback(exporter.close)
             checkpoints = Checkpoints(self.run.path / "checkpoints", self.settings.keep)
             stack.callback(checkpoints.close)
-            bound = self.algorithm.bind(task)
+            tell = partial(_tell, progress.message, status.message)
+            loops = stack.enter_context(ExitStack())
             try:
-                tell = partial(_tell, progress.message, status.message)
-                loop = self._loop(bound, checkpoints, restore, stack, tell)
+                at, started = self._restored(checkpoints) if restore else (0, None)
+                loop = self._loop(self.phases[at], checkpoints, started, loops, tell)
                 self._running = loop
             except Exception as error:
                 if stop:  # environments in processes of their own may be stopped before us
@@ -265,23 +403,30 @@ class _Start:
                 raise
             recorder = make_recorder(self.run, self.config, self.settings, loop.reached, tell)
             stack.callback(recorder.close)
-            evaluator = Evaluator(
-                bound, env, episodes=self.settings.episodes, seed=self.config["seed"]
-            )
-            evaluations = BackgroundEvaluation(evaluator)
+            bound = self.phases[-1].algorithm
+            evaluations = BackgroundEvaluation(self._evaluator(bound, env))
             stack.callback(evaluations.close)
-            meta = {"algorithm": self.config["algorithm"], "options": self.config["options"]}
-            try:
-                loop.run(
-                    self.config["steps"], stop, recorder, progress, checkpoints, evaluations, meta
-                )
-            except Exception as error:
-                if not stop:  # as above
-                    self._keep(loop, checkpoints, error)
-                    raise
+            while True:
+                phase = self.phases[at].phase
+                meta = self._meta(phase)
+                self._introduce(phase, loop, tell)
+                try:
+                    loop.run(phase.end, stop, recorder, progress, checkpoints, evaluations, meta)
+                except Exception as error:
+                    if not stop:  # as above
+                        self._keep(loop, checkpoints, error)
+                        raise
+                at += 1
+                over = at == len(self.phases) or bool(stop) or loop.ends(evaluations, stop)
+                loop.save(checkpoints)
+                if over:
+                    break
+                before = Started(loop.good.state(), None, loop.reached)
+                loops.close()
+                loop = self._loop(self.phases[at], checkpoints, before, loops, tell, loop)
+                self._running = loop
             if exporter is not None:
                 exporter.ended()
-            loop.save(checkpoints)
             loop.timeline.write(self.run, last=True)
             recorder.close()
             finish(self.run, self.config, loop, bound, env, evaluations, stop, progress)
@@ -327,42 +472,98 @@ class _Start:
 
     def _title(self) -> str:
         plan = self.planned.plan
-        what = f"{plan.algorithm} on {plan.env}, {plan.policy}, {plan.num_envs} environments"
+        acting = f", {plan.num_envs} environments" if self.planned.graph.unrolls else ""
+        what = f"{plan.algorithm} on {plan.env}, {plan.policy}{acting}"
         return what if self.settings.seeds == 1 else f"{what}, {self.settings.seeds} seeds"
+
+    def _evaluator(self, algorithm: Algorithm, env: Env) -> Evaluator | None:
+        """What evaluates; nothing where there is no environment."""
+        if self.silent is not None:
+            return None
+        episodes, seed = self.settings.episodes, self.config["seed"]
+        return Evaluator(algorithm, env, episodes=episodes, seed=seed)
+
+    def _meta(self, phase: Phase) -> dict[str, Any]:
+        """What checkpoints say of the run; whether a phase acts only where it might not."""
+        meta = {"algorithm": self.config["algorithm"], "options": self.config["options"]}
+        return meta if self.recorded is None else meta | {"online": phase.online}
+
+    def _introduce(self, phase: Phase, loop: Loop, tell: Callable[[str], None]) -> None:
+        """Says what the steps of a phase are, where that is not plain."""
+        if self.recorded is None:
+            return
+        left, reader = max(phase.end - loop.reached.env_steps, 0), self.recorded.reader
+        data = f"{reader.num_steps:,} recorded steps of {reader.folder}"
+        if phase.online:
+            tell(f"{left:,} environment steps, with batches from the replay and {data}.")
+            return
+        read = ", read as they are needed" if self.recorded.streamed else ""
+        tell(f"{left:,} gradient steps on {data}{read}; nobody acts.")
+        if self.silent is not None:
+            tell(f"Nothing is evaluated: {self.silent}.")
+
+    def _restored(self, checkpoints: Checkpoints) -> tuple[int, "Started"]:
+        """(the phase to go on with, what it starts from)."""
+        expect = {"algorithm": self.config["algorithm"], "options": self.config["options"]}
+        at = 0
+        if self.recorded is not None:
+            acted = checkpoints.meta()["online"]
+            at = next((i for i, one in enumerate(self.phases) if one.phase.online == acted), 0)
+        prepared = self.phases[at]
+        plan, env = prepared.planned.plan, prepared.planned.env
+        like = shapes(prepared.algorithm, env.jax, plan.num_envs, self.settings.seeds)
+        actor = like[1] if prepared.phase.online else ()
+        tree, meta = checkpoints.restore(
+            {"state": without_data(like[0]), "actor": actor}, expect=expect
+        )
+        reached = Reached(
+            meta["updates"], meta["env_steps"], meta["seconds"], meta["time_to_threshold"]
+        )
+        self._refuse_finished(reached)
+        self.run.write_json("config.json", self.config)  # perhaps with another total
+        if not prepared.phase.online:
+            over = reached.env_steps >= prepared.phase.end
+            return min(at + over, len(self.phases) - 1), Started(tree["state"], None, reached)
+        return at, Started(tree["state"], tree["actor"], reached)
 
     def _loop(
         self,
-        algorithm: Algorithm,
+        prepared: Prepared,
         checkpoints: Checkpoints,
-        restore: bool,
+        started: "Started | None",
         stack: ExitStack,
         tell: Callable[[str], None],
+        before: Loop | None = None,
     ) -> Loop:
-        plan, settings, env = self.planned.plan, self.settings, self.planned.env
-        runtime = self.place.runtime(self.planned, self.config["steps"], settings, tell)
+        """The loop of a phase; it starts from what was restored, or what the phase before left."""
+        algorithm, planned, phase = prepared.algorithm, prepared.planned, prepared.phase
+        plan, settings, env = planned.plan, self.settings, planned.env
+        runtime = prepared.place.runtime(planned, self.config["steps"], settings, tell)
         stack.callback(runtime.close)
-        if settings.record is not None:
-            folder = self._dataset(checkpoints, restore)
+        reached = Reached() if started is None else started.reached
+        if settings.record is not None and phase.online:
+            folder = self._dataset(checkpoints, started is not None and before is None)
             recorder = record_training(folder, algorithm, env, self._source())
             stack.enter_context(recorder)
             wrapped: Any = RecordingRuntime(runtime, algorithm, recorder)
             runtime = wrapped
         runtime.prepare(*shapes(algorithm, env.jax, plan.num_envs, settings.seeds))
+        feed = data = None
+        if self.recorded is not None:
+            feed = self.recorded.feed(algorithm)
+            stack.callback(feed.close)
+            data = feed.take(reached.updates)
         state, actor = first_state(
-            algorithm, env.jax, plan.num_envs, self.config["seed"], settings.seeds
+            algorithm, env.jax, plan.num_envs, self.config["seed"], settings.seeds, data
         )
         keys = None
-        reached = Reached()
-        if restore:
-            expect = {"algorithm": self.config["algorithm"], "options": self.config["options"]}
-            tree, meta = checkpoints.restore({"state": state, "actor": actor}, expect=expect)
-            state, actor = tree["state"], tree["actor"]
-            reached = Reached(
-                meta["updates"], meta["env_steps"], meta["seconds"], meta["time_to_threshold"]
-            )
-            self._refuse_finished(reached)
-            self.run.write_json("config.json", self.config)  # perhaps with another total
+        if started is not None and started.actor is not None:
+            state, actor = with_data(started.state, data), started.actor
             keys = resumed_keys(actor, reached.updates) if env.jax is None else None
+        elif started is not None and phase.online:
+            state = algorithm.go_online(started.state, state)
+        elif started is not None:
+            state = with_data(started.state, data)
         actor = runtime.load(
             state,
             actor,
@@ -370,7 +571,7 @@ class _Start:
             turn=reached.updates,
             watched=_positions(algorithm.acting, state),
         )
-        return Loop(
+        loop = Loop(
             runtime,
             Snapshot(lambda: state, lambda: actor, reached.updates, reached.env_steps),
             reached,
@@ -379,13 +580,17 @@ class _Start:
             acting=algorithm.acting,
             began=self.began,
             watchers=self._watchers(),
-            at_once=None if settings.record is None else 1,
+            at_once=1 if settings.record is not None and phase.online else None,
+            feed=feed,
         )
+        if before is not None:
+            loop.go_on_after(before)
+        return loop
 
-    def _dataset(self, checkpoints: Checkpoints, restore: bool) -> str:
+    def _dataset(self, checkpoints: Checkpoints, resumed: bool) -> str:
         """The folder of the recording; a resumed run goes on in another one."""
         assert self.settings.record is not None
-        updates = checkpoints.latest() if restore else None
+        updates = checkpoints.latest() if resumed else None
         return self.settings.record + (f"-from-{updates}" if updates is not None else "")
 
     def _source(self) -> Source:
@@ -401,9 +606,11 @@ class _Start:
         )
 
     def _refuse_finished(self, reached: Reached) -> None:
-        steps = self.config["steps"]
-        if reached.env_steps >= steps and self.run.summary.get("final_return") is not None:
+        steps = self.phases[-1].phase.end
+        ended = self.run.summary.get("final_return") is not None or self.silent is not None
+        if reached.env_steps >= steps and ended:
+            option = "--online-steps" if self.config.get("online_steps") else "--steps"
             raise UserError(
                 f"{self.run.path} has taken {reached.env_steps:,} steps already, and its total is "
-                f"{steps:,}: give a larger one with --steps."
+                f"{steps:,}: give a larger one with {option}."
             )

@@ -1,0 +1,83 @@
+"""The phases of a run: learning from recorded data alone, and acting."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.algorithm import Algorithm, Task
+from dovetail.envs.resolve import Env
+from dovetail.errors import UserError, check_option
+from dovetail.planning import Planned, default_policy, resolve_policy
+from dovetail.policies.fused import Fused
+from dovetail.policies.interface import Policy
+from dovetail.replay.data import DataSpec
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run."""
+
+    online: bool
+    """Whether anybody acts in it; if not, its steps are gradient steps."""
+    policy: Policy
+    end: int
+    """The steps of the run when it is over."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A phase with its plan, and the algorithm bound to its task."""
+
+    phase: Phase
+    place: Any
+    planned: Planned
+    algorithm: Algorithm
+
+
+def begins_offline(algorithm: Algorithm, data: bool, online_steps: int) -> bool:
+    """Whether a run begins without acting: if it is made for data, or is to act later."""
+    return data and (algorithm.needs_data or online_steps > 0)
+
+
+def phases(
+    algorithm: Algorithm, policy: Policy, steps: int, online_steps: int, data: bool
+) -> list[Phase]:
+    """The phases of a run; `policy` is that of the last one."""
+    if not begins_offline(algorithm, data, online_steps):
+        return [Phase(True, policy, steps)]
+    if online_steps == 0:
+        return [Phase(False, policy, steps)]
+    return [
+        Phase(False, Fused(policy.envs), steps),
+        Phase(True, policy, steps + online_steps),
+    ]
+
+
+def check_steps(steps: int, online_steps: int, data: bool) -> None:
+    """Refuses numbers of steps that cannot be."""
+    check_option("steps", steps, steps >= 1, "1 or more")
+    check_option("online_steps", online_steps, online_steps >= 0, "0 or more")
+    if online_steps and not data:
+        raise UserError(
+            f"--online-steps {online_steps} go on acting after learning from recorded data, but "
+            "there are none: give --data, or only --steps."
+        )
+
+
+def choose_policy(
+    algorithm: Algorithm, policy: Policy | str | None, env: Any, data: bool, online_steps: int
+) -> Policy:
+    """The policy that was asked for, or the default: Fused where nobody acts."""
+    if policy is None and begins_offline(algorithm, data, online_steps) and online_steps == 0:
+        return Fused()
+    return resolve_policy(policy, env)
+
+
+def acting_policy(policy: Policy, env: Any, found: Env) -> Policy:
+    """A policy under which a run can act that began without: not Fused for a host environment."""
+    return default_policy(env) if isinstance(policy, Fused) and found.jax is None else policy
+
+
+def task_of(planned: Planned, steps: int, data: DataSpec | None, online: bool) -> Task:
+    """What an algorithm is asked to do in a phase."""
+    plan = planned.plan
+    return Task(planned.env.spec, plan.update_envs, steps, plan.num_envs, plan.shards, data, online)

@@ -1,0 +1,115 @@
+"""The recorded data of a run: whether they fit, and what of them is given to the learner."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from dovetail.algorithm import Algorithm, Task
+from dovetail.data.metadata import FILE
+from dovetail.data.reader import Reader, check_fits
+from dovetail.data.rounds import Feed, Rounds
+from dovetail.envs.interface import EnvSpec
+from dovetail.envs.resolve import Env, resolve
+from dovetail.errors import UserError, check_option
+from dovetail.replay.data import DataSpec
+
+MEMORY = 2_000
+"""Megabytes of recorded data in memory, unless told."""
+
+
+class RecordedData:
+    """A dataset that is learned from. Close it: it holds files."""
+
+    def __init__(self, folder: str | Path, memory: int = MEMORY) -> None:
+        """`memory` is the most megabytes to take; a larger dataset is read round after round."""
+        check_option("data_memory", memory, memory >= 1, "1 megabyte or more")
+        self.reader = Reader(folder)
+        self.memory = memory
+        self._rounds: Rounds | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a run keeps of it, so that it can be told from another."""
+        folder = self.reader.folder.resolve()
+        record = (folder / "data" / FILE).read_bytes()
+        return {
+            "folder": str(folder),
+            "steps": self.reader.num_steps,
+            "episodes": self.reader.num_episodes,
+            "digest": hashlib.sha256(record).hexdigest(),
+            "memory": self.memory,
+        }
+
+    def refuse_other(self, known: dict[str, Any]) -> None:
+        """Refuses to go on with another dataset than a run began with."""
+        found = self.identity
+        for name, what in (("steps", "steps"), ("episodes", "episodes")):
+            if found[name] != known[name]:
+                raise UserError(
+                    f"The dataset {self.reader.folder} has {found[name]:,} {what}, but had "
+                    f"{known[name]:,} when the run began: bring it back as it was, or train a new "
+                    "run."
+                )
+        if found["digest"] != known["digest"]:
+            raise UserError(
+                f"The dataset {self.reader.folder} has changed since the run began (its {FILE} is "
+                "another): bring it back as it was, or train a new run."
+            )
+
+    def environment(self) -> tuple[Any, str | None]:
+        """(what to evaluate in, why nothing): the environment that it says it was recorded from."""
+        name = self.reader.metadata.environment
+        if not name:
+            return Env(self.reader.spec, None, None), "the dataset names no environment"
+        try:
+            resolve(name)
+        except UserError as error:
+            return Env(self.reader.spec, None, None), str(error).rstrip(".")
+        return name, None
+
+    def prepare(
+        self, algorithm: Algorithm, spec: EnvSpec, seed: int, check: bool = True
+    ) -> DataSpec:
+        """Refuses what does not fit; how much room the data take on the device. With `check`, data
+        that are not read at once are read beforehand, and what is not finite in them is named."""
+        check_fits(self.reader, spec)
+        bound = algorithm.bind(Task(spec, 1, 1))
+        self._rounds = Rounds(
+            self.reader,
+            bound.recorded_row,
+            window=bound.recorded_window,
+            memory=self.memory * 1_000_000,
+            seed=seed,
+        )
+        if check and self._rounds.count > 1:
+            self._rounds.check()
+        return self._rounds.spec
+
+    def feed(self, algorithm: Algorithm) -> Feed:
+        """What gives a bound algorithm its recorded steps."""
+        assert self._rounds is not None
+        return Feed(self._rounds, algorithm.recorded_draws_each)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether it is read round after round."""
+        return self._rounds is not None and self._rounds.count > 1
+
+    def close(self) -> None:
+        """Releases the files; safe to call twice."""
+        self.reader.close()
+
+
+def check_data(algorithm: Algorithm, given: bool) -> None:
+    """Refuses recorded data to who cannot learn from them, and their lack to who needs them."""
+    name = type(algorithm).__name__
+    if given and not algorithm.takes_data:
+        raise UserError(
+            f"{name} learns only from what it does itself, not from recorded data: leave --data "
+            "out, or choose an algorithm that does, as iql, td3-bc, sac or dqn."
+        )
+    if not given and algorithm.needs_data:
+        raise UserError(
+            f"{name} learns from recorded data: give the folder of a dataset with --data (see "
+            "`dovetail data --help`)."
+        )

@@ -1,0 +1,106 @@
+"""The offline algorithms under the policies: each computes what the interpreter computes."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import assert_close, without_order
+from recorded_control import record_random
+from small import STEPS, Started, numbers
+
+import dovetail
+from dovetail.algorithm import Algorithm
+from dovetail.algorithms import AWAC, BC, CQL, IQL, TD3BC, DiscreteCQL
+from dovetail.policies import ActorLearner, CentralInference, DataParallel, Fused, Local
+from dovetail.policies.interface import Policy
+from dovetail.training.recorded import RecordedData
+
+ENVS, UPDATES, SEED = 4, 2, 3
+CARTPOLE = "gymnasium:CartPole-v1?vectorization=sync&max_episode_steps=5"
+PENDULUM = "gymnasium:Pendulum-v1?vectorization=sync&max_episode_steps=5"
+TINY: dict[str, Any] = {
+    "gradient_steps": 2,
+    "batch_size": 8,
+    "hidden": (8,),
+    "capacity": 64,
+    "begin_at": 1,
+    "unroll_length": 3,
+}
+ALGORITHMS: dict[str, tuple[Algorithm, str]] = {
+    "bc": (BC(**TINY), PENDULUM),
+    "bc, discrete": (BC(**TINY), CARTPOLE),
+    "td3-bc": (TD3BC(**TINY, normalise_observations=True), PENDULUM),
+    "cql": (CQL(**TINY, samples=2), PENDULUM),
+    "discrete-cql": (DiscreteCQL(**TINY, n_step=2), CARTPOLE),
+    "iql": (IQL(**TINY, normalise_observations=True), PENDULUM),
+    "iql, discrete": (IQL(**TINY), CARTPOLE),
+    "awac": (AWAC(**TINY), PENDULUM),
+    "awac, discrete": (AWAC(**TINY, prioritised=True), CARTPOLE),
+}
+OFFLINE: dict[str, Policy] = {
+    "fused": Fused(ENVS),
+    "local": Local(ENVS),
+    "4 replicas": DataParallel(ENVS, devices=4),
+}
+ONLINE: dict[str, Policy] = {
+    "local": Local(ENVS),
+    "2 actors": ActorLearner(ENVS, actors=2, staleness=0, processes=False),
+    "inference": CentralInference(ENVS, workers=2, processes=False),
+}
+ALONE = [
+    *((name, "fused") for name in ALGORITHMS),
+    *[("iql", "local"), ("iql, discrete", "4 replicas"), ("td3-bc", "4 replicas")],
+]
+BESIDE = [("iql", "local"), ("awac, discrete", "2 actors"), ("discrete-cql", "inference")]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("data")
+    return {
+        CARTPOLE: record_random(folder / "cartpole", "CartPole-v1", 6, 9),
+        PENDULUM: record_random(folder / "pendulum", "Pendulum-v1", 4, 9),
+    }
+
+
+@cache
+def interpreted(name: str, folder: Path, online: bool) -> Any:
+    """Where the plain loop comes to."""
+    algorithm, env = ALGORITHMS[name]
+    told: dict[str, Any] = {"iterations": UPDATES, "num_envs": ENVS, "steps": STEPS, "seed": SEED}
+    told |= {"data": folder, "online": online}
+    return dovetail.interpret(algorithm, env, debug=False, **told).state
+
+
+def compare(name: str, policy: Policy, folders: dict[str, Path], online: bool) -> None:
+    algorithm, env = ALGORITHMS[name]
+    data = RecordedData(folders[env])
+    with Started(algorithm, env, policy, seed=SEED, data=data, online=online) as running:
+        before = numbers(running.state.params)
+        running.advance(1)
+        running.advance(UPDATES - 1)
+    data.close()
+    found, wanted = running.state, interpreted(name, folders[env], online)
+    assert np.abs(numbers(wanted.params) - before).max() > 1e-4
+    assert int(wanted.steps) == 2 * UPDATES
+    if online:
+        found, wanted = without_order(found), without_order(wanted)
+    assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(("name", "policy"), ALONE)
+def test_from_recorded_data_alone(name: str, policy: str, folders: dict[str, Path]) -> None:
+    compare(name, OFFLINE[policy], folders, online=False)
+
+
+@pytest.mark.parametrize(("name", "policy"), BESIDE)
+def test_beside_what_is_acted(name: str, policy: str, folders: dict[str, Path]) -> None:
+    compare(name, ONLINE[policy], folders, online=True)
+
+
+def test_every_offline_algorithm_is_compared() -> None:
+    known = {target.partition(":")[2] for target in dovetail.algorithms.ALGORITHMS.values()}
+    made_for_data = {name for name in known if getattr(dovetail.algorithms, name).needs_data}
+    assert {type(algorithm).__name__ for algorithm, _ in ALGORITHMS.values()} == made_for_data
