@@ -20,7 +20,7 @@ from dovetail.replay.journal import Journal
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.output import Output
 from dovetail.replay.sample import Keys, Sample
-from dovetail.replay.saving import load, save
+from dovetail.replay.saving import check_saved, load, save
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -185,11 +185,17 @@ class ReplayService:
         """Puts table and limiter into a state that `state` gave."""
         with self._changed:
             self._refuse_if_closed()
-            load(self.table, {name: x for name, x in state.items() if name != "limiter"})
+            held = {name: x for name, x in state.items() if name != "limiter"}
+            check_saved(self.table, held)
+            if self._journal is not None:
+                self._journal.move()
+            load(self.table, held)
+            self.table.streams.floor = None
             self.limiter.inserted, self.limiter.sampled = (int(x) for x in state["limiter"])
             self._completed = self.table.completed
             if self._journal is not None:
                 self._journal.snapshot()
+                self._journal.wait()
             self._moved()
 
     def close(self) -> None:

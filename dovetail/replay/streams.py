@@ -67,6 +67,8 @@ class Streams:
         self.budget: Budget | None = None
         if turns and table.max_bytes is not None:
             self.budget = Budget(self, max(table.max_bytes - self.rows.block.nbytes, 0) // envs)
+        self.floor: Array | None = None
+        """The number of each stream's first item whose rows are not lost; None if all are there."""
         self._until_wrap = 0  # so many plain steps reach no end for certain
         self._window = range(envs, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions)
@@ -254,6 +256,8 @@ class Streams:
         """The numbers of each stream's first item that is there, and behind its last."""
         high = complete(self.table, self.layout, self.counters, self.begun_at, np)
         low = oldest(self.layout, self.counters, high, self.begun_at, self.frame_begun, np)
+        if self.floor is not None:
+            low = np.minimum(np.maximum(low, self.floor), high)
         return low if self.budget is None else np.maximum(low, self.budget.floor), high
 
     def span(self, start: Array, end: Array) -> tuple[Array, Array]:

@@ -18,7 +18,7 @@ from dovetail.replay import (
     ReplayService,
     Table,
     Transitions,
-    journal,
+    folder,
 )
 from dovetail.replay.records import RecordFile
 from dovetail.replay.saving import save
@@ -175,10 +175,10 @@ def test_files_of_another_version_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "FORMAT", 99)
+    monkeypatch.setattr(folder, "FORMAT", 99)
     made(tmp_path).close()
     monkeypatch.undo()
-    with pytest.raises(UserError, match=f"other options .format 99, not {journal.FORMAT}"):
+    with pytest.raises(UserError, match=f"other options .format 99, not {folder.FORMAT}"):
         made(tmp_path)
 
 
