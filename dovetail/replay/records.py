@@ -80,7 +80,7 @@ class RecordFile:
         self._waiting += (prefix, start.data, *pieces)
         self.waits += PREFIX + start.length
 
-    def write(self, start: Start, arrays: Sequence[Array]) -> None:
+    def write(self, start: Start, arrays: Sequence[Any]) -> None:
         """Writes one record straight from its arrays, each of which is `in_one_piece`."""
         if self.waits:
             self.commit()

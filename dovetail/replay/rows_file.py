@@ -58,12 +58,14 @@ class RowsFile:
         layout = self._streams.layout
         first = begun[places % layout.envs] - layout.slots  # older ones have left
         return bool(
-            np.count_nonzero((self.numbers(store)[places] >= first) & (store.sums[places] != 0))
+            np.count_nonzero((self._last(store, places) >= first) & (store.sums[places] != 0))
         )
 
-    def numbers(self, store: Mapped) -> Array:
-        """Of each row, how many items of its stream had begun before it."""
-        return self._streams.frame_begun if store.frames else self._streams.begun_at
+    def _last(self, store: Mapped, places: Array) -> Array:
+        """The numbers of the last items that rows belong to, or higher ones."""
+        if not store.frames:
+            return self._streams.begun_at[places]
+        return self._streams.frame_begun[places] + (self._streams.layout.stack - 1)
 
     def sync(self) -> None:
         """Waits until the disk has it all."""
@@ -80,8 +82,8 @@ class RowsFile:
         record = 0
         for store in self.stores:
             places = store.wrong()
-            numbers, envs = self.numbers(store)[places], places % layout.envs
-            np.maximum.at(floor, envs, numbers + 1)
+            envs = places % layout.envs
+            np.maximum.at(floor, envs, self._last(store, places) + 1)
             counters = self._streams.counters
             cursor = (counters.frame_cursor if store.frames else counters.cursor)[envs]
             lap = layout.frames if store.frames else layout.rows

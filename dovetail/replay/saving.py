@@ -58,12 +58,12 @@ def load(table: HostTable, saved: Mapping[str, Array], whole: bool = True) -> No
         table.streams.budget.loaded()
     highest, *counts = saved["numbers"].tolist()
     table.highest = highest
-    whole = [int(x) for x in counts]
+    numbers = [int(x) for x in counts]
     if table.index is not None:
-        table.index.count, table.index.added, table.index.removals = whole[:3]
+        table.index.count, table.index.added, table.index.removals = numbers[:3]
         table.index.weigh_all()
     if table.owned is not None:
-        table.owned.num_free = whole[3]
+        table.owned.num_free = numbers[3]
     table.unsettle()
 
 
