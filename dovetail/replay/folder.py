@@ -36,6 +36,11 @@ class Folder:
         path.unlink(missing_ok=True)
         return path
 
+    @property
+    def tail(self) -> Path:
+        """Where the newest records are."""
+        return self._path / "tail"
+
     def files(self, kind: str) -> list[Path]:
         """All files of a kind, in order."""
         return sorted(self._path.glob(f"{kind}-" + "[0-9]" * 8))

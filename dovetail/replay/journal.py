@@ -38,6 +38,7 @@ from dovetail.replay.restoring import INSERT, OLD, SAMPLE, UPDATE, restore, smal
 from dovetail.replay.rows_file import RowsFile, is_mapped
 from dovetail.replay.sample import Keys
 from dovetail.replay.saving import save
+from dovetail.replay.tail import NUMBER, Tail, TailedFile
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -81,6 +82,8 @@ class Journal:
         self._stale = False  # whether the log lacks what the table has
         self._writer: threading.Thread | None = None
         self._begun = np.zeros(table.layout.envs, np.int64)
+        self._tail = Tail(self._folder.tail)
+        self._tail.put_back(self._folder.path("log", int(self._tail.numbers[NUMBER])))
         self._rows_number = self._folder.rows_number()
         self._rows: RowsFile | None = None
         if is_mapped(table.form):
@@ -114,10 +117,9 @@ class Journal:
             return
         try:
             self._settle()
-            size = self._log.size
-            head = OLD + bytes([rows.stores.index(store)])
-            self._log.append(head, [places.astype(np.int64), store.array[places]])
-            self._grew += self._log.size - size
+            head, old = OLD + bytes([rows.stores.index(store)]), store.array[places]
+            self._log.append(head, [places.astype(np.int64), old])
+            self._grew += old.nbytes
         except UserError:
             self._stale = True  # the insert that is under way will be told
 
@@ -250,9 +252,10 @@ class Journal:
             "counts": (self._limiter.inserted, self._limiter.sampled),
             "floor": None if floor is None else floor.tolist(),
         }
-        old, self._number = self._log, self._number + 1
+        self._log.flush()
+        self._log.close()
+        self._number += 1
         self._log = self._open(self._number)
-        old.close()
         self._writer = threading.Thread(
             target=self._write_snapshot, args=(self._number, said, state), daemon=True
         )
@@ -277,10 +280,11 @@ class Journal:
         if self._writer is not None:
             self._writer.join()
 
-    def _open(self, number: int) -> RecordFile:
-        log = RecordFile(self._folder.path("log", number))
+    def _open(self, number: int) -> TailedFile:
+        log = TailedFile(self._folder.path("log", number), number, self._tail)
         if log.size == 0:
             log.append(told({"options": self._folder.options, "rows": self._rows_number}), [])
+            log.flush()
         self._grew = log.size
         return log
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dovetail.replay import (
     Transitions,
     Uniform,
     rows_file,
+    tail,
 )
 from dovetail.replay.journal import Journal
 from dovetail.replay.saving import save
@@ -41,6 +43,7 @@ TABLES = {
 }
 PROGRAM = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_replay_mapped import TABLES, made, work
@@ -261,9 +264,13 @@ def test_what_was_loaded_lies_in_another_file(tmp_path: Path) -> None:
 def test_a_disk_without_room_for_the_table_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    made_room = os.posix_fallocate
+
+    def full(file: int, start: int, size: int) -> None:
+        if size > tail.HEAD + tail.TAIL:
+            raise OSError(28, "No space left on device")
+        made_room(file, start, size)
 
     monkeypatch.setattr(rows_file.os, "posix_fallocate", full)
     with pytest.raises(UserError, match=r"rows-00000000 of \d+ bytes could not be made .No space"):
-        made(tmp_path, TABLES["uniform"])
+        made(tmp_path, replace(TABLES["uniform"], capacity=1000))
