@@ -73,9 +73,10 @@ class Journal:
         grown: int,
         behind: bool = False,
     ) -> None:
-        """`behind`: large records are written by another thread; see `when_kept`."""
+        """`behind`: large records may be written by another thread; see `when_kept`."""
         self._table, self._limiter, self._grown = table, limiter, grown
-        self._behind = Behind() if behind else None
+        mapped = is_mapped(table.form)  # its rows are overwritten at once: so is the log written
+        self._behind = Behind() if behind and not mapped else None
         self._folder = Folder(folder, table, limiter)
         self._starts: dict[tuple[int, int, int, bool], Start] = {}
         self._kept: list[Done] = []
@@ -86,7 +87,7 @@ class Journal:
         self._tail.put_back(self._folder.path("log", int(self._tail.numbers[NUMBER])))
         self._rows_number = self._folder.rows_number()
         self._rows: RowsFile | None = None
-        if is_mapped(table.form):
+        if mapped:
             self._folder.remove_other_rows(self._rows_number)
             self._rows = self._map(self._rows_number)
         self.restored = self._restore()
