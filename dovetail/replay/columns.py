@@ -18,21 +18,21 @@ ITEM = np.dtype(
         ("unused", np.uint8, 3),
     ]
 )
-
-
+RANGED = np.dtype([("start", np.int32), ("times", np.int32)])
 ONCE = np.int32(1)
 """What is added to `times`: of its own type, which is much faster."""
 
 
 class ItemColumns:
     """The numbers of `size` items; every column is a view of one array. Of `ranged` items only
-    two are needed, which stay in the processor's cache better if they are apart."""
+    two are needed."""
 
     def __init__(self, size: int, ranged: bool = False) -> None:
         items: Any = np.zeros(size, ITEM)
         if ranged:
+            both = np.zeros(size, RANGED)
             items = {name: np.zeros(0, ITEM[name]) for name in ITEM.names or ()}
-            items["start"], items["times"] = np.zeros(size, np.int64), np.zeros(size, np.int32)
+            items["start"], items["times"] = both["start"], both["times"]
         self.start: Array = items["start"]
         """Where its first row is."""
         self.serial: Array = items["serial"]

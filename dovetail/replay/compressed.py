@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dovetail.replay.mapped import Mapped
+
 if TYPE_CHECKING:
     from dovetail.replay.streams import Streams
 
@@ -74,7 +76,8 @@ class Compressed:
             self.taken[env] = lengths[env :: self._envs].sum()
 
 
-Store = Array | Compressed
+Store = Array | Compressed | Mapped
+"""What holds the rows of a large leaf, or frames."""
 
 
 class Budget:

@@ -60,6 +60,8 @@ class HostTable:
         self._settled = False
         self._offsets = self._totals = self.low
         self._equal = 0  # items of each stream, if they are equally many
+        self._count_of_all = 0  # of a table without an index, since it was settled
+        self._scale: Any = 0  # the same, of the type that draws are multiplied by fastest
         self._in_order = not isinstance(table.sampler, Uniform | Prioritised)
         self._buffers = buffers
         self._outputs: dict[int, list[Output]] = {}
@@ -68,7 +70,7 @@ class HostTable:
     def size(self) -> int:
         """Items that can be sampled."""
         self.settle()
-        return self.index.count if self.index is not None else int(self._totals[-1])
+        return self.index.count if self.index is not None else self._count_of_all
 
     @property
     def completed(self) -> int:
@@ -156,6 +158,8 @@ class HostTable:
         if self.index is None:
             counts = high - low
             self._totals = np.cumsum(counts)
+            self._count_of_all = count = int(self._totals[-1])
+            self._scale = np.float32(count) if count <= EXACT else count
             self._offsets = low - (self._totals - counts)
             self._equal = int(counts[0]) if counts.min() == counts.max() else 0
         elif self.owned is not None:
@@ -175,14 +179,16 @@ class HostTable:
 
         They are read into one of the table's own buffers unless an `output` is given.
         """
-        count = self._countable(draws.size)
-        output = self._output(draws.size) if output is None else output
+        sampled = draws.size
+        count = self._countable(sampled)
+        output = self._output(sampled) if output is None else output
         if self.index is None:
             slots, numbers = self._choose(draws, count)
             probabilities = output.alike
             probabilities.fill(1 / count)
-            times = self.streams.times[slots]
-            np.add.at(self.streams.times, slots, ONCE)
+            times_of_all = self.streams.times
+            times = times_of_all[slots]
+            np.add.at(times_of_all, slots, ONCE)
             self._read(slots, output)
         else:
             slots, probabilities = self.index.choose(draws)
@@ -194,8 +200,11 @@ class HostTable:
 
     def _countable(self, sampled: int) -> int:
         """The items that a batch is chosen from."""
-        self.check_batch(sampled)
-        count = self.size
+        if not 0 < sampled <= self._most:
+            self.check_batch(sampled)
+        if not self._settled:
+            self.settle()
+        count = self._count_of_all if self.index is None else self.index.count
         if count == 0:
             raise UserError(
                 "The replay table is empty, so nothing can be sampled: insert until an item is "
@@ -221,7 +230,7 @@ class HostTable:
 
     def _choose(self, draws: Array, count: int) -> tuple[Array, Array]:
         """The slots and numbers of items that are all alike, streams in order, the oldest first."""
-        ranks = (draws * count).astype(np.int64)
+        ranks = (draws * self._scale).astype(np.int64)
         if count > EXACT:  # below, a product of 32 bits is never rounded up to the count
             np.minimum(ranks, count - 1, out=ranks)
         if self._equal:
@@ -229,8 +238,9 @@ class HostTable:
         else:
             streams = self._totals.searchsorted(ranks, side="right")
         numbers = ranks + self._offsets.take(streams)
-        slots = numbers % self.layout.slots
-        slots *= self.layout.envs
+        layout = self.layout
+        slots = numbers % layout.slots
+        slots *= layout.envs
         slots += streams
         return slots, numbers
 
@@ -238,13 +248,14 @@ class HostTable:
         """Copies the windows of items."""
         owned, streams = self.owned, self.streams
         kept = owned or streams
-        places = kept.windows(slots)
+        places = kept.windows(slots, output.places)
         kept.rows.read(places, output.block, output.alone)
         if output.frames:
             at = streams.frame_places(places) if owned is None else owned.frame_places(slots)
             for buffer, store in zip(output.frames, kept.frames.stores, strict=True):
                 store.take(at, axis=0, out=buffer, mode="wrap")
-        output.finish()
+        if output.masked:
+            output.finish()
 
     def _output(self, count: int) -> Output:
         """The next buffer for samples of that size."""

@@ -15,6 +15,11 @@ from dovetail.replay.leaves import Leaf, check_leaves, final_positions
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+FLOAT = np.dtype(np.float32)
+INFINITE = np.uint32(0x7F800000)
+"""The bits of infinity in 32."""
+
+
 class Steps(NamedTuple):
     """Some steps [T, B] of some environments, leaf by leaf."""
 
@@ -125,7 +130,7 @@ class Incoming:
             if self._wanted[0] != axes:
                 self._wanted = (axes, [(leaf.dtype, axes + leaf.shape) for leaf in self.leaves])
             for (dtype, shape), array in zip(self._wanted[1], leaves, strict=True):
-                if array.dtype != dtype or array.shape != shape:
+                if array.shape != shape or (array.dtype is not dtype and array.dtype != dtype):
                     fits = False
         if not fits:
             check_leaves(self.leaves, rows, (max(length, 1), last - first), "rows")
@@ -155,6 +160,10 @@ def highest_of(priorities: Array) -> float:
     if not priorities.size:
         return 0.0
     flat = priorities.reshape(-1)
+    if flat.dtype == FLOAT:  # finite ones from 0 upwards are in the order of their bits
+        bits = np.maximum.reduce(flat.view(np.uint32))
+        if bits < INFINITE:
+            return float(bits.view(FLOAT))
     most = float(np.maximum.reduce(flat))
     if not (float(np.minimum.reduce(flat)) >= 0 and most < float("inf")):
         wrong = priorities[~((priorities >= 0) & (priorities < float("inf")))].ravel()[0]

@@ -91,6 +91,17 @@ def insert_specs(form: Form, head: InsertHead) -> list[Spec]:
     return found + [((*axes, *form.leaves[at].shape), form.leaves[at].dtype) for at in head.final]
 
 
+def large_arrays(form: Form, head: InsertHead) -> list[bool]:
+    """Which of them hold leaves that are kept in arrays of their own, or frames."""
+    alone = {form.plain[at] for at in form.packing.alone}
+    large = [at in alone or at in form.stacked for at in range(len(form.leaves))]
+    given = [bool(head.given & bit) for bit in (ENDS, VALID, PRIORITIES)]
+    if head.given & PLAIN:
+        own = [True] * (len(form.packing.alone) + len(form.stacks))
+        return [False, *own, *[False] * given[-1]]
+    return [*large, *[False] * sum(given), *(large[at] for at in head.final)]
+
+
 def plain_specs(form: Form, count: int, priorities: bool) -> list[Spec]:
     """Those of a plain insert of so many rows."""
     alone = (form.kept[at] for at in form.packing.alone)

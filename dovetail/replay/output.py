@@ -71,12 +71,16 @@ class Output:
         if cut:
             self.mask[:, 0] = True
         self._cut = cut
+        self.masked = not cut or self.mask.shape[1] > 2
+        """Whether the mask follows from the rows."""
+        self.places = np.zeros(self.block.shape[:2], np.int64)
+        """Room to work out where the rows are."""
 
     def finish(self) -> None:
         """Works out the mask, once the rows are there."""
         if not self._cut:
             np.equal(self.final, 0, out=self.mask)
-        elif self.mask.shape[1] > 2:
+        elif self.masked:
             passed = np.logical_or.accumulate(self.final[:, :-1], axis=1)
             np.logical_not(passed, out=self.mask[:, :-1])
 

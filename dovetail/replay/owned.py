@@ -82,10 +82,10 @@ class OwnedItems:
             for to, store in zip(self.frames.stores, self.streams.frames.stores, strict=True):
                 to[target] = store[frames]
 
-    def windows(self, slots: Array) -> Array:
+    def windows(self, slots: Array, out: Array | None = None) -> Array:
         """Where the rows of items are [W, n]."""
         window = self.streams.layout.window
-        return slots * window + np.arange(window)[:, None]
+        return np.add(slots * window, np.arange(window)[:, None], out=out)
 
     def frame_places(self, slots: Array) -> Array:
         """Where the frames of items are: [n, W + k - 1], or [n, W, k] across episodes."""

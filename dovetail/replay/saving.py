@@ -9,24 +9,26 @@ from dovetail.errors import UserError
 from dovetail.replay.compressed import Compressed, Store
 from dovetail.replay.frames import HostFrames
 from dovetail.replay.host import HostTable
+from dovetail.replay.mapped import Mapped
 from dovetail.replay.packed import PackedRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def save(table: HostTable) -> dict[str, Array]:
-    """A copy of all that a table holds; the same table loaded from it goes on the same way."""
+def save(table: HostTable, whole: bool = True) -> dict[str, Array]:
+    """A copy of all that a table holds; the same table loaded from it goes on the same way. Of rows
+    that lie in a mapped file there are the check sums alone, if it is not to be the `whole`."""
     table.settle()
-    saved = {name: array.copy() for name, array in _arrays(table).items()}
+    saved = {name: array.copy() for name, array in _arrays(table, whole).items()}
     saved["numbers"] = np.array(_numbers(table))
     for name, store in _compressed(table).items():
         saved[f"{name}/lengths"], saved[f"{name}/data"] = store.save()
     return saved
 
 
-def load(table: HostTable, saved: Mapping[str, Array]) -> None:
-    """Puts a table into a saved state, which must be of the same options and rows."""
-    arrays, compressed = _arrays(table), _compressed(table)
+def check_saved(table: HostTable, saved: Mapping[str, Array], whole: bool = True) -> None:
+    """Refuses a saved state that is not of the same options and rows."""
+    arrays, compressed = _arrays(table, whole), _compressed(table)
     wanted = {name: (x.shape, x.dtype) for name, x in arrays.items()}
     wanted["numbers"] = ((5,), np.dtype(np.float64))
     own = {f"{name}/data" for name in compressed}  # of whatever length
@@ -39,20 +41,29 @@ def load(table: HostTable, saved: Mapping[str, Array]) -> None:
                 f"The saved replay table has {_described(found.get(name))} as {name}, and this one "
                 f"{_described(wanted.get(name))}: load it with the options it was saved with."
             )
+
+
+def load(table: HostTable, saved: Mapping[str, Array], whole: bool = True) -> None:
+    """Puts a table into a saved state, which must be of the same options and rows."""
+    check_saved(table, saved, whole)
+    arrays, compressed = _arrays(table, whole), _compressed(table)
     for name, array in arrays.items():
         array[...] = saved[name]
+    for store in [*table.streams.rows.alone.values(), *table.streams.frames.stores]:
+        if isinstance(store, Mapped) and whole:
+            store.loaded()
     for name, store in compressed.items():
         store.load(saved[f"{name}/lengths"], saved[f"{name}/data"])
     if table.streams.budget is not None:
         table.streams.budget.loaded()
     highest, *counts = saved["numbers"].tolist()
     table.highest = highest
-    whole = [int(x) for x in counts]
+    numbers = [int(x) for x in counts]
     if table.index is not None:
-        table.index.count, table.index.added, table.index.removals = whole[:3]
+        table.index.count, table.index.added, table.index.removals = numbers[:3]
         table.index.weigh_all()
     if table.owned is not None:
-        table.owned.num_free = whole[3]
+        table.owned.num_free = numbers[3]
     table.unsettle()
 
 
@@ -66,7 +77,7 @@ def _numbers(table: HostTable) -> list[float]:
     return [table.highest, *map(float, counts), 0.0 if owned is None else float(owned.num_free)]
 
 
-def _arrays(table: HostTable) -> dict[str, Array]:
+def _arrays(table: HostTable, whole: bool) -> dict[str, Array]:
     """The arrays that a table consists of, by name; not copies."""
     streams, index, owned = table.streams, table.index, table.owned
     found: dict[str, Array] = {
@@ -82,7 +93,7 @@ def _arrays(table: HostTable) -> dict[str, Array]:
     }
     counters = streams.counters._asdict()
     found |= {f"counters/{name}": x for name, x in counters.items() if name != "cursor"}
-    found |= _stored("rows", streams.rows, streams.frames)
+    found |= _stored("rows", streams.rows, streams.frames, whole)
     if index is not None:
         found |= {
             "index/live": index.live,
@@ -95,14 +106,18 @@ def _arrays(table: HostTable) -> dict[str, Array]:
         found |= {"budget/floor": budget.floor}
         found |= {"budget/written": budget.written, "budget/kept": budget.kept}
     if owned is not None:
-        found |= {"owned/free": owned.free, **_stored("owned", owned.rows, owned.frames)}
+        found |= {"owned/free": owned.free, **_stored("owned", owned.rows, owned.frames, whole)}
     return found
 
 
-def _stored(name: str, rows: PackedRows, frames: HostFrames) -> dict[str, Array]:
+def _stored(name: str, rows: PackedRows, frames: HostFrames, whole: bool) -> dict[str, Array]:
     found = {f"{name}/block": rows.block}
-    stores = _stores(name, rows, frames)
-    return found | {n: x for n, x in stores.items() if not isinstance(x, Compressed)}
+    for name_of, store in _stores(name, rows, frames).items():
+        if isinstance(store, Mapped):
+            found |= {name_of: store.array} if whole else {f"{name_of}/sums": store.sums}
+        elif not isinstance(store, Compressed):
+            found[name_of] = store
+    return found
 
 
 def _stores(name: str, rows: PackedRows, frames: HostFrames) -> dict[str, Store]:

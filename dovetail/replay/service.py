@@ -20,7 +20,7 @@ from dovetail.replay.journal import Journal
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.output import Output
 from dovetail.replay.sample import Keys, Sample
-from dovetail.replay.saving import load, save
+from dovetail.replay.saving import check_saved, load, save
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -59,6 +59,8 @@ class ReplayService:
         self.timeout = timeout
         self._changed = threading.Condition()
         self._waiting = {"insert": 0, "sample": 0}
+        self._wanted = {"insert": 1, "sample": 1}
+        """How many items those who waited last on each side wanted."""
         self._moves = 0
         self._stuck_since = (-1, 0.0)
         self._inserters: int | None = None
@@ -185,11 +187,17 @@ class ReplayService:
         """Puts table and limiter into a state that `state` gave."""
         with self._changed:
             self._refuse_if_closed()
-            load(self.table, {name: x for name, x in state.items() if name != "limiter"})
+            held = {name: x for name, x in state.items() if name != "limiter"}
+            check_saved(self.table, held)
+            if self._journal is not None:
+                self._journal.move()
+            load(self.table, held)
+            self.table.streams.floor = None
             self.limiter.inserted, self.limiter.sampled = (int(x) for x in state["limiter"])
             self._completed = self.table.completed
             if self._journal is not None:
                 self._journal.snapshot()
+                self._journal.wait()
             self._moved()
 
     def close(self) -> None:
@@ -214,6 +222,7 @@ class ReplayService:
         moves = self._moves
         self.commit()
         self._waiting[side] += 1
+        self._wanted[side] = count
         try:
             while True:
                 self._refuse_if_closed()
@@ -227,9 +236,7 @@ class ReplayService:
                     self._stuck_since = (self._moves, now)  # the other side is told the same
                     self._changed.notify_all()
                 if self._stuck_since[0] == self._moves and began <= self._stuck_since[1]:
-                    self._refuse(
-                        "Replay stands still, as each side waits for the other", side, count
-                    )
+                    self._refuse_both()
                 if now - began >= limit:
                     waited = f"Replay waited {limit:g} s to {side} {count} items"
                     self._refuse(waited, side, count)
@@ -244,6 +251,13 @@ class ReplayService:
     def _refuse_if_alone(self, side: str, count: int) -> None:
         if side == "sample" and self._inserters == 0:
             self._refuse("Replay has nobody left to insert", side, count)
+
+    def _refuse_both(self) -> None:
+        reason = self.limiter.explain(self._wanted["insert"], self._wanted["sample"])
+        raise UserError(
+            f"Replay stands still, as each side waits for the other: {reason[:-1]}. Give the "
+            "limiter a larger tolerance, or insert and sample fewer items at a time."
+        )
 
     def _refuse(self, why: str, side: str, count: int) -> None:
         inserting, sampling = (count, 1) if side == "insert" else (1, count)

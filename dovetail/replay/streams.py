@@ -16,6 +16,9 @@ from dovetail.replay.windows import DROP, Counters, Plan, complete, make_plan, o
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+PARTS = 64
+"""Ranges of streams of which views are kept."""
+
 
 def is_plain(steps: Steps) -> bool:
     """Whether every step is a row, and no episode ends."""
@@ -67,9 +70,14 @@ class Streams:
         self.budget: Budget | None = None
         if turns and table.max_bytes is not None:
             self.budget = Budget(self, max(table.max_bytes - self.rows.block.nbytes, 0) // envs)
+        self.floor: Array | None = None
+        """The number of each stream's first item whose rows are not lost; None if all are there."""
         self._until_wrap = 0  # so many plain steps reach no end for certain
         self._window = range(envs, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions)
+        self._ranged = table.ranged
+        self._parts: dict[tuple[int, int], tuple[Array, Array, Array, Array]] = {}
+        """For ranges of streams, views of their heads, of both of these, and of what has begun."""
         self.written: Written | None = None
         """What the last insert stored, if every step was a row and no episode began or ended."""
 
@@ -107,10 +115,9 @@ class Streams:
     def insert_plain(self, plain: Plain, first: int, last: int, default: float) -> None:
         """The common case: every step is a row and begins an item, and no episode ends."""
         length, given = plain.length, plain.priorities
-        heads, begun = self.heads[:, first:last], self.counters.begun[first:last]
-        if length == 1:
-            places, slots, numbers = heads[0], heads[1], begun
-        else:
+        heads, places, slots, begun = self._parts.get((first, last)) or self._part(first, last)
+        numbers = begun
+        if length > 1:
             ahead = self._ahead[:length]
             all_heads = (heads[:, None] + ahead * self.layout.envs) % self._laps[:, None]
             places, slots = all_heads.reshape(2, -1)
@@ -124,6 +131,15 @@ class Streams:
         self._until_wrap -= length
         if self._until_wrap <= 0:
             self._wrap()
+
+    def _part(self, first: int, last: int) -> tuple[Array, Array, Array, Array]:
+        """Such views, kept."""
+        if len(self._parts) >= PARTS:
+            self._parts.clear()
+        heads = self.heads[:, first:last]
+        found = (heads, heads[0], heads[1], self.counters.begun[first:last])
+        self._parts[(first, last)] = found
+        return found
 
     def _wrap(self) -> None:
         """Begins again at the beginning where an end is reached."""
@@ -181,7 +197,7 @@ class Streams:
         self.begun_at[places] = numbers
         self.starts[slots] = places
         self.times[slots] = 0
-        if not self.table.ranged:
+        if not self._ranged:
             self.given[slots] = given
 
     def _insert_any(self, steps: Steps, here: slice, default: float) -> None:
@@ -254,6 +270,8 @@ class Streams:
         """The numbers of each stream's first item that is there, and behind its last."""
         high = complete(self.table, self.layout, self.counters, self.begun_at, np)
         low = oldest(self.layout, self.counters, high, self.begun_at, self.frame_begun, np)
+        if self.floor is not None:
+            low = np.minimum(np.maximum(low, self.floor), high)
         return low if self.budget is None else np.maximum(low, self.budget.floor), high
 
     def span(self, start: Array, end: Array) -> tuple[Array, Array]:
@@ -263,14 +281,11 @@ class Streams:
         numbers = start[stream] + age
         return numbers % self.layout.slots * self.layout.envs + stream, numbers
 
-    def windows(self, slots: Array) -> Array:
+    def windows(self, slots: Array, out: Array | None = None) -> Array:
         """Where the rows of items are [W, n]; beyond the end, they go on at the beginning."""
-        places = np.empty((self.layout.window, slots.size), np.int64)
+        places = np.empty((self.layout.window, slots.size), np.int64) if out is None else out
         first = places[0]
-        if self.table.ranged:  # in one piece: others would be copied whole
-            self.starts.take(slots, out=first, mode="clip")
-        else:
-            first[...] = self.starts[slots]
+        first[...] = self.starts[slots]
         for at, ahead in enumerate(self._window, start=1):
             np.add(first, ahead, out=places[at])
         return places

@@ -18,6 +18,8 @@ SHIFT = 4
 """Its logarithm."""
 TOP = 8192
 """So many nodes are searched at once, at the top."""
+BLOCK = 32
+"""Nodes at the top that are summed at a time."""
 FEW = 64
 """The same on the device, where they are compared one by one."""
 
@@ -43,13 +45,14 @@ class HostTree:
 
     def __init__(self, size: int) -> None:
         *lower, top = level_sizes(size, TOP)
-        self.levels = [np.zeros(n) for n in (*lower, -(-top // FAN) * FAN)]
+        self.levels = [np.zeros(n) for n in (*lower, -(-top // BLOCK) * BLOCK)]
         self.leaves = self.levels[0]
         self._stale: list[Slots] = []
         self._stale_count = 0
         self._cumulative = np.zeros(self.levels[-1].size)
-        self._first = np.zeros(0, np.int64)
-        self._running = np.triu(np.ones((FAN, FAN)))
+        self._first = self._numbers = np.zeros(0, np.int64)
+        self._lower = np.tril(np.ones((FAN, FAN)))
+        self._upper = np.triu(np.ones((BLOCK, BLOCK)))
 
     def set(self, slots: Slots, weights: Weights | float) -> None:
         """Gives leaves their weights."""
@@ -78,9 +81,9 @@ class HostTree:
             else:
                 nodes = nodes >> SHIFT
                 upper[nodes] = np.einsum("ij->i", families.take(nodes, axis=0))
-        families = self.levels[-1].reshape(-1, FAN) @ self._running  # faster than one long sum
-        families[1:] += np.cumsum(families[:-1, -1])[:, None]
-        self._cumulative = families.reshape(-1)
+        blocks = self.levels[-1].reshape(-1, BLOCK) @ self._upper  # faster than one long sum
+        blocks[1:] += np.cumsum(blocks[:-1, -1])[:, None]
+        self._cumulative = blocks.reshape(-1)
 
     def find(self, targets: Weights) -> Slots:
         """The leaf in whose part of the running sum each target lies; some weight must be > 0."""
@@ -90,15 +93,18 @@ class HostTree:
         targets -= self._cumulative.take(found) - self.levels[-1].take(found)
         if self._first.size != targets.size:
             self._first = np.arange(0, targets.size * FAN, FAN)
-        first = self._first
-        for level in reversed(self.levels[:-1]):
+            self._numbers = np.arange(targets.size)
+        for depth, level in enumerate(reversed(self.levels[:-1]), start=1):
             family = level.reshape(-1, FAN).take(found, axis=0)
-            running = family @ self._running
-            np.minimum(targets, running[:, -1] * BELOW, out=targets)
-            child = (running > targets[:, None]).argmax(axis=1)
-            at = first + child
-            targets -= running.take(at) - family.take(at)
-            found = found * FAN + child
+            running = self._lower @ family.T  # [FAN, n]: what follows goes along the batch
+            np.minimum(targets, running[-1] * BELOW, out=targets)
+            passed = (running <= targets).view(np.uint8)
+            child = np.add.reduce(passed, axis=0, dtype=np.uint8).astype(np.int64)
+            if depth < len(self.levels) - 1:
+                reached = running.take(child * targets.size + self._numbers)
+                targets -= reached - family.take(self._first + child)
+            found *= FAN
+            found += child
         return found
 
 

@@ -1,6 +1,7 @@
 """A durable service comes back with all it acknowledged, however it ended, or says what is lost."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from dovetail.replay import (
     ReplayService,
     Table,
     Transitions,
-    journal,
+    folder,
+    tail,
 )
 from dovetail.replay.records import RecordFile
 from dovetail.replay.saving import save
@@ -175,10 +177,10 @@ def test_files_of_another_version_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "FORMAT", 99)
+    monkeypatch.setattr(folder, "FORMAT", 99)
     made(tmp_path).close()
     monkeypatch.undo()
-    with pytest.raises(UserError, match=f"other options .format 99, not {journal.FORMAT}"):
+    with pytest.raises(UserError, match=f"other options .format 99, not {folder.FORMAT}"):
         made(tmp_path)
 
 
@@ -186,6 +188,7 @@ def test_a_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_full_disk_is_reported_and_got_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
 ) -> None:
+    monkeypatch.setattr(tail, "TAIL", 0)
     table = HostTable(Table(Transitions(2), 40, Prioritised()), ROW, 2)
     service = ReplayService(table, RateLimiter(2), durable=tmp_path, behind=behind)
     work(service, 0)
@@ -194,16 +197,16 @@ def test_a_full_disk_is_reported_and_got_over(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(RecordFile, "_write", full)
     told: list[UserError | None] = []
-    if behind:
-        work(service, 1)
-        service.when_kept(told.append)
-        service.commit()
-    else:
-        with pytest.raises(UserError, match=r"could not be written .No space left on device.: mak"):
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordFile, "_write", full)
+        if behind:
             work(service, 1)
-    monkeypatch.undo()
+            service.when_kept(told.append)
+            service.commit()
+        else:
+            with pytest.raises(UserError, match=r"could not be written .No space left on device"):
+                work(service, 1)
     assert [str(error).partition("(")[2][:8] for error in told] == ["No space"] * behind
     work(service, 2)
     wanted = state(service)
@@ -213,22 +216,89 @@ def test_a_full_disk_is_reported_and_got_over(
     assert state(again) == wanted
 
 
+def records_of(folder: Path) -> int:
+    again = made(folder)
+    assert again.restored is not None and again.restored.lost is None
+    return again.restored.records
+
+
+def test_a_tail_that_is_written_in_part_is_written_again(tmp_path: Path) -> None:
+    durable, plain = made(tmp_path / "kept"), made(None)
+    for seed in range(4):
+        work(durable, seed)
+        work(plain, seed)
+    copies = [tmp_path / f"copy {at}" for at in range(3)]
+    for copy, part in zip(copies, (0, 100, 10_000), strict=True):
+        shutil.copytree(tmp_path / "kept", copy)
+        kept = (copy / "tail").read_bytes()[tail.HEAD :]
+        with (copy / "log-00000000").open("ab") as log:
+            log.write(kept[:part])
+        again = made(copy)
+        assert again.restored is not None
+        assert (again.restored.records, again.restored.lost) == (12, None)
+        assert state(again) == state(plain)
+        again.close()
+        assert records_of(copy) == 12
+
+
+def test_a_log_that_has_lost_its_end_is_told(tmp_path: Path) -> None:
+    durable = made(tmp_path / "kept")
+    for seed in range(4):
+        work(durable, seed)
+    durable.close()
+    durable = made(tmp_path / "kept")
+    work(durable, 4)
+    shutil.copytree(tmp_path / "kept", tmp_path / "copy")
+    log = tmp_path / "copy" / "log-00000000"
+    os.truncate(log, log.stat().st_size - 5)  # as when a machine loses power
+    again = made(tmp_path / "copy")
+    assert again.restored is not None and again.restored.lost is not None
+    assert again.restored.records == 11 and again.epoch == 2
+
+
+def test_a_full_disk_leaves_what_is_in_the_tail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable, plain = made(tmp_path / "kept"), made(None)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    seed = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordFile, "_write", full)
+        with pytest.raises(UserError, match="could not be written"):
+            for seed in range(10_000):
+                work(durable, seed)
+        shutil.copytree(tmp_path / "kept", tmp_path / "copy")
+    again = made(tmp_path / "copy")
+    assert again.restored is not None and again.restored.lost is None
+    for done in range(seed):
+        work(plain, done)
+    assert seed > 500 and again.limiter.inserted >= plain.limiter.inserted
+    work(durable, seed + 1)
+    wanted = state(durable)
+    durable.close()
+    assert state(made(tmp_path / "kept")) == wanted
+
+
 def test_small_records_are_written_together(tmp_path: Path) -> None:
     """What is not committed is not acknowledged; what is committed is there."""
     table = HostTable(Table(Transitions(2), 40, Prioritised()), ROW, 2)
-    service = ReplayService(table, RateLimiter(2), durable=tmp_path, behind=True)
     told: list[int] = []
-    (log,) = tmp_path.glob("log-*")
-    empty = log.stat().st_size
+    kept = tmp_path / "kept"
+    service = ReplayService(table, RateLimiter(2), durable=kept, behind=True)
     for seed in range(3):
         work(service, seed)
         service.when_kept(lambda _, seed=seed: told.append(seed))
-    assert told == [] and log.stat().st_size == empty
+    shutil.copytree(kept, tmp_path / "before")
+    assert told == [] and records_of(tmp_path / "before") == 0
     service.commit()
-    assert told == [0, 1, 2] and log.stat().st_size > empty
+    assert told == [0, 1, 2]
     service.when_kept(lambda _: told.append(9))
     assert told == [0, 1, 2, 9]
-    again = made(tmp_path)
+    shutil.copytree(kept, tmp_path / "after")
+    again = made(tmp_path / "after")
     assert again.restored is not None and again.restored.records == 9
     assert state(again) == state(service)
     again.close()

@@ -141,7 +141,11 @@ def test_two_sides_that_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> 
         service.sample(np.zeros(60))
     inserting.join(5)
     (sentence,) = found
-    assert sentence.startswith("Replay stands still, as each side waits for the other: sampling 1")
+    assert sentence == (
+        "Replay stands still, as each side waits for the other: sampling 60 waits for 56 more "
+        "items to be inserted; inserting 50 waits for 46 more items to be sampled. Give the "
+        "limiter a larger tolerance, or insert and sample fewer items at a time."
+    )
 
 
 def test_closing_ends_every_wait() -> None:

@@ -1,0 +1,125 @@
+"""Large leaves and frames that lie in a file of a durable table, mapped: to store them is to keep
+them.
+
+What is written to mapped memory outlives the process, like what is written to a file, and takes no
+second copy. A log then needs the check sums of the rows alone. Doing a log again changes no mapped
+row, for all of them are there already; it tells which should be there, and `wrong` which are not.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SEED = np.uint64(0x9E3779B97F4A7C15)
+"""What sums begin with, so that rows of zeros are told from those that never were written."""
+AT_ONCE = 1 << 24
+"""Bytes that are checked at a time."""
+
+
+class Sums:
+    """The check sums of rows in the order they are stored: noted, or told when it is redone."""
+
+    def __init__(self) -> None:
+        self._noted: list[Array] = []
+        self._told: Array | None = None
+        self.record = 0
+        """Of a log that is done again, the number of the record."""
+
+    def note(self, sums: Array) -> None:
+        """Takes those of rows just stored."""
+        self._noted.append(sums)
+
+    def taken(self) -> Array:
+        """All that were noted since."""
+        noted, self._noted = self._noted, []
+        return noted[0] if len(noted) == 1 else np.concatenate([NONE, *noted])
+
+    def tell(self, sums: Array | None, record: int = 0) -> None:
+        """From now on rows are not stored, and these are their sums; None: they are again."""
+        self._told, self.record = sums, record
+
+    @property
+    def telling(self) -> bool:
+        """Whether rows are not to be stored."""
+        return self._told is not None
+
+    def next(self, count: int) -> Array:
+        """Those of the next rows."""
+        assert self._told is not None
+        found, self._told = self._told[:count], self._told[count:]
+        return found
+
+
+NONE = np.zeros(0, np.uint64)
+Guard = Callable[["Mapped", Array], None]
+
+
+class Mapped:
+    """The rows of one leaf in mapped memory, written and read by place like an array."""
+
+    def __init__(self, array: Array, frames: bool, sums: Sums, guard: Guard) -> None:
+        """`guard` is called with the places of rows before they are overwritten."""
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self.frames = frames
+        """Whether the rows are frames."""
+        self.nbytes, self._sums, self._guard = array.nbytes, sums, guard
+        size = array.nbytes // max(array.shape[0], 1)
+        word = next(np.dtype(f"u{n}") for n in (8, 4, 2, 1) if size % n == 0)
+        self._words: Array = array.reshape(array.shape[0], -1).view(word)
+        self.sums = np.zeros(array.shape[0], np.uint64)
+        """The check sum that each row should have; 0 where none was ever stored."""
+        self.writers = np.zeros(array.shape[0], np.int64)
+        """The record that told of each row, when a log is done again."""
+        self._line = np.arange(0)
+
+    def __setitem__(self, places: Array, values: Any) -> None:
+        if self._sums.telling:
+            self.sums[places] = self._sums.next(places.size)
+            self.writers[places] = self._sums.record
+            return
+        self._guard(self, places)
+        here = self._in_line(places)
+        self.array[here] = values
+        sums = _sums_of(self._words[here])
+        self.sums[here] = sums
+        self._sums.note(sums)
+
+    def _in_line(self, places: Array) -> Any:
+        """A slice, if the places are one behind the other: nothing is copied then."""
+        if self._line.size != places.size:
+            self._line = np.arange(places.size)
+        if places.size and np.array_equal(places - places[0], self._line):
+            return slice(int(places[0]), int(places[0]) + places.size)
+        return places
+
+    def take(self, places: Array, axis: int, out: Array, mode: str = "wrap") -> Array:
+        """The rows at places; those beyond the end go on at the beginning."""
+        return self.array.take(places, axis=axis, out=out, mode=mode)  # type: ignore[call-overload]
+
+    def __getitem__(self, places: Array) -> Array:
+        return self.array[places]
+
+    def loaded(self) -> None:
+        """To be called when the array was changed from outside."""
+        for here in self._pieces():
+            self.sums[here] = _sums_of(self._words[here])
+
+    def wrong(self) -> Array:
+        """The places of rows that are not as they should be."""
+        found = [
+            here.start + np.flatnonzero((_sums_of(self._words[here]) != sums) & (sums != 0))
+            for here in self._pieces()
+            if (sums := self.sums[here]).any()
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *found])
+
+    def _pieces(self) -> list[slice]:
+        rows = max(AT_ONCE * self.shape[0] // max(self.nbytes, 1), 1)
+        return [slice(at, at + rows) for at in range(0, self.shape[0], rows)]
+
+
+def _sums_of(words: Array) -> Array:
+    return np.add.reduce(words, axis=1, dtype=np.uint64, initial=SEED)
