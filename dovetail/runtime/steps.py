@@ -30,9 +30,6 @@ from dovetail.telemetry.spans import COMPUTE, WAIT, Track
 
 NOTED = 256
 """Steps whose spans are noted together."""
-FEW_FLOPS = 50_000_000
-"""A program of fewer is run piece by piece in order: to hand its small pieces to other threads
-takes longer than they do."""
 
 
 def single_steps(graph: Graph, plan: Plan, env: Env) -> bool:
@@ -121,8 +118,7 @@ class StepRun:
         """Return and length so far of every environment's episode."""
         self._episodes: list[np.ndarray] = []
         """Number, returns and lengths of those that ended, since the last report."""
-        few = sum(node.flops for node in graph.nodes) < FEW_FLOPS
-        self._call: Any = jax.jit(self._in_order if few else self._turn, donate_argnums=0)
+        self._call: Any = jax.jit(self._in_order, donate_argnums=0)
         self._choose: Any = jax.jit(self._first_choice)
         self._memory, arrays = slab.buffers()
         self._now: Timestep = jax.tree.map(lambda v: arrays[v.id], self._seen.actor.timestep)
@@ -335,8 +331,8 @@ class StepRun:
         return jnp.zeros(len(self._graph.metrics))
 
     def _in_order(self, held: Any, data: Any, keys: jax.Array, memory: Any) -> Any:
-        """The turn as the body of a loop that passes once: XLA's threads run what is outside of
-        loops side by side, what is inside in order."""
+        """The turn as the body of a loop that passes once: XLA hands the pieces of a program to
+        several threads, which takes longer than they do, but runs those of a loop in order."""
 
         def body(i: jax.Array, held: Any) -> Any:
             own = jax.lax.optimization_barrier((i, keys, memory))  # else it is done before the loop
