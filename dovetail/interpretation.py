@@ -67,7 +67,8 @@ def interpret(
         bound = algorithm.bind(task)
         stepped = found.jax if found.jax is not None else _made(found.host, num_envs)
         first = None if feed is None else feed.take(0)
-        state, actor = first_state(bound, found.jax, num_envs, seed, data=first)
+        compiled = found.jax if acts else None
+        state, actor = first_state(bound, compiled, num_envs, seed, data=first)
         if isinstance(stepped, HostEnv):
             stack.callback(stepped.close)
             shown = initial_observation(stepped, actor.keys)

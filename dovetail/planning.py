@@ -42,8 +42,10 @@ def plan_for(
 ) -> Planned:
     """Traces one replica's share of the task, and places it on this machine, or on `resources`.
 
-    `data` are recorded steps to learn from; if not `online`, nobody acts.
+    `data` are recorded steps to learn from; if not `online`, nobody acts, and nothing of the
+    environment is compiled.
     """
+    env = env if online else dataclasses.replace(env, jax=None)
     shares(0, policy.envs, policy.split.actors, "actors")
     graph = traced(algorithm, env, policy, steps, data, online)
     plan = make_plan(policy, graph, machine() if resources is None else resources)

@@ -54,7 +54,7 @@ def load_trained(run: Run, env: Any = None) -> Trained:
     bound = algorithm.bind(task)
     like = {
         "state": jax.eval_shape(lambda key: all_shards(bound.init(key)), seed_key(0)),
-        "actor": abstract_actor(bound, task, found.jax),
+        "actor": abstract_actor(bound, task, found.jax) if acted else (),
     }
     if settings.seeds > 1:
         like = jax.tree.map(

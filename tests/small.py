@@ -88,7 +88,8 @@ class Started:
         self.feed = None if data is None else data.feed(bound)
         try:
             first = None if self.feed is None else self.feed.take(0)
-            start = start or first_state(bound, found.jax, policy.envs, seed, seeds, first)
+            compiled = found.jax if online else None
+            start = start or first_state(bound, compiled, policy.envs, seed, seeds, first)
             self.state: Any = start[0]
             self.actor: Any = self.runtime.load(*start)
         except BaseException:

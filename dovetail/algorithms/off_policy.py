@@ -248,8 +248,8 @@ class OffPolicyAlgorithm(Algorithm):
         """The policy's weights, and whether to act at random still: never if it comes from recorded
         data."""
         steps = state.updates * (self.unroll_length * self.task.num_envs)
-        warming = jnp.zeros((), jnp.bool_) if self.needs_data else steps < self.begin_at
-        return Acting(state.params["actor"], state.moments, warming)
+        begin_at = 0 if self.needs_data else self.begin_at
+        return Acting(state.params["actor"], state.moments, steps < begin_at)
 
     def random_action(self, key: jax.Array) -> jax.Array:
         """Any action."""

@@ -201,7 +201,8 @@ class Loop:
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
         state = with_own_replay(without_data(self.good.state()))
-        tree = {"state": state, "actor": self.good.actor()}
+        acted = not self.runtime.graph.offline_steps
+        tree = {"state": state, "actor": self.good.actor() if acted else ()}
         meta = {
             **self._meta,
             "updates": self.reached.updates,

@@ -45,7 +45,7 @@ def first_state(
     `env` is None for host environments: what they show is zero until they are reset. With several
     seeds every leaf has a leading axis of seeds, but for those of recorded steps.
     """
-    if env is None:
+    if env is None and seeds == 1:
         keys, state = _compiled(lambda key: _keys_and_state(algorithm, num_envs, key))(
             seed_key(seed)
         )
@@ -64,7 +64,7 @@ def first_state(
 
 def shapes(algorithm: Algorithm, env: JaxEnv | None, num_envs: int, seeds: int) -> tuple[Any, Any]:
     """The shapes of the first state, found without computing it."""
-    if env is None:
+    if env is None and seeds == 1:
         task = dataclasses.replace(algorithm.task, num_envs=num_envs)
         state = jax.eval_shape(lambda key: all_shards(algorithm.init(key)), seed_key(0))
         return state, abstract_actor(algorithm, task, None)
@@ -87,10 +87,15 @@ def _keys_and_state(algorithm: Algorithm, num_envs: int, key: jax.Array) -> tupl
 
 
 def _traced_state(
-    algorithm: Algorithm, env: JaxEnv, num_envs: int, key: jax.Array
+    algorithm: Algorithm, env: JaxEnv | None, num_envs: int, key: jax.Array
 ) -> tuple[Any, ActorState]:
     keys, state = _keys_and_state(algorithm, num_envs, key)
-    env_state, observation = batched.reset(env, keys)
+    if env is None:  # nobody acts, for that is one program
+        seen = algorithm.task.env.observation
+        env_state: Any = ()
+        observation = jax.tree.map(lambda s: jnp.zeros((num_envs, *s.shape), s.dtype), seen)
+    else:
+        env_state, observation = batched.reset(env, keys)
     return state, initial_actor(env_state, observation, algorithm.initial_carry(), keys)
 
 

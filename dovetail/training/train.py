@@ -110,7 +110,7 @@ def train(
         prepared = making.phases(chosen, steps, online_steps, stack, check=True)
         run = Run.create(settings.folder, _run_name(config), config)
         _write_plan(run, prepared[-1].planned)
-        start = _Start(run, algorithm, prepared, config, settings, began, recorded, silent)
+        start = _Start(run, found, prepared, config, settings, began, recorded, silent)
         return start.go(stop, restore=False)
 
 
@@ -167,7 +167,7 @@ def resume(
         making = _Making(algorithm, given, found, where, settings, recorded, config["seed"])
         totals = config["steps"], config["online_steps"]
         prepared = making.phases(policy, *totals, stack, check=False)
-        start = _Start(opened, algorithm, prepared, config, settings, began, recorded, silent)
+        start = _Start(opened, found, prepared, config, settings, began, recorded, silent)
         return start.go(stop, restore=True)
 
 
@@ -348,9 +348,8 @@ class Started(NamedTuple):
 
     state: Any
     actor: Any
-    """None if the phase before left it: another one acts."""
+    """None if nobody acted."""
     reached: Reached
-    resumed: bool = False
 
 
 @dataclasses.dataclass
@@ -358,7 +357,7 @@ class _Start:
     """One start of a run, new or resumed: everything that must be closed again at its end."""
 
     run: Run
-    algorithm: Algorithm
+    env: Env
     phases: list[Prepared]
     config: dict[str, Any]
     settings: Settings
@@ -376,7 +375,7 @@ class _Start:
 
     def go(self, stop: Stop, restore: bool) -> Run:
         """Runs the loop and finishes the folder; whatever happens, nothing is left open."""
-        env, plan = self.planned.env, self.planned.plan
+        env, plan = self.env, self.planned.plan
         with ExitStack() as stack:
             progress = make_progress(self.settings.display, self.phases[-1].phase.end)
             stack.callback(progress.close)
@@ -513,17 +512,19 @@ class _Start:
         prepared = self.phases[at]
         plan, env = prepared.planned.plan, prepared.planned.env
         like = shapes(prepared.algorithm, env.jax, plan.num_envs, self.settings.seeds)
+        actor = like[1] if prepared.phase.online else ()
         tree, meta = checkpoints.restore(
-            {"state": without_data(like[0]), "actor": like[1]}, expect=expect
+            {"state": without_data(like[0]), "actor": actor}, expect=expect
         )
         reached = Reached(
             meta["updates"], meta["env_steps"], meta["seconds"], meta["time_to_threshold"]
         )
         self._refuse_finished(reached)
         self.run.write_json("config.json", self.config)  # perhaps with another total
-        if not prepared.phase.online and reached.env_steps >= prepared.phase.end:
-            return min(at + 1, len(self.phases) - 1), Started(tree["state"], None, reached)
-        return at, Started(tree["state"], tree["actor"], reached, True)
+        if not prepared.phase.online:
+            over = reached.env_steps >= prepared.phase.end
+            return min(at + over, len(self.phases) - 1), Started(tree["state"], None, reached)
+        return at, Started(tree["state"], tree["actor"], reached)
 
     def _loop(
         self,
@@ -556,12 +557,13 @@ class _Start:
             algorithm, env.jax, plan.num_envs, self.config["seed"], settings.seeds, data
         )
         keys = None
-        if started is not None and started.actor is None:
+        if started is not None and started.actor is not None:
+            state, actor = with_data(started.state, data), started.actor
+            keys = resumed_keys(actor, reached.updates) if env.jax is None else None
+        elif started is not None and phase.online:
             state = algorithm.go_online(started.state, state)
         elif started is not None:
-            state, actor = with_data(started.state, data), started.actor
-        if started is not None and started.resumed:
-            keys = resumed_keys(actor, reached.updates) if env.jax is None else None
+            state = with_data(started.state, data)
         actor = runtime.load(
             state,
             actor,

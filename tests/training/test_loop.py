@@ -28,6 +28,7 @@ class Pretended:
 
     class graph:
         steps_per_iteration = 10
+        offline_steps = 0
 
     class plan:
         replicas = 2
