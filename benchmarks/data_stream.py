@@ -1,10 +1,12 @@
-"""Learning from a dataset on the disk: how busy the learner is, and how much memory it takes.
+"""Training on a dataset on the disk: how busy the learner is, and how much memory it takes.
 
-    python benchmarks/data_stream.py [--steps 10_000_000] [--updates 5000] [--folder FOLDER]
+    python benchmarks/data_stream.py [--steps 10_000_000] [--updates 20_000] [--memory 300]
+                                     [--folder FOLDER] [--algorithm td3]
 
-Makes a dataset with the shapes of HalfCheetah, streams it to a learner that fits action values (two
-layers of 256, batches of 256), and prints one line of JSON. Memory is resident memory above that of
-the process when it has its model and has learnt once.
+Makes a dataset with the shapes of HalfCheetah and trains on it alone with `dovetail.train`: batches
+of 256, two layers of 256, `--memory` megabytes of it in memory at a time. Prints one line of JSON.
+Memory is resident memory above that of the same training on a dataset of a thousand steps; the
+learner is busy but for the seconds that it waits for recorded steps.
 """
 
 import argparse
@@ -13,38 +15,23 @@ import multiprocessing
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from gymnasium import spaces
 
 from dovetail import data
-from dovetail.networks.mlp import MLP
 
-LENGTH, BATCH = 1000, 256
+LENGTH = 1000
 OBSERVATION, ACTION = 17, 6
 
 
-class Row(NamedTuple):
-    observation: Any
-    action: Any
-    reward: Any
-    terminated: Any
-
-
-def row(rows: data.Rows) -> Row:
-    return Row(rows.observation, rows.action, rows.reward, rows.terminated)
-
-
 def make(folder: Path, steps: int) -> None:
-    """Writes the dataset."""
+    """Writes a dataset."""
     box = spaces.Box(-np.inf, np.inf, (OBSERVATION,), np.float32)
     action = spaces.Box(-1, 1, (ACTION,), np.float32)
     source = data.Source("gymnasium:HalfCheetah-v5", "benchmark")
-    metadata = data.Metadata(box, action, source.environment, sources=(source,))
+    metadata = data.Metadata(box, action, sources=(source,))
     rng = np.random.default_rng(0)
     with data.Writer(folder, metadata) as writer:
         for _ in range(steps // LENGTH):
@@ -65,68 +52,76 @@ def resident(field: str = "VmRSS") -> float:
     return int(text.partition(f"{field}:")[2].split()[0]) / 1024
 
 
-def learner() -> tuple[Any, Any]:
-    network, optimiser = MLP((256, 256, 1), "relu"), optax.adam(3e-4)
-    params = network.init(jax.random.key(0), OBSERVATION + ACTION)
+def trained(folder: Path, given: argparse.Namespace, updates: int, answers: Any) -> None:
+    """Trains, in a process of its own, and says what was measured."""
+    import dovetail
+    from dovetail.algorithms import ALGORITHMS
+    from dovetail.data import rounds
+    from dovetail.loading import load_object
 
-    def value(params: Any, rows: Row, at: int) -> jax.Array:
-        joined = jnp.concatenate([rows.observation[:, at], rows.action[:, at]], axis=-1)
-        return network.apply(params, joined)[:, 0]
+    feeds: list[rounds.Feed] = []
+    made = rounds.Feed.__init__
 
-    def loss(params: Any, rows: Row) -> jax.Array:
-        goes_on = 0.99 * (1 - rows.terminated[:, 0])
-        goal = rows.reward[:, 0] + goes_on * jax.lax.stop_gradient(value(params, rows, 1))
-        return jnp.mean((value(params, rows, 0) - goal) ** 2)
+    def noted(feed: rounds.Feed, *arguments: Any) -> None:
+        made(feed, *arguments)
+        feeds.append(feed)
 
-    @jax.jit
-    def step(state: Any, rows: Row) -> Any:
-        params, moments = state
-        updates, moments = optimiser.update(jax.grad(loss)(params, rows), moments)
-        return optax.apply_updates(params, updates), moments
+    rounds.Feed.__init__ = noted  # type: ignore[method-assign]
+    algorithm = load_object(ALGORITHMS[given.algorithm], "algorithm")(batch_size=256)
+    with tempfile.TemporaryDirectory() as temporary:
+        settings = dovetail.Settings(folder=f"{temporary}/run", display="none", video=False)
+        began = time.perf_counter()
+        run = dovetail.train(
+            algorithm,
+            policy="fused",
+            data=folder,
+            data_memory=given.memory,
+            steps=updates,
+            online_steps=0 if algorithm.needs_data else 1,
+            settings=settings,
+        )
+        seconds = time.perf_counter() - began
+        summary = run.summary
+    learning = updates / summary["steps_per_s"] if summary["steps_per_s"] else seconds
+    answers.put(
+        {
+            "rounds": feeds[0].number + 1,
+            "updates_per_s": summary["steps_per_s"],
+            "busy": 1 - feeds[0].waited / learning,
+            "peak_mb": resident("VmHWM"),
+            "wall_s": seconds,
+        }
+    )
 
-    return (params, optimiser.init(params)), step
 
-
-def nothing() -> Row:
-    """A batch of zeros."""
-    flags = np.zeros((BATCH, 2), np.float32)
-    seen = np.zeros((BATCH, 2, OBSERVATION), np.float32)
-    return Row(seen, np.zeros((BATCH, 2, ACTION), np.float32), flags, flags.astype(bool))
+def apart(target: Any, *arguments: Any) -> Any:
+    """What a process of its own answers, if anything."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    process = context.Process(target=target, args=(*arguments, *([answers] * (target is trained))))
+    process.start()
+    found = answers.get() if target is trained else None
+    process.join()
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10_000_000)
-    parser.add_argument("--updates", type=int, default=5000)
+    parser.add_argument("--updates", type=int, default=20_000)
+    parser.add_argument("--memory", type=int, default=300)
+    parser.add_argument("--algorithm", default="td3")
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or Path(temporary) / "data"
-        writing = None
-        if not folder.exists():  # in a process of its own, whose memory does not count
-            began = time.perf_counter()
-            maker = multiprocessing.get_context("spawn").Process(
-                target=make, args=(folder, given.steps)
-            )
-            maker.start()
-            maker.join()
-            writing = time.perf_counter() - began
-        state, step = learner()
-        state = jax.block_until_ready(step(state, nothing()))
-        model = resident()
-        with data.Reader(folder) as reader, data.Stream(reader, BATCH, row=row) as stream:
-            next(stream)
-            stream.waited, began = 0.0, time.perf_counter()
-            for _ in range(given.updates):
-                state = jax.block_until_ready(step(state, next(stream).rows))
-            seconds = time.perf_counter() - began
-            told = {
-                "steps": reader.num_steps,
-                "writing_s": writing,
-                "updates_per_s": given.updates / seconds,
-                "busy": 1 - stream.waited / seconds,
-                "peak_mb_above_model": resident("VmHWM") - model,
-            }
+        small, folder = Path(temporary) / "small", given.folder or Path(temporary) / "data"
+        apart(make, small, LENGTH)
+        if not folder.exists():
+            apart(make, folder, given.steps)
+        before = apart(trained, small, given, 100)
+        told = apart(trained, folder, given, given.updates)
+    told |= {"steps": given.steps, "memory": given.memory, "algorithm": given.algorithm}
+    told["peak_mb_above_model"] = told["peak_mb"] - before["peak_mb"]
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in told.items()}))
 
 

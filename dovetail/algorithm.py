@@ -160,6 +160,11 @@ class RL(Protocol):
         """Learner → replay: gives sampled items other priorities [K, n]."""
         ...
 
+    def own_keys(self, keys: jax.Array, items: int) -> jax.Array:
+        """Keys by which a learner replica draws for its `items` of a batch what one learner would
+        draw for them; the same keys with one."""
+        ...
+
     def mean(self, tree: Any) -> Any:
         """Averages over learner replicas: the identity with one. Allowed inside scan and jit."""
         ...

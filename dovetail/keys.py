@@ -7,6 +7,7 @@ with 20 rounds), and every function of `jax.random` takes such keys.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -69,7 +70,11 @@ def _fold_in(key: jax.Array, data: Any) -> jax.Array:
 
 
 def _random_bits(key: jax.Array, width: int, shape: Sequence[int]) -> jax.Array:
-    high, low = _hash(key, _counts(shape))
+    return _bits(_hash(key, _counts(shape)), width)
+
+
+def _bits(words: Words, width: int) -> jax.Array:
+    high, low = words
     if width == 64:
         return (high.astype(jnp.uint64) << np.uint64(32)) | low.astype(jnp.uint64)
     return (high ^ low).astype({8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}[width])
@@ -84,3 +89,49 @@ _threefry = define_prng_impl(
     name="dovetail_threefry",
     tag=TAG,
 )
+
+
+# Of a batch that is split: what each draws is its part of what one would draw for all.
+
+
+def part_keys(keys: jax.Array, part: jax.Array, size: int, parts: int) -> jax.Array:
+    """Keys for one of `parts` equal parts of a batch, of `size` items each: where an array is drawn
+    with an axis of so many, it is that part of what `keys` would give for all items."""
+    words = jax.random.key_data(keys)
+    number = jnp.broadcast_to(part.astype(jnp.uint32), (*words.shape[:-1], 1))
+    return jax.random.wrap_key_data(
+        jnp.concatenate([words, number], axis=-1), impl=_of_parts(size, parts)
+    )
+
+
+@cache
+def _of_parts(size: int, parts: int) -> Any:
+    """Keys of three words, the last of which is the number of the part."""
+
+    def counts(part: jax.Array, shape: Sequence[int]) -> Words:
+        if size not in shape:
+            return _counts(shape)
+        axis = list(shape).index(size)
+        whole = [n * parts if i == axis else n for i, n in enumerate(shape)]
+        at = jnp.zeros(shape, jnp.uint32)
+        for i, n in enumerate(whole):
+            index = jax.lax.broadcasted_iota(jnp.uint32, shape, i)
+            index = index + part * np.uint32(size) if i == axis else index
+            at = at * np.uint32(n) + index
+        return jnp.zeros(shape, jnp.uint32), at
+
+    def with_part(words: jax.Array, part: jax.Array) -> jax.Array:
+        return jnp.concatenate([words, jnp.broadcast_to(part, (*words.shape[:-1], 1))], axis=-1)
+
+    def random_bits(key: jax.Array, width: int, shape: Sequence[int]) -> jax.Array:
+        return _bits(_hash(key, counts(key[2], shape)), width)
+
+    return define_prng_impl(
+        key_shape=(3,),
+        seed=lambda seed: with_part(_seed(seed), jnp.zeros((), jnp.uint32)),
+        split=lambda key, shape: with_part(_split(key, shape), key[2]),
+        random_bits=random_bits,
+        fold_in=lambda key, data: with_part(_fold_in(key, data), key[2]),
+        name=f"dovetail_threefry_{size}_of_{parts}",
+        tag=f"{TAG}{size}x{parts}",
+    )

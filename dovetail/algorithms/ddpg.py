@@ -5,6 +5,7 @@ critic's slope at its own action. Unusual here: exploration is normal noise, unc
 which later work found to do as well, and all gradients of a step are taken at the same weights.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +19,13 @@ from dovetail.errors import check_option
 from dovetail.functions.exploration import add_noise
 from dovetail.networks.critics import Critics
 from dovetail.networks.policy_network import PolicyNetwork
+
+Mean = Callable[[jax.Array], jax.Array]
+
+
+def alone(x: jax.Array) -> jax.Array:
+    """The average over one learner."""
+    return x
 
 
 @dataclass(frozen=True)
@@ -93,8 +101,11 @@ class DDPG(OffPolicyAlgorithm):
         metrics = {"critic_loss": loss, "value": jnp.mean(values)}
         return loss, (jnp.mean(jnp.abs(errors), axis=0), metrics)
 
-    def actor_loss(self, params: Any, critics: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
-        """Minus what the first critic makes of the policy's actions."""
+    def actor_loss(
+        self, params: Any, critics: Any, batch: Batch, mean: Mean = alone
+    ) -> tuple[jax.Array, Metrics]:
+        """Minus what the first critic makes of the policy's actions; `mean` averages over
+        learner replicas what is one number of a batch."""
         action = self.policy(params, batch.observation)
         first = jax.tree.map(lambda x: x[:1], critics)
         loss = -jnp.mean(self.values(first, batch.observation, action))
@@ -109,7 +120,7 @@ class DDPG(OffPolicyAlgorithm):
             state.params["critics"], batch, goal
         )
         actor, metrics = jax.grad(self.actor_loss, has_aux=True)(
-            state.params["actor"], state.params["critics"], batch
+            state.params["actor"], state.params["critics"], batch, rl.mean
         )
         after = self.descend(rl, state, {"actor": actor, "critics": critics})
         return self.follow(after), errors, found | metrics

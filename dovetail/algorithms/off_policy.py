@@ -311,7 +311,9 @@ class OffPolicyAlgorithm(Algorithm):
         if not self.normalise_observations:
             return moments
         observation = jax.tree.map(lambda x: x[:, :, 0], sample.rows.observation)
-        sums = batch_sums(moments, observation, jnp.ones(sample.mask.shape[:2]))
+        shape = sample.mask.shape[:2]
+        whole = jnp.full(shape, self.recorded_items / shape[1])  # a replica has a part of a batch
+        sums = batch_sums(moments, observation, whole)
         return update(moments, rl.mean(sums))
 
     def normalised(self, moments: Moments, observation: Any) -> Any:
@@ -345,7 +347,8 @@ class OffPolicyAlgorithm(Algorithm):
         enough to learn from. The errors are those of their transitions, the metrics averages."""
         count = self.steps_per_update
         key = jax.random.fold_in(state.key, 2 * state.updates + 1)
-        keys = _made(jax.random.split(key, (count, KEYS)))
+        items = batches.weights.shape[1]
+        keys = _made(rl.own_keys(jax.random.split(key, (count, KEYS)), items))
         kept = state._replace(replay=(), data=())
 
         def step(i: Any, state: LearnerState) -> tuple[LearnerState, jax.Array, Metrics]:

@@ -57,7 +57,7 @@ class TD3(DDPG):
 
         def improve(state: LearnerState) -> tuple[LearnerState, Metrics]:
             actor, metrics = jax.grad(self.actor_loss, has_aux=True)(
-                state.params["actor"], state.params["critics"], batch
+                state.params["actor"], state.params["critics"], batch, rl.mean
             )
             return self.follow(self.descend(rl, state, {"actor": actor})), metrics
 

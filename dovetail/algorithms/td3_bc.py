@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import Metrics
+from dovetail.algorithms.ddpg import Mean, alone
 from dovetail.algorithms.off_policy import Batch
 from dovetail.algorithms.td3 import TD3
 from dovetail.errors import check_option
@@ -34,13 +35,15 @@ class TD3BC(TD3):
         weight = self.value_weight
         check_option("value_weight", weight, weight >= 0, "0 or more")
 
-    def actor_loss(self, params: Any, critics: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def actor_loss(
+        self, params: Any, critics: Any, batch: Batch, mean: Mean = alone
+    ) -> tuple[jax.Array, Metrics]:
         """The squared distance from the recorded actions, less the value that the first critic
         sees in the policy's own."""
         action = self.policy(params, batch.observation)
         first = jax.tree.map(lambda x: x[:1], critics)
         values = self.values(first, batch.observation, action)
-        size = jax.lax.stop_gradient(jnp.mean(jnp.abs(values)))
+        size = mean(jnp.mean(jnp.abs(jax.lax.stop_gradient(values))))
         distances = jnp.mean(jnp.square(action - batch.action), axis=-1)
         imitation = jnp.mean(batch.weights * distances)
         loss = imitation - self.value_weight * jnp.mean(values) / size

@@ -91,6 +91,10 @@ class Interpreting:
         """Actors → learner, averaged over the one actor."""
         return tree
 
+    def own_keys(self, keys: jax.Array, items: int) -> jax.Array:
+        """The keys of the one learner."""
+        return keys
+
     def mean(self, tree: Any) -> Any:
         """The average over the one learner."""
         return tree

@@ -38,7 +38,7 @@ from dovetail.graph.unroll import (
     reset_carry,
     unroll_scan,
 )
-from dovetail.keys import seed_key
+from dovetail.keys import part_keys, seed_key
 from dovetail.replay.data import Data, data_leaves
 from dovetail.replay.replay import Replay, insertion, of_shards, shards_of
 from dovetail.replay.sample import Keys, Sample
@@ -249,6 +249,13 @@ class Tracing:
     def reduce(self, tree: Any) -> Any:
         """Actors → learner, averaged: over the actors of every replica too."""
         return primitives.mean(self._cross("reduce", tree))
+
+    def own_keys(self, keys: jax.Array, items: int) -> jax.Array:
+        """The keys by which a learner replica draws for its part of a batch."""
+        if self._replicas == 1:
+            return keys
+        number = primitives.part(jnp.arange(self._replicas)[None], self._replicas)[0, 0]
+        return part_keys(keys, number, items, self._replicas)
 
     def mean(self, tree: Any) -> Any:
         """Averages over learner replicas."""

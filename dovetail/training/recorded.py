@@ -15,6 +15,7 @@ from dovetail.replay.data import DataSpec
 
 MEMORY = 2_000
 """Megabytes of recorded data in memory, unless told."""
+MEGABYTE = 1_000_000
 
 
 class RecordedData:
@@ -78,7 +79,7 @@ class RecordedData:
             self.reader,
             bound.recorded_row,
             window=bound.recorded_window,
-            memory=self.memory * 1_000_000,
+            memory=self.memory * MEGABYTE,
             seed=seed,
         )
         if check and self._rounds.count > 1:

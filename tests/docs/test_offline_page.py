@@ -10,31 +10,45 @@ import numpy as np
 import pytest
 from pages import DOCS, blocks, lines
 
+import dovetail
+from dovetail.algorithms import ALGORITHMS as KNOWN
+from dovetail.algorithms import DQN
+from dovetail.algorithms.off_policy import INSIDE, OFFLINE_STEPS
 from dovetail.cli.main import main
 from dovetail.data import Reader, info
 from dovetail.estimation.estimate import FEW, METHODS
 from dovetail.estimation.fitted_q import FittedQ
+from dovetail.run import Run
+from dovetail.training.recorded import MEMORY
 
 PAGE = DOCS["offline.md"]
 COMMANDS = [line for block in blocks(PAGE, "bash") for line in lines(block)]
-SHORT = "--episodes 2 --evaluate-every 0 --no-video --display none --unroll-length 32"
+QUIET = "--episodes 2 --evaluate-every 0 --no-video --display none"
+SHORT = f"{QUIET} --unroll-length 32"
+SMALL = f"{QUIET} --batch-size 8 --hidden 8 --begin-at 8"
 
 
 def shortened(command: str) -> str:
-    command = re.sub(r"--steps \S+", f"--steps 1024 {SHORT}", command)
+    if " iql " in command:
+        return re.sub(r"--steps \S+", f"--steps 64 {SMALL}", command)
+    command = re.sub(r" --steps \S+", f" --steps 1024 {SHORT}", command)
+    command = re.sub(r"--online-steps \S+", "--online-steps 64", command)
     command = command.replace("--episodes 500", "--episodes 6")
+    command += " --episodes 2" if command.endswith("eval runs/offline") else ""
     return f"{command} --updates 40" if " estimate " in command else command
 
 
 @pytest.mark.slow
 def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 12
     for command in COMMANDS:
         assert main(shlex.split(shortened(command))[1:]) == 0, capsys.readouterr().err
     out = capsys.readouterr().out
     for name in METHODS:
         assert re.search(rf"^{name} +\S+  95 % ", out, flags=re.MULTILINE)
     first, both = info("data/first"), info("data/both")
+    offline = Run.open("runs/offline").summary
+    assert offline["env_steps"] == 80 + 64 and offline["algorithm"] == "iql"
     assert first.log_probabilities == 1 and first.episodes == 6
     assert both.episodes == first.episodes + info("data/second").episodes
     assert info("data/train").episodes + info("data/held-out").episodes == both.episodes
@@ -62,3 +76,15 @@ def test_what_the_page_says_of_numbers() -> None:
     assert FittedQ().members == 10 and "`fqe` fits eleven networks at once, ten of them" in page
     named = re.findall(r"`(\w+)`", PAGE.partition("| method |")[2].partition("\n\n")[0])
     assert set(METHODS) <= set(named)
+    assert OFFLINE_STEPS == 20 and DQN().gradient_steps == 32
+    assert "20 unless given (DQN: 32)" in page
+    assert MEMORY == 2_000 and INSIDE == 0.99999 and "clipped to ±0.99999" in page
+
+
+def test_what_the_page_says_of_algorithms() -> None:
+    table = PAGE.partition("| what you want |")[2].partition("\n\n")[0]
+    kinds = {name: getattr(dovetail.algorithms, t.partition(":")[2]) for name, t in KNOWN.items()}
+    named = [set(re.findall(r"`([a-z0-9-]+)`", row)) for row in table.splitlines()[2:]]
+    assert named[0] & set(kinds) == {name for name, kind in kinds.items() if kind.needs_data}
+    others = {name for name, kind in kinds.items() if kind.takes_data and not kind.needs_data}
+    assert named[2] & set(kinds) == others

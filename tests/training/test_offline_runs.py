@@ -271,3 +271,32 @@ def test_dqn_can_be_shown_recorded_steps_alone(tmp_path: Path) -> None:
     assert run.summary["env_steps"] == 4 + 256 and run.summary["policy"] == "fused"
     assert not R2D2.takes_data and not ppo().takes_data
     assert jax.tree.leaves(load_trained(run).params)
+
+
+def test_a_dataset_on_the_disk_is_read_as_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round after round, however far one dispatch would go; and the same when it is resumed."""
+    from dovetail.data import rounds
+
+    folder = record_random(tmp_path / "data", "Pendulum-v1", 30, 20)
+    monkeypatch.setattr("dovetail.training.recorded.MEGABYTE", 7_000)  # 600 steps are not 7 kB
+    taken: list[int] = []
+    take = rounds.Feed.take
+
+    def noted(feed: rounds.Feed, update: int) -> Any:
+        taken.append(update)
+        return take(feed, update)
+
+    monkeypatch.setattr(rounds.Feed, "take", noted)
+    told: dict[str, Any] = {"data": folder, "data_memory": 1, "steps": 24}
+    run = dovetail.train(ALGORITHM, **told, settings=quiet(tmp_path / "run"))
+    assert taken[:3] == [0, 2, 4] and len(taken) == 3  # 72 steps at a time, 32 of each update
+    whole = dovetail.interpret(
+        ALGORITHM, "Pendulum-v1", iterations=6, num_envs=64, steps=24, data=folder, data_memory=1,
+        debug=False,
+    )  # fmt: skip
+    own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 64, 24)).acting(whole.state)
+    np.testing.assert_allclose(params(run), numbers([own]), rtol=1e-5, atol=1e-5)
+    half = dovetail.train(ALGORITHM, **told | {"steps": 12}, settings=quiet(tmp_path / "half"))
+    np.testing.assert_array_equal(params(dovetail.resume(half, steps=24)), params(run))
