@@ -74,19 +74,19 @@ PICTURES_OF = {
     ),
     "offline-continuous": Picture(
         PENDULUM,
-        4000,
+        20_000,
         {
             "bc": a.BC(**OFFLINE),
             "td3-bc": a.TD3BC(**OFFLINE, discount=0.97, target_rate=0.02, value_weight=40.0),
             "cql": a.CQL(**OFFLINE, samples=3),
-            "iql": a.IQL(**OFFLINE),
+            "iql": a.IQL(**OFFLINE, normalise_observations=True),
             "awac": a.AWAC(**OFFLINE),
         },
         data={"good": 100, "bad": 100},
     ),
     "offline-discrete": Picture(
         CARTPOLE,
-        3000,
+        20_000,
         {
             "bc": a.BC(**OFFLINE),
             "discrete-cql": a.DiscreteCQL(**OFFLINE),
@@ -108,7 +108,7 @@ def trained(name: str, picture: Picture) -> list[Path]:
         if (folder / "summary.json").exists():
             continue
         shutil.rmtree(folder, ignore_errors=True)  # half a run
-        evaluate_every = 0.2 if picture.data else 0.0
+        evaluate_every = 0.5 if picture.data else 0.0
         settings = dt.Settings(
             folder=str(folder), evaluate_every=evaluate_every, episodes=20, video=False
         )
