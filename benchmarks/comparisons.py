@@ -20,6 +20,7 @@ from benchmarks.contestants import (
     gymnax_peers,
     hand,
     impala,
+    offline,
     ours,
     pong,
     pong_impala,
@@ -28,6 +29,7 @@ from benchmarks.contestants import (
     sample_factory,
     stable_baselines,
     threads,
+    torch_offline,
 )
 
 Metric = Literal["steps_per_s", "time_to_threshold_s", "env_steps_to_threshold"]
@@ -289,6 +291,16 @@ COMPARISONS = (
                 (("steps_per_s", sb3),),
             ),
         )
+    ),
+    *(
+        Comparison(
+            f"{name}-torch",
+            f"{title} on recorded data against a torch loop; a step is a gradient step",
+            (offline(name, 4000),),
+            torch_offline(name, 2000),
+            (("steps_per_s", 2.0),),
+        )
+        for name, title in (("iql", "IQL"), ("td3-bc", "TD3+BC"))
     ),
     Comparison(
         "sac-high-ratio",

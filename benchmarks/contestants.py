@@ -135,6 +135,27 @@ def rejax_control(algorithm: str, steps: int) -> Contestant:
     return Contestant("rejax", "rejax", "benchmarks.peers.rejax_control", arguments, steps)
 
 
+def offline(algorithm: str, steps: int) -> Contestant:
+    """Ours on recorded data, 50 gradient steps in a call; a step is a gradient step."""
+    more = ("--algorithm", algorithm, "--unroll", "50")
+    return ours("Fused", "fused", 1, "gymnasium:HalfCheetah-v5", steps, *more)
+
+
+def torch_offline(algorithm: str, steps: int) -> tuple[Contestant, ...]:
+    """The same in torch, with one thread and with two."""
+    arguments = ("--algorithm", algorithm, "--envs", "1", "--unroll", "1")
+    return tuple(
+        Contestant(
+            f"torch, {count} thread{'s' * (count > 1)}",
+            "sb3",
+            "benchmarks.handwritten.torch_offline",
+            (*arguments, "--threads", str(count)),
+            steps,
+        )
+        for count in (1, 2)
+    )
+
+
 def rllib(envs: int, steps: int) -> Contestant:
     """Two environment runners; with one environment each it is RLlib's own example."""
     arguments = ("--actors", "2", "--envs", str(envs), "--unroll", "50", "--threads", "1")

@@ -23,6 +23,7 @@ import jax
 
 import dovetail as dt
 from benchmarks import protocol as p
+from benchmarks.data_stream import make
 from dovetail.algorithm import Task, Timestep
 from dovetail.envs.resolve import resolve
 from dovetail.planning import plan_for, prepare_backend, resolve_policy
@@ -32,7 +33,11 @@ from dovetail.training.start import enable_compile_cache, first_state
 ALGORITHMS = (
     *("ppo", "impala", "atari-ppo", "atari-appo", "atari-impala"),
     *("sac", "td3", "sac-high-ratio", "dqn"),
+    *("iql", "td3-bc"),
 )
+OFFLINE = ("iql", "td3-bc")
+"""Those that learn from recorded data alone: their steps are gradient steps, `unroll` of them in a
+call."""
 MEASURED = ("share_", "staleness", "dropped", "act_batch", "message_ms")
 """Columns of metrics.csv that say where the time went, by how they begin."""
 
@@ -43,6 +48,8 @@ def algorithm(name: str = "ppo", unroll: int = p.UNROLL) -> Any:
         return dqn(unroll)
     if name in ("sac", "td3", "sac-high-ratio"):
         return control(name, unroll)
+    if name in OFFLINE:
+        return offline(name, unroll)
     shared = {
         "unroll_length": unroll,
         "hidden": p.HIDDEN,
@@ -77,6 +84,23 @@ def control(name: str, unroll: int) -> Any:
         begin_at=p.CONTROL_BEGIN_AT,
         target_rate=p.CONTROL_TARGET_RATE,
         hidden=p.CONTROL_HIDDEN,
+    )
+
+
+def offline(name: str, unroll: int) -> Any:
+    """IQL or TD3+BC with the options of the torch loops."""
+    shared: dict[str, Any] = {
+        "gradient_steps": unroll,
+        "batch_size": p.CONTROL_BATCH,
+        "learning_rate": p.CONTROL_LEARNING_RATE,
+        "discount": p.DISCOUNT,
+        "target_rate": p.CONTROL_TARGET_RATE,
+        "hidden": p.CONTROL_HIDDEN,
+    }
+    if name == "td3-bc":
+        return dt.algorithms.TD3BC(value_weight=p.TD3_BC_VALUE_WEIGHT, **shared)
+    return dt.algorithms.IQL(
+        expectile=p.IQL_EXPECTILE, inverse_temperature=p.IQL_INVERSE_TEMPERATURE, **shared
     )
 
 
@@ -141,6 +165,9 @@ def measure_speed(job: p.Job, chosen: Any, policy: Any, cluster: str | None) -> 
         iterations = job.iterations + max(1, job.iterations // 8)
         steps = iterations * job.per_iteration
         told = {"steps": steps, "seed": job.seed, "cluster": cluster, "settings": settings}
+        if chosen.needs_data:
+            told["data"] = Path(folder) / "data"
+            make(told["data"], p.OFFLINE_STEPS)
         run = dt.train(chosen, job.env, policy, **told)
         more: dict[str, Any] = {k: run.summary[k] for k in ("compile_s", "wall_s")}
         more["reported_steps_per_s"] = run.summary["steps_per_s"]
@@ -217,8 +244,10 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="option=value")
     options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
-    policy = distribution_policy(options.policy, job, options.set)
     chosen = algorithm(options.algorithm, job.unroll)
+    policy = None  # nobody acts: data and learning are one program, whatever is evaluated in
+    if not chosen.needs_data:
+        policy = distribution_policy(options.policy, job, options.set)
     if job.mode == "speed":
         measure_speed(job, chosen, policy, options.cluster)
     else:

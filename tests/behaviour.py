@@ -52,18 +52,24 @@ def _balance(observation: jax.Array, key: jax.Array, good: bool) -> jax.Array:
     return jnp.where(whether < 0.4, right, ~right).astype(jnp.int32)
 
 
-def mixed(folder: Path, env: str, good: int, bad: int) -> tuple[float, float, float]:
-    """Records so many episodes of a good and of a bad controller; their mean return, and each
-    one's."""
-    found = resolve(env)
-    task = Task(found.spec, 1, 1)
-    returns: list[Any] = []
-    for number, count in enumerate((good, bad)):
-        part = folder / str(number)
+@dataclass(frozen=True)
+class Recorded:
+    """A dataset, and the mean return of its episodes."""
+
+    folder: Path
+    env: str
+    mean: float
+
+
+def mixed(folder: Path, env: str, good: int, bad: int) -> Recorded:
+    """Records so many episodes of a good and of a bad controller."""
+    found, returns = resolve(env), 0.0
+    parts = [folder / "good", folder / "bad"]
+    for part, count in zip(parts, (good, bad), strict=True):
+        controller = Controller(good=part.name == "good").bind(Task(found.spec, 1, 1))
+        told: dict[str, Any] = {"episodes": count, "explore": True, "seed": parts.index(part)}
         with record(part, found, count, (Source(env),), log_probabilities=False) as recorder:
-            controller = Controller(good=number == 0).bind(task)
-            told: dict[str, Any] = {"episodes": count, "explore": True, "seed": number}
-            returns.append(evaluate(controller, None, found, **told, record=recorder.add).returns)
-    merge([folder / "0", folder / "1"], folder / "both")
-    means = [float(part.mean()) for part in returns]
-    return float(jnp.concatenate([jnp.asarray(x) for x in returns]).mean()), *means
+            played = evaluate(controller, None, found, **told, record=recorder.add)
+        returns += float(played.returns.sum())
+    merge(parts, folder / "both")
+    return Recorded(folder / "both", env, returns / (good + bad))

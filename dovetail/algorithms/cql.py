@@ -27,9 +27,9 @@ class Goal(NamedTuple):
     values: jax.Array
     """What they should say of the recorded actions [n]."""
     others: jax.Array
-    """Actions whose values are pressed down, [count, n, size]."""
+    """Actions whose values are pressed down, [n, count, size]."""
     log_densities: jax.Array
-    """By which these were drawn, less the logarithm of their number: [count, n]."""
+    """By which these were drawn, less the logarithm of their number: [n, count]."""
 
 
 @dataclass(frozen=True)
@@ -55,46 +55,43 @@ class CQL(SAC):
         """A `Goal`: rewards and what targets expect of the policy, and the other actions."""
         after = self.policy(state.params["actor"], batch.following)
         before = self.policy(state.params["actor"], batch.observation)
-        draws = self.samples
+        n, size = after.mean.shape
         some, others = jax.random.split(keys[3])
-        shape = (draws, *after.mean.shape)
-        evenly = jax.random.uniform(some, shape, minval=-1.0, maxval=1.0)
-        actions, log_probs = _several(after, 1 + draws).sample(keys[0])
-        own, own_log_probs = _several(before, draws).sample(others)
-        flat = jnp.full(shape[:-1], shape[-1] * math.log(0.5))
+        evenly = jax.random.uniform(some, (n, self.samples, size), minval=-1.0, maxval=1.0)
+        flat = jnp.full((n, self.samples), size * math.log(0.5))
+        own, own_densities = _several(before, self.samples).sample(others)
+        next_, next_densities = _several(after, 1 + self.samples).sample(keys[0])
         targets = self.some(state.target["critics"], keys[1])
-        following = self.critic.apply(targets, batch.following, actions[0], keys[2])[..., 0]
+        following = self.critic.apply(targets, batch.following, next_[:, 0], keys[2])[..., 0]
+        log_densities = jnp.concatenate([flat, own_densities, next_densities[:, 1:]], axis=1)
         return Goal(
             values=batch.reward + batch.discount * following.min(axis=0),
-            others=jnp.concatenate([evenly, own, actions[1:]]),
-            log_densities=jnp.concatenate([flat, own_log_probs, log_probs[1:]])
-            + math.log(3 * draws),
+            others=jnp.concatenate([evenly, own, next_[:, 1:]], axis=1),
+            log_densities=log_densities + math.log(3 * self.samples),
         )
 
     def critic_loss(
         self, params: Any, batch: Batch, goal: Any, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """Squared errors, summed over the critics, and how far other actions' values stick out."""
-        actions = jnp.concatenate([batch.action[None], goal.others])
-        count, n = actions.shape[:2]
-        observation = jax.tree.map(
-            lambda x: jnp.broadcast_to(x, (count, *x.shape)).reshape(count * n, *x.shape[1:]),
-            batch.observation,
-        )
-        flat = self.critic.apply(params, observation, actions.reshape(count * n, -1), key)
-        values = flat.reshape(-1, count, n).swapaxes(0, 1)
-        errors = values[0] - goal.values
-        gap = conservative_gap(values[1:], values[0], goal.log_densities[:, None])
+        actions = jnp.concatenate([batch.action[:, None], goal.others], axis=1)
+        n, count, size = actions.shape
+        observation = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), batch.observation)
+        found = self.critic.apply(params, observation, actions.reshape(n * count, size), key)
+        values = found.reshape(-1, n, count)  # of each critic; the recorded action's come first
+        taken = values[..., 0]
+        errors = taken - goal.values
+        gap = conservative_gap(values[..., 1:], taken, goal.log_densities)
         costs = jnp.sum(jnp.square(errors) + self.conservatism * gap, axis=0)
         loss = jnp.mean(batch.weights * costs)
         metrics = {
             "critic_loss": loss,
-            "value": jnp.mean(values[0]),
+            "value": jnp.mean(taken),
             "conservative_gap": jnp.mean(gap),
         }
         return loss, (jnp.mean(jnp.abs(errors), axis=0), metrics)
 
 
 def _several(policy: SquashedGaussian, count: int) -> SquashedGaussian:
-    """A distribution of `count` independent actions for each one, [count, n, size]."""
-    return SquashedGaussian(*(jnp.broadcast_to(x, (count, *x.shape)) for x in policy))
+    """A distribution of `count` independent actions for each one, [n, count, size]."""
+    return SquashedGaussian(*(jnp.repeat(x[:, None], count, axis=1) for x in policy))

@@ -87,7 +87,7 @@ class DiscreteCQL(OffPolicyAlgorithm):
         values = self.values(params, batch.observation)
         taken = of_actions(values[None], batch.action)[0]
         errors = taken - goal
-        gap = conservative_gap(values.T, taken)
+        gap = conservative_gap(values, taken)
         loss = jnp.mean(batch.weights * (jnp.square(errors) + self.conservatism * gap))
         metrics = {
             "critic_loss": loss,

@@ -29,8 +29,8 @@ def conservative_gap(
     """How far the soft maximum of all values is above the values of what was recorded,
     https://arxiv.org/abs/2006.04779 (equation 4).
 
-    `values` [choices, ...] are those of every action, `taken` [...] of the recorded ones. Where the
+    `values` [..., choices] are those of every action, `taken` [...] of the recorded ones. Where the
     actions are a sample, `log_densities` are those by which they were drawn, less the logarithm of
     their number.
     """
-    return jax.nn.logsumexp(values - log_densities, axis=0) - taken
+    return jax.nn.logsumexp(values - log_densities, axis=-1) - taken

@@ -19,7 +19,7 @@ from dovetail.replay.sample import Keys, Sample
 
 PENDULUM = dt.envs.resolve("gymnax:Pendulum-v1").spec
 CARTPOLE = dt.envs.resolve("dovetail:CartPole-v1").spec
-ALONE: Any = SimpleNamespace(mean=lambda tree: tree)
+ALONE: Any = SimpleNamespace(mean=lambda tree: tree, own_keys=lambda keys, items: keys)
 TINY: dict[str, Any] = {"hidden": (4,), "capacity": 64, "begin_at": 1, "batch_size": 3}
 
 

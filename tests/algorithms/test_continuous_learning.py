@@ -32,3 +32,29 @@ def test_cartpole_is_solved_among_discrete_actions(tmp_path: Path) -> None:
     policy = dt.policies.Fused(envs=8)
     found = train(tmp_path, algorithm, "dovetail:CartPole-v1", policy, 100_000, until=475)
     assert found >= 475
+
+
+LIGHT: dict[str, Any] = {"gradient_steps": 4, "hidden": (128, 128), "batch_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "env", "envs", "steps", "wanted"),
+    [
+        ("SAC", LIGHT, "Hopper-v5", 4, 8_000, 100.0),
+        ("TD3", {"gradient_steps": 3}, "Hopper-v5", 4, 8_000, 80.0),
+        ("TD3", {"gradient_steps": 3}, "HalfCheetah-v5", 8, 24_000, 20.0),
+    ],
+)
+def test_a_body_moves_forward(
+    tmp_path: Path,
+    name: str,
+    options: dict[str, Any],
+    env: str,
+    envs: int,
+    steps: int,
+    wanted: float,
+) -> None:
+    """At random the cheetah loses some 250 and the hopper falls with 20."""
+    algorithm, policy = getattr(dt.algorithms, name)(**options), dt.policies.Local(envs=envs)
+    found = train(tmp_path, algorithm, env, policy, steps, evaluate_every=0, episodes=5)
+    assert found >= wanted

@@ -51,7 +51,7 @@ ONLINE: dict[str, Policy] = {
 }
 ALONE = [
     *((name, "fused") for name in ALGORITHMS),
-    *[("iql", "local"), ("iql, discrete", "4 replicas"), ("td3-bc", "4 replicas")],
+    *[("iql", "local"), ("td3-bc", "4 replicas"), ("cql", "4 replicas")],
 ]
 BESIDE = [("iql", "local"), ("awac, discrete", "2 actors"), ("discrete-cql", "inference")]
 

@@ -19,7 +19,7 @@ from dovetail.functions.distributions import Gaussian
 
 PENDULUM = dt.envs.resolve("gymnax:Pendulum-v1").spec
 CARTPOLE = dt.envs.resolve("dovetail:CartPole-v1").spec
-ALONE: Any = SimpleNamespace(mean=lambda tree: tree)
+ALONE: Any = SimpleNamespace(mean=lambda tree: tree, own_keys=lambda keys, items: keys)
 BOTH = [PENDULUM, CARTPOLE]
 COUNT = 5
 
@@ -113,15 +113,16 @@ def test_cql_draws_other_actions_by_known_densities() -> None:
     algorithm, batch = bound(CQL, samples=2), recorded()
     state = begun(algorithm)
     goal = algorithm.goal(state, batch, keys())
-    assert goal.others.shape == (6, COUNT, 1) and goal.log_densities.shape == (6, COUNT)
+    assert goal.others.shape == (COUNT, 6, 1) and goal.log_densities.shape == (COUNT, 6)
     assert float(jnp.abs(goal.others).max()) <= 1.0
-    np.testing.assert_allclose(goal.log_densities[:2], math.log(0.5 * 6), rtol=1e-6)
+    np.testing.assert_allclose(goal.log_densities[:, :2], math.log(0.5 * 6), rtol=1e-6)
     x = np.arctanh(np.asarray(goal.others, np.float64))
     for part, seen in ((slice(2, 4), batch.observation), (slice(4, 6), batch.following)):
         policy = algorithm.policy(state.params["actor"], seen)
-        normal = np.asarray(Gaussian(policy.mean, policy.log_std).log_prob(jnp.asarray(x[part])))
-        wanted = normal - np.log(1 - np.square(np.tanh(x[part])))[..., 0] + math.log(6)
-        np.testing.assert_allclose(goal.log_densities[part], wanted, atol=1e-3)
+        drawn = Gaussian(policy.mean[:, None], policy.log_std[:, None])
+        normal = np.asarray(drawn.log_prob(jnp.asarray(x[:, part])))
+        wanted = normal - np.log(1 - np.square(np.tanh(x[:, part])))[..., 0] + math.log(6)
+        np.testing.assert_allclose(goal.log_densities[:, part], wanted, atol=1e-3)
     assert float(goal.values[0]) == -1.0  # it ended there
 
 
@@ -138,10 +139,10 @@ def test_cql_presses_other_actions_down() -> None:
     others = np.stack(
         [
             np.asarray(plain.critic.apply(params, batch.observation, action))[..., 0]
-            for action in goal.others
+            for action in goal.others.swapaxes(0, 1)
         ]
     )
-    soft = np.log(np.exp(others - np.asarray(goal.log_densities)[:, None]).sum(axis=0))
+    soft = np.log(np.exp(others - np.asarray(goal.log_densities).T[:, None]).sum(axis=0))
     gap = soft - values
     assert float(metrics["conservative_gap"]) == pytest.approx(float(gap.mean()), rel=1e-4)
     pressed = bound(CQL, samples=2, conservatism=3.0)

@@ -35,7 +35,7 @@ def test_better_actions_weigh_more() -> None:
 
 
 def test_conservative_gap_of_every_action() -> None:
-    values = jnp.array([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])  # three actions, two states
+    values = jnp.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])  # two states, three actions
     found = conservative_gap(values, jnp.array([3.0, 0.0]))
     np.testing.assert_allclose(found, [0.407606, 1.098612], rtol=1e-5)
 
