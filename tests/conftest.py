@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ if CACHE not in os.environ:  # the first process of the session; its workers inh
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Most tests compile far more than they compute: these make compiling three times as quick.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=4"
-    # Tests compile far more than they compute: these make compiling three times as quick.
-    " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    "--xla_force_host_platform_device_count=4 --xla_cpu_use_fusion_emitters=false"
 )
 
 
@@ -36,3 +37,13 @@ def pytest_unconfigure() -> None:
 def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]
     """Whatever a test writes without saying where goes to a folder of its own."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def optimised() -> Iterator[None]:
+    """Programs as fast as users have them: for a test that computes far more than it compiles."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)

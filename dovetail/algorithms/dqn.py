@@ -9,10 +9,17 @@ import dataclasses
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 
 from dovetail.algorithms.value_based import Annealed
 from dovetail.errors import check_option
-from dovetail.functions.value_distributions import atoms, cross_entropy, expected, project
+from dovetail.functions.value_distributions import (
+    atoms,
+    cross_entropy,
+    divergence,
+    expected,
+    project,
+)
 from dovetail.networks.q_network import QNetwork
 
 
@@ -56,9 +63,13 @@ class DQN(Annealed):
     def compare(
         self, taken: jax.Array, reward: jax.Array, discount: jax.Array, following: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """(losses, errors) [n]: Huber's loss of values, or the distributions' cross-entropy."""
+        """(losses, errors) [n]: Huber's loss of values, or the distributions' cross-entropy, with
+        their divergence as the error."""
         if not self.distributional:
             return super().compare(taken, reward, discount, following)
         moved = reward[:, None] + discount[:, None] * self.support
-        losses = cross_entropy(taken, project(moved, jax.nn.softmax(following), self.support))
-        return losses, jax.lax.stop_gradient(losses)
+        goal = project(moved, jax.nn.softmax(following), self.support)
+        errors = jnp.maximum(
+            divergence(jax.lax.stop_gradient(taken), goal), 0.0
+        )  # but for rounding
+        return cross_entropy(taken, goal), errors

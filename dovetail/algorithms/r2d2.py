@@ -128,7 +128,7 @@ class R2D2(Laddered):
         return jnp.argmax(self.values(outputs), axis=-1).astype(jnp.int32), carry
 
     def loss(
-        self, params: Any, target: Any, batch: Batch, keys: Any
+        self, params: Any, target: Any, batch: Batch, noise: Any
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """(loss, (errors, metrics)) of a batch of sequences."""
         rows, mask = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (batch.rows, batch.mask))

@@ -315,19 +315,19 @@ class ValueBased(Algorithm):
         return from_vector(params, jax.eval_shape(self.network.init, jax.random.key(0)))
 
     def noise(self, key: jax.Array) -> Any:
-        """Keys [gradient steps, 3] for the networks of each loss; None unless they are noisy."""
+        """Noise [gradient steps, 3, n] of the networks of each loss; None unless they are noisy."""
         return None
 
     def _loss(
-        self, params: jax.Array, target: jax.Array, batch: Batch, keys: Any
+        self, params: jax.Array, target: jax.Array, batch: Batch, noise: Any
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
-        return self.loss(self.weights(params), self.weights(target), batch, keys)
+        return self.loss(self.weights(params), self.weights(target), batch, noise)
 
     def loss(
-        self, params: Any, target: Any, batch: Batch, keys: Any
+        self, params: Any, target: Any, batch: Batch, noise: Any
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """(loss, (errors, metrics)) of a batch of transitions."""
-        now, later, judge = (None, None, None) if keys is None else keys
+        now, later, judge = (None, None, None) if noise is None else noise
         rows, network = batch.rows, self.network
         steps = n_step(rows.reward, rows.terminated, batch.mask, self.discount)
         after = row(rows.observation, steps.last)
@@ -411,16 +411,18 @@ class Annealed(ValueBased):
         """Epsilon-greedy, or greedy by a network whose weights deviate."""
         if not self.noisy:
             return super().act(params, carry, timestep, key)
+        noise = jax.random.normal(key, (self.network.noise,))
         values = self.values(
-            self.network.apply(self.weights(params.network), timestep.observation, key)
+            self.network.apply(self.weights(params.network), timestep.observation, noise)
         )
         return jnp.argmax(values, axis=-1).astype(jnp.int32), (), carry
 
     def noise(self, key: jax.Array) -> Any:
-        """Keys [gradient steps, 3] for the networks of each loss; None unless they are noisy."""
+        """Noise [gradient steps, 3, n] of the networks of each loss; None unless they are noisy."""
         if not self.noisy:
             return None
-        return jax.random.split(jax.random.fold_in(key, 1), (self.gradient_steps, 3))
+        count = self.network.noise
+        return jax.random.normal(jax.random.fold_in(key, 1), (self.gradient_steps, 3, count))
 
 
 @dataclass(frozen=True)

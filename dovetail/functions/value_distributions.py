@@ -35,6 +35,16 @@ def cross_entropy(logits: jax.Array, probabilities: jax.Array) -> jax.Array:
     return -jnp.sum(probabilities * jax.nn.log_softmax(logits), axis=-1)
 
 
+def divergence(logits: jax.Array, probabilities: jax.Array) -> jax.Array:
+    """Kullback and Leibler's Σ p log(p / q) over the last axis, q being the softmax of `logits`.
+
+    It is the cross-entropy less the entropy of p, which is there however well q fits.
+    """
+    return cross_entropy(logits, probabilities) + jnp.sum(
+        jax.scipy.special.xlogy(probabilities, probabilities), axis=-1
+    )
+
+
 def quantile_huber_loss(
     quantiles: jax.Array, targets: jax.Array, threshold: float = 1.0
 ) -> jax.Array:

@@ -18,8 +18,8 @@ class MLP:
     """The gain of the last layer's weights; the others' is √2."""
     activate_output: bool = False
     """Whether the last layer is a hidden one too: activated, of gain √2."""
-    noisy: bool = False
-    """Whether its weights deviate at random when it is given noise."""
+    noisy_from: int | None = None
+    """The first of its layers whose weights deviate at random when it is given noise."""
 
     def layers(self, inputs: int) -> dict[str, Layer]:
         """Its layers, for `init_layers`."""
@@ -27,11 +27,13 @@ class MLP:
         if not self.activate_output:
             scales[-1] = self.output_scale
         shapes = zip((inputs, *self.sizes[:-1]), self.sizes, scales, strict=True)
-        return {f"layer_{i}": Layer(*shape, noisy=self.noisy) for i, shape in enumerate(shapes)}
+        return {
+            f"layer_{i}": Layer(*shape, noisy=self._is_noisy(i)) for i, shape in enumerate(shapes)
+        }
 
     def noise(self, inputs: int) -> int:
         """Random numbers that `apply` takes as its noise."""
-        return sum(layer.noise for layer in self.layers(inputs).values())
+        return sum(layer.noise for layer in self.layers(inputs).values() if layer.noisy)
 
     def init(self, key: jax.Array, inputs: int) -> Params:
         """New parameters."""
@@ -42,7 +44,7 @@ class MLP:
         activate = activation(self.activation)
         for i, size in enumerate(self.sizes):
             layer = params[f"layer_{i}"]
-            if noise is None:
+            if noise is None or not self._is_noisy(i):
                 x = dense(layer, x)
             else:
                 taken = x.shape[-1] + size
@@ -50,3 +52,6 @@ class MLP:
             if i < len(self.sizes) - 1 or self.activate_output:
                 x = activate(x)
         return x
+
+    def _is_noisy(self, layer: int) -> bool:
+        return self.noisy_from is not None and layer >= self.noisy_from

@@ -32,8 +32,8 @@ class QNetwork:
     outputs: int = 1
     """Numbers for each action."""
     noisy: bool = False
-    """Whether the hidden and last layers' weights deviate when a key is given,
-    https://arxiv.org/abs/1706.10295."""
+    """Whether weights deviate when noise is given, https://arxiv.org/abs/1706.10295: those of all
+    dense layers but one that reads a vector, whose small numbers the noise would drown."""
     recurrent: int = 0
     """Size of the memory between features and hidden layers; 0 for none."""
 
@@ -50,10 +50,18 @@ class QNetwork:
         """The memory at the start of an episode: empty without one."""
         return GRU(self.recurrent).initial_carry() if self.recurrent else ()
 
-    def apply(self, params: Params, observation: Any, key: jax.Array | None = None) -> jax.Array:
-        """Every action's outputs; with a key the weights of a noisy network deviate."""
+    @property
+    def noise(self) -> int:
+        """Random numbers that `apply` takes as its noise."""
+        return sum(self._noises())
+
+    def apply(self, params: Params, observation: Any, noise: jax.Array | None = None) -> jax.Array:
+        """Every action's outputs; with `noise`, normal numbers, a noisy network's weights deviate.
+
+        Draw the noise outside of a loop over batches: XLA would draw it again for every item.
+        """
         features = Encoder(self.observation).apply(params["encoder"], observation)
-        return self._heads(params, features, key)
+        return self._heads(params, features, noise)
 
     def step(self, params: Params, carry: Any, observation: Any) -> tuple[jax.Array, Any]:
         """(outputs, carry) at one time step of any leading axes."""
@@ -72,15 +80,16 @@ class QNetwork:
         carries = GRU(self.recurrent).unroll(params["memory"], carry, features, first)
         return self._heads(params, carries), carries
 
-    def _heads(self, params: Params, features: jax.Array, key: Any = None) -> jax.Array:
-        towers, noise = self._towers(), {}
-        if key is not None and self.noisy:
-            sizes = [tower.noise(self._features) for tower in towers.values()]
-            drawn = jax.random.normal(key, (sum(sizes),))
-            noise = dict(zip(towers, jnp.split(drawn, sizes[:-1]), strict=True))
+    def _heads(
+        self, params: Params, features: jax.Array, noise: jax.Array | None = None
+    ) -> jax.Array:
+        towers = self._towers()
+        parts: list[Any] = [None] * len(towers)
+        if noise is not None:
+            parts = jnp.split(noise, self._noises()[:-1])
         found = {
-            name: tower.apply(params[name], features, noise.get(name))
-            for name, tower in towers.items()
+            name: tower.apply(params[name], features, part)
+            for (name, tower), part in zip(towers.items(), parts, strict=True)
         }
         shape = *features.shape[:-1], self.actions, self.outputs
         outputs = found["advantage"].reshape(shape)
@@ -93,11 +102,21 @@ class QNetwork:
     def _features(self) -> int:
         return self.recurrent or Encoder(self.observation).size
 
+    def _noises(self) -> list[int]:
+        return [tower.noise(self._features) for tower in self._towers().values()]
+
     def _towers(self) -> dict[str, MLP]:
         counts = {"advantage": self.actions * self.outputs}
         if self.duelling:
             counts["value"] = self.outputs
         return {
-            name: MLP((*self.hidden, count), self.activation, noisy=self.noisy)
+            name: MLP((*self.hidden, count), self.activation, noisy_from=self._noisy_from)
             for name, count in counts.items()
         }
+
+    @property
+    def _noisy_from(self) -> int | None:
+        if not self.noisy:
+            return None
+        reads_features = self.recurrent or Encoder(self.observation).layers()
+        return 0 if reads_features else min(1, len(self.hidden))

@@ -7,7 +7,7 @@ import pytest
 
 import dovetail as dt
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
 
 def train(

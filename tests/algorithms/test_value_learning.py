@@ -10,7 +10,16 @@ from dovetail.algorithms import DQN, QRDQN, R2D2, ApeX
 from dovetail.evaluation import evaluate
 from dovetail.trained import load_trained
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+
+RAINBOW = DQN(
+    n_step=3,
+    duelling=True,
+    prioritised=True,
+    distributional=True,
+    noisy=True,
+    target_rate=0.05,
+)
 
 
 def train(folder: Path, algorithm: Any, env: str, steps: int, **settings: Any) -> dt.Run:
@@ -20,8 +29,8 @@ def train(folder: Path, algorithm: Any, env: str, steps: int, **settings: Any) -
 
 @pytest.mark.parametrize(
     "algorithm",
-    [DQN(), DQN(n_step=3, distributional=True), QRDQN(), ApeX()],
-    ids=["dqn", "c51", "qr-dqn", "apex"],
+    [DQN(), DQN(n_step=3, distributional=True), RAINBOW, QRDQN(), ApeX()],
+    ids=["dqn", "c51", "rainbow", "qr-dqn", "apex"],
 )
 def test_cartpole_is_solved(tmp_path: Path, algorithm: Any) -> None:
     env = "dovetail:CartPole-v1"

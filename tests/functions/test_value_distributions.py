@@ -8,6 +8,7 @@ import pytest
 from dovetail.functions.value_distributions import (
     atoms,
     cross_entropy,
+    divergence,
     expected,
     project,
     quantile_huber_loss,
@@ -56,6 +57,13 @@ def test_cross_entropy() -> None:
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25]])) + 3.0
     found = cross_entropy(logits, jnp.array([[1.0, 0, 0], [0.5, 0.5, 0]]))
     np.testing.assert_allclose(found, [np.log(2), 1.5 * np.log(2)], rtol=1e-5)
+
+
+def test_divergence() -> None:
+    """A half and a half in place of a half and two quarters; and nothing from itself."""
+    logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25]])) + 3.0
+    found = divergence(logits, jnp.array([[0.5, 0.5, 0], [0.5, 0.25, 0.25]]))
+    np.testing.assert_allclose(found, [0.5 * np.log(2), 0.0], atol=1e-6)
 
 
 def test_quantile_regression_by_hand() -> None:

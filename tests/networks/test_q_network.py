@@ -31,21 +31,29 @@ def test_advantages_of_a_duelling_network_average_nothing() -> None:
     np.testing.assert_allclose(network.apply(params, x).mean(axis=0), state, rtol=1e-5)
 
 
-def test_noise_goes_by_the_key_and_is_absent_without_one() -> None:
+def test_noise_moves_the_weights_and_none_leaves_them() -> None:
     network, params = built(noisy=True, duelling=True)
     x = jnp.array([0.1, -0.2, 0.3])
-    plain, other = network.apply(params, x), network.apply(params, x, jax.random.key(1))
+    one, two = jax.random.normal(jax.random.key(1), (2, network.noise))
+    plain, other = network.apply(params, x), network.apply(params, x, one)
     assert not np.allclose(plain, other)
-    np.testing.assert_array_equal(other, network.apply(params, x, jax.random.key(1)))
-    assert not np.allclose(other, network.apply(params, x, jax.random.key(2)))
-    still = jax.tree.map(lambda a: a, params)
-    for tower in ("advantage", "value"):
-        for layer in still[tower].values():
-            layer["weight_noise"], layer["bias_noise"] = (
-                jnp.zeros_like(layer["weight_noise"]),
-                jnp.zeros_like(layer["bias_noise"]),
-            )
-    np.testing.assert_allclose(network.apply(still, x, jax.random.key(1)), plain, rtol=1e-6)
+    assert not np.allclose(other, network.apply(params, x, two))
+    np.testing.assert_allclose(network.apply(params, x, 0 * one), plain, rtol=1e-6)
+
+
+def noisy_layers(**options: Any) -> list[str]:
+    given: dict[str, Any] = {"observation": SEEN, "actions": 2, "noisy": True} | options
+    network = QNetwork(**given)
+    params = network.init(jax.random.key(0))
+    return [name for name, layer in params["advantage"].items() if "weight_noise" in layer]
+
+
+def test_what_reads_a_vector_is_not_noisy() -> None:
+    image = jax.ShapeDtypeStruct((8, 8, 1), jnp.uint8)
+    assert noisy_layers(hidden=(4, 4)) == ["layer_1", "layer_2"]
+    assert noisy_layers(hidden=()) == ["layer_0"]  # there is no other
+    assert noisy_layers(hidden=(4,), observation=image) == ["layer_0", "layer_1"]
+    assert noisy_layers(hidden=(4,), recurrent=4) == ["layer_0", "layer_1"]
 
 
 def test_a_memory_steps_as_it_unrolls() -> None:
