@@ -448,7 +448,7 @@ class CrewRun:
             raise WorkerFailed(f"Worker {name} failed: {_sentence(error)}") from error
         watches = [worker.watch for worker in self._crew.workers]
         limit = self._patience + GRACE
-        if all(w.waits and w.quiet() > limit for w in watches):
+        if not self._crew.is_one and all(w.waits and w.quiet() > limit for w in watches):
             waits = "; ".join(f"{w.worker} waits for {w.awaited}" for w in watches)
             raise WorkerFailed(f"Every worker waits for another: {waits}.")
         for watch in watches:

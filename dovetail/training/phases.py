@@ -32,6 +32,12 @@ class Prepared:
     planned: Planned
     algorithm: Algorithm
 
+    @property
+    def last_step(self) -> int:
+        """Where a phase in which nobody acts is over: it takes whole updates."""
+        each = self.planned.graph.offline_steps
+        return -(-self.phase.end // each) * each
+
 
 def begins_offline(algorithm: Algorithm, data: bool, online_steps: int) -> bool:
     """Whether a run begins without acting: if it is made for data, or is to act later."""

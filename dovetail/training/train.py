@@ -226,7 +226,9 @@ class _Making:
         if self.recorded is not None:
             data = self.recorded.prepare(self.algorithm, self.env.spec, self.seed, check)
         found: list[Prepared] = []
-        for phase in phases(self.algorithm, policy, steps, online_steps, data is not None):
+        for one in phases(self.algorithm, policy, steps, online_steps, data is not None):
+            end = found[0].last_step + online_steps if found else one.end
+            phase = dataclasses.replace(one, end=end)
             record = self.settings.record is not None and phase.online
             place = Place(self.algorithm, self.given, phase.policy, self.where, record)
             stack.callback(place.close)

@@ -72,7 +72,7 @@ def test_a_resumed_run_is_the_same_run(
     pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the offline phase, between the phases, and in the online one."""
-    told: dict[str, Any] = {"data": pendulum, "steps": 12, "online_steps": 24}
+    told: dict[str, Any] = {"data": pendulum, "steps": 11, "online_steps": 24}
     local = Local(4)
     whole = dovetail.train(ALGORITHM, None, local, **told, settings=quiet(tmp_path / "whole"))
     assert whole.summary["env_steps"] == 36 and whole.summary["updates"] == 3 + 6
