@@ -7,6 +7,7 @@ quality that is recorded first, as in tests/algorithms/test_offline_learning.py.
 """
 
 import argparse
+import re
 import shutil
 import sys
 from dataclasses import dataclass, field
@@ -43,17 +44,11 @@ class Picture:
 
 
 PICTURES_OF = {
-    "policy-gradients": Picture(
-        CARTPOLE,
-        150_000,
-        {
-            "ppo": a.PPO(),
-            "a2c": a.A2C(),
-            "reinforce": a.REINFORCE(),
-            "impala": a.IMPALA(),
-            "appo": a.APPO(),
-            "a3c": a.A3C(),
-        },
+    "on-policy": Picture(
+        CARTPOLE, 150_000, {"ppo": a.PPO(), "a2c": a.A2C(), "reinforce": a.REINFORCE()}
+    ),
+    "actors-ahead": Picture(
+        CARTPOLE, 150_000, {"impala": a.IMPALA(), "appo": a.APPO(), "a3c": a.A3C()}
     ),
     "values": Picture(
         CARTPOLE,
@@ -126,6 +121,14 @@ def recorded(folder: Path, picture: Picture) -> Path:
     return folder / "both"
 
 
+def lighten(drawn: Path) -> None:
+    """Rounds the points of a picture's lines to a hundredth of a point: half as many bytes."""
+    point = re.compile(r"(\d+\.\d\d)\d+")
+    lines = drawn.read_text(encoding="utf-8").splitlines()
+    rounded = [point.sub(r"\1", x) if x.startswith(("L ", "M ")) else x for x in lines]
+    drawn.write_text("\n".join(x.rstrip() for x in rounded) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pictures", nargs="*", metavar="picture", help=", ".join(PICTURES_OF))
@@ -137,7 +140,9 @@ def main() -> None:
     for name in names:
         picture = PICTURES_OF[name]
         runs = [str(folder) for folder in trained(name, picture)]
-        print(dt.plot(runs, PICTURES / f"{name}.svg", y=picture.column))
+        drawn = dt.plot(runs, PICTURES / f"{name}.svg", y=picture.column)
+        lighten(drawn)
+        print(drawn)
 
 
 if __name__ == "__main__":
