@@ -47,9 +47,12 @@ def first_state(
         )
         return state, initial_actor((), observation, algorithm.initial_carry(), keys)
     one = partial(_traced_state, algorithm, env, num_envs)
+    begin = _compiled(one)
     if seeds == 1:
-        return _compiled(one)(seed_key(seed))
-    return _compiled(jax.vmap(one))(jax.vmap(seed_key)(seed + jnp.arange(seeds)))
+        return begin(seed_key(seed))
+    # One by one: a batch of orthogonal weights is a batched QR, on which XLA's CPU pool can hang.
+    states = [begin(seed_key(seed + i)) for i in range(seeds)]
+    return _compiled(lambda *trees: jax.tree.map(lambda *x: jnp.stack(x), *trees))(*states)
 
 
 def shapes(algorithm: Algorithm, env: JaxEnv | None, num_envs: int, seeds: int) -> tuple[Any, Any]:
