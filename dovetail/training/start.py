@@ -55,10 +55,14 @@ def first_state(
         actor = initial_actor((), observation, algorithm.initial_carry(), keys)
         return with_data(state, data), actor
     one = partial(_traced_state, algorithm, env, num_envs)
+    begin = _compiled(one)
     if seeds == 1:
-        state, actor = _compiled(one)(seed_key(seed))
-    else:
-        state, actor = _compiled(jax.vmap(one))(jax.vmap(seed_key)(seed + jnp.arange(seeds)))
+        state, actor = begin(seed_key(seed))
+        return with_data(state, data), actor
+    # One by one: a batch of orthogonal weights is a batched QR, on which XLA's CPU pool can hang.
+    states = [begin(seed_key(seed + i)) for i in range(seeds)]
+    stack = _compiled(lambda *trees: jax.tree.map(lambda *x: jnp.stack(x), *trees))
+    state, actor = stack(*states)
     return with_data(state, data), actor
 
 

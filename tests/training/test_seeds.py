@@ -6,15 +6,18 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from small import LENGTH, QUIET, a2c, numbers, saved
+from small import LENGTH, QUIET, a2c, numbers, ppo, saved
 
 import dovetail
+from dovetail.algorithm import Task
+from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
 from dovetail.functions.statistics import interquartile_mean
 from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
 from dovetail.run import Run
 from dovetail.settings import Settings
+from dovetail.training.start import first_state
 
 SEEDS = 4
 ENVS = 4
@@ -43,6 +46,18 @@ def test_a_seed_of_the_batch_is_the_training_alone(batch: Run, index: int) -> No
 
 def numbers_by_leaf(state: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves((state.params, state.updates))]
+
+
+def test_each_seed_begins_with_the_very_weights_it_has_alone() -> None:
+    """To the last bit: they are not made as a batch, on which XLA's CPU pool can hang."""
+    env = resolve(CARTPOLE)
+    bound = ppo(recurrent=4).bind(Task(env.spec, ENVS, STEPS))
+    together = first_state(bound, env.jax, ENVS, 7, SEEDS)
+    for index in range(SEEDS):
+        alone = first_state(bound, env.jax, ENVS, 7 + index)
+        np.testing.assert_array_equal(
+            numbers(jax.tree.map(lambda leaf, i=index: leaf[i], together)), numbers(alone)
+        )
 
 
 def test_the_seeds_differ(batch: Run) -> None:
