@@ -31,7 +31,12 @@ CASES: dict[str, tuple[Algorithm, Policy, int]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+def marks(case: str) -> list[pytest.MarkDecorator]:
+    """Ape-X learns for a long time after it is compiled."""
+    return [pytest.mark.usefixtures("optimised")] if case.startswith("Ape-X") else []
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=marks(case)) for case in CASES])
 def test_cartpole_is_solved_within_the_bound(case: str, tmp_path: Path) -> None:
     algorithm, policy, bound = CASES[case]
     settings = dt.Settings(

@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from small import Started
@@ -67,8 +68,9 @@ def interpreted(name: str) -> tuple[Any, dict[str, float], Any, list[np.ndarray]
     state, actor = first_state(algorithm, Drift(), ENVS, SEED)
     sums: dict[str, float] = {}
     ended: list[np.ndarray] = []
+    iteration = jax.jit(lambda state, actor: interpret(algorithm, drift_step, state, actor))
     for _ in range(ITERATIONS):
-        state, metrics, actor, episodes = interpret(algorithm, drift_step, state, actor)
+        state, metrics, actor, episodes = iteration(state, actor)
         sums = {name: sums.get(name, 0.0) + float(value) for name, value in metrics.items()}
         ended = [a + np.asarray(b) for a, b in zip(ended or [0] * 3, episodes, strict=True)]
     return state, sums, actor, ended
