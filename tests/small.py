@@ -61,6 +61,9 @@ class Started:
     Use it in a `with` statement: it may hold threads, processes and environments.
     """
 
+    feed: Any = None
+    """What gives it recorded steps, if any."""
+
     def __init__(
         self,
         algorithm: Algorithm,

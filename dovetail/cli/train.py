@@ -76,10 +76,10 @@ def _train(words: Words, quiet: bool) -> Any:
 
     wanted = experiment(words, "train")
     given = numbers(words.values, "steps", "seed", "online-steps", "data-memory")
-    data = convert(words.values["data"], str, "--data") if "data" in words.values else None
+    data = {"data": convert(words.values["data"], str, "--data")} if "data" in words.values else {}
     settings = _settings(words)
     where, spelled = deployment(words)
-    _show(train_text(wanted, given, spelled, settings, data), quiet)
+    _show(train_text(wanted, given, spelled, settings, data.get("data")), quiet)
     policy = wanted.policy.build() if wanted.policy else None
     if quiet:
         settings = {"display": "none", **settings}
@@ -88,7 +88,7 @@ def _train(words: Words, quiet: bool) -> Any:
         wanted.env,
         policy,
         settings=dovetail.Settings(**settings),
-        data=data,
+        **data,
         **given,
         **where,
     )

@@ -44,6 +44,11 @@ def begins_offline(algorithm: Algorithm, data: bool, online_steps: int) -> bool:
     return data and (algorithm.needs_data or online_steps > 0)
 
 
+def acts_at_all(algorithm: Algorithm, data: bool, online_steps: int) -> bool:
+    """Whether anybody acts in a run, be it later."""
+    return online_steps > 0 or not begins_offline(algorithm, data, online_steps)
+
+
 def phases(
     algorithm: Algorithm, policy: Policy, steps: int, online_steps: int, data: bool
 ) -> list[Phase]:

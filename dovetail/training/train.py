@@ -41,7 +41,7 @@ from dovetail.training.phases import (
     Phase,
     Prepared,
     acting_policy,
-    begins_offline,
+    acts_at_all,
     check_steps,
     choose_policy,
     phases,
@@ -95,7 +95,7 @@ def train(
         given, silent = _given_env(env, recorded)
         chosen = choose_policy(algorithm, policy, given, recorded is not None, online_steps)
         prepare_backend(chosen, None if where is None else 1)
-        acts = not begins_offline(algorithm, recorded is not None, online_steps) or online_steps > 0
+        acts = acts_at_all(algorithm, recorded is not None, online_steps)
         found = resolve(given, traced=chosen.traced_envs if acts or policy else None)
         _refuse_unusable(found, settings, acts, silent)
         config = describe(
@@ -160,7 +160,8 @@ def resume(
             assert recorded is not None
             given, silent = recorded.environment()
         found = resolve(given, traced=policy.traced_envs)
-        _refuse_unusable(found, settings, config["online_steps"] > 0, silent)
+        acts = acts_at_all(algorithm, recorded is not None, config["online_steps"])
+        _refuse_unusable(found, settings, acts, silent)
         if config["online_steps"] and not before:
             policy = acting_policy(policy, given, found)
             config |= {"policy": name_of(policy, POLICIES), "policy_options": options_of(policy)}

@@ -42,7 +42,6 @@ LIGHT: dict[str, Any] = {"gradient_steps": 4, "hidden": (128, 128), "batch_size"
     [
         ("SAC", LIGHT, "Hopper-v5", 4, 8_000, 100.0),
         ("TD3", {"gradient_steps": 3}, "Hopper-v5", 4, 8_000, 80.0),
-        ("TD3", {"gradient_steps": 3}, "HalfCheetah-v5", 8, 24_000, 20.0),
     ],
 )
 def test_a_body_moves_forward(
@@ -54,7 +53,7 @@ def test_a_body_moves_forward(
     steps: int,
     wanted: float,
 ) -> None:
-    """At random the cheetah loses some 250 and the hopper falls with 20."""
+    """At random the hopper falls with 20."""
     algorithm, policy = getattr(dt.algorithms, name)(**options), dt.policies.Local(envs=envs)
     found = train(tmp_path, algorithm, env, policy, steps, evaluate_every=0, episodes=5)
     assert found >= wanted
