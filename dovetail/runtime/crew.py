@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -468,13 +469,16 @@ class CrewRun:
             iterations=len(records),
             metrics=dict(zip(names, metrics, strict=True)),
             episodes=sums([record.episodes for record in records]),
-            state=lambda: self._graph.state.tree.unflatten(self._present(last.state)),
+            state=partial(self._state, last.state),
             actor=lambda: self._whole(last.actor),
             measures=self._measures(),
             spans={worker.name: worker.track.drain() for worker in self._crew.workers},
             dropped_spans=sum(worker.track.dropped for worker in self._crew.workers),
             finite=all_finite(last.state, self._watched),
         )
+
+    def _state(self, leaves: list[Any], replay: bool = True) -> Any:
+        return self._graph.state.tree.unflatten(self._present(leaves) if replay else leaves)
 
     def _present(self, leaves: list[Any]) -> list[Any]:
         """The learner's state as it was, with what its replay holds by now: that changes in place,

@@ -101,7 +101,7 @@ class FusedRun:
             iterations,
             dict(zip(names, metrics, strict=True)),
             episodes,
-            lambda: self._graph.state.tree.unflatten(state),
+            lambda replay=True: self._graph.state.tree.unflatten(state),
             lambda: self._graph.actor.tree.unflatten(actor),
         )
         finite = partial(all_finite, state, self._watched)

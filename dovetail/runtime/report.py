@@ -19,8 +19,9 @@ class Report:
     """Sums over the iterations; scalars, or [seeds]."""
     episodes: list[Any]
     """Counts, returns and lengths of finished episodes, per environment."""
-    state: Callable[[], Any]
-    """Gives the learner's state after them."""
+    state: Callable[..., Any]
+    """Gives the learner's state after them. What a replay holds changes while a run goes on:
+    `state(replay=False)` may leave it out, with None for its arrays."""
     actor: Callable[[], Any]
     """Puts the actors' state after them together."""
     measures: dict[str, float] = field(default_factory=dict)

@@ -267,7 +267,9 @@ class StepRun:
         actor = self._actor()
         names = [name for name, _ in graph.metrics]
 
-        def state() -> Any:
+        def state(replay: bool = True) -> Any:
+            if not replay:
+                return graph.state.tree.unflatten(kept)
             held = self._apart(self._held[0], self._data)
             own = zip(values, kept, strict=True)
             return graph.state.tree.unflatten(

@@ -73,7 +73,7 @@ def finish(
 
     Asked to stop, it leaves out what takes time: evaluation and pictures.
     """
-    params = seed_params(algorithm.acting(loop.good.state()), loop.settings.seeds)
+    params = seed_params(algorithm.acting(loop.good.state(replay=False)), loop.settings.seeds)
     if not stop and not loop.solved and not evaluations.silent:
         progress.message(f"Evaluating over {loop.settings.episodes} episodes …")
         found = [evaluations.evaluate(one, stop) for one in params]

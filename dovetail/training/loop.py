@@ -60,8 +60,8 @@ class Reached:
 class Snapshot:
     """States between two iterations, whose metrics were all finite."""
 
-    state: Callable[[], Any]
-    """Gives the learner's state."""
+    state: Callable[..., Any]
+    """Gives the learner's state; `state(replay=False)` may leave out what its replay holds."""
     actor: Callable[[], Any]
     """Puts the actors' state together."""
     updates: int
@@ -156,7 +156,7 @@ class Loop:
                 self._show(progress, row, spent)
                 recorder.record(int(row["env_steps"]), row)
                 if not evaluations.busy and self._wants_evaluation(now - last_evaluation):
-                    evaluations.ask(self._acting(self.good.state()), self.good)
+                    evaluations.ask(self._acting(self.good.state(replay=False)), self.good)
                     last_evaluation = now
                     self._show_weights(recorder)
                 if due:
@@ -182,7 +182,7 @@ class Loop:
     def _show_weights(self, recorder: Recorder) -> None:
         """Hands over what acting takes, if its histograms are asked for."""
         if self.settings.histograms:
-            leaves, _ = jax.tree.flatten_with_path(self._acting(self.good.state()))
+            leaves, _ = jax.tree.flatten_with_path(self._acting(self.good.state(replay=False)))
             named = {jax.tree_util.keystr(k, simple=True, separator="/"): x for k, x in leaves}
             recorder.record_arrays(self.good.env_steps, named)
 

@@ -197,7 +197,7 @@ class _Recording(NamedTuple):
         report = self.pending.wait()
         whole = report.state()
         self.recorder.add(jax.tree.map(np.asarray, whole.lived), self.version)
-        return dataclasses.replace(report, state=lambda: whole.state)
+        return dataclasses.replace(report, state=lambda replay=True: whole.state)
 
 
 def record_training(folder: str, algorithm: Algorithm, env: Env, source: Source) -> Recorder:

@@ -576,7 +576,7 @@ class _Start:
         )
         loop = Loop(
             runtime,
-            Snapshot(lambda: state, lambda: actor, reached.updates, reached.env_steps),
+            Snapshot(lambda replay=True: state, lambda: actor, reached.updates, reached.env_steps),
             reached,
             settings,
             threshold=self.config["threshold"],

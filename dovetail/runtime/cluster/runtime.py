@@ -136,10 +136,13 @@ class ClusterRuntime:
         """What the learners returned; looks after them meanwhile."""
         return self._all(calls, None)
 
-    def states(self, done: int) -> tuple[Any, Any]:
-        """The learner's and the actors' state after `done` iterations."""
-        found = self._all([rank.states.remote(done) for rank in self._ranks], BUILD_SECONDS)
-        state = self.graph.state.tree.unflatten([_array(leaf) for leaf in found[0][0]])
+    def states(self, done: int, replay: bool = True) -> tuple[Any, Any]:
+        """The learner's and the actors' state after `done` iterations; without `replay`, None for
+        what is held there."""
+        calls = [rank.states.remote(done, replay) for rank in self._ranks]
+        found = self._all(calls, BUILD_SECONDS)
+        leaves = [None if leaf is None else _array(leaf) for leaf in found[0][0]]
+        state = self.graph.state.tree.unflatten(leaves)
         return state, self._actors([actor for _, actor in found])
 
     def _actors(self, parts: list[list[Any]]) -> Any:
@@ -262,7 +265,7 @@ class Called:
             self._iterations,
             first["metrics"],
             episodes,
-            lambda: self._states.both[0],
+            self._states.state,
             lambda: self._states.both[1],
             first["measures"],
             self._spans(found, answered),
@@ -286,6 +289,15 @@ class _States:
 
     def __init__(self, runtime: ClusterRuntime, done: int) -> None:
         self._runtime, self._done = runtime, done
+
+    def state(self, replay: bool = True) -> Any:
+        """The learner's."""
+        return self.both[0] if replay else self._learners
+
+    @cached_property
+    def _learners(self) -> Any:
+        """The learner's, without what a replay holds."""
+        return self._runtime.states(self._done, replay=False)[0]
 
     @cached_property
     def both(self) -> tuple[Any, Any]:

@@ -193,8 +193,9 @@ class LearnerStation:
             "seconds": self._runtime.seconds,
         }
 
-    def states(self, done: int) -> tuple[list[Any], list[Any]]:
-        """The learner's state after `done` iterations, and that of this process's actors."""
+    def states(self, done: int, replay: bool) -> tuple[list[Any], list[Any]]:
+        """The learner's state after `done` iterations, and that of this process's actors; without
+        `replay`, None for what is held there."""
         import jax
 
         from dovetail.runtime.processes import own_part
@@ -203,7 +204,10 @@ class LearnerStation:
         if done not in self._reports:
             raise UserError(f"The state after update {done} is not kept any more.")
         report = self._reports[done]
-        state = [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.state())]
+        leaves = report.state(replay=replay)
+        tree: Any = self._runtime.graph.state.tree
+        found = tree.flatten_up_to(leaves)
+        state = [None if leaf is None else pack(own_part(leaf)) for leaf in found]
         return state, [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.actor())]
 
     def status(self) -> list[dict[str, Any]]:
