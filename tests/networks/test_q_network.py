@@ -42,7 +42,8 @@ def test_noise_moves_the_weights_and_none_leaves_them() -> None:
 
 
 def noisy_layers(**options: Any) -> list[str]:
-    network = QNetwork(**{"observation": SEEN, "actions": 2, "noisy": True} | options)
+    told: dict[str, Any] = {"observation": SEEN, "actions": 2, "noisy": True}
+    network = QNetwork(**told | options)
     params = network.init(jax.random.key(0))
     return [name for name, layer in params["advantage"].items() if "weight_noise" in layer]
 
