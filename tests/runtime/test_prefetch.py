@@ -32,21 +32,15 @@ class Foreseeing(Interpreting):
 
 @pytest.mark.parametrize(("ahead", "shards"), [(0, 1), (1, 1), (2, 2)])
 def test_the_learner_gets_what_it_asked_for_some_updates_ago(ahead: int, shards: int) -> None:
-    found = resolve(CARTPOLE)
+    found, answers = resolve(CARTPOLE), list[Any]()
     algorithm = ALGORITHMS["dqn-prioritised"]
     bound = algorithm.bind(Task(found.spec, ENVS, STEPS, shards=shards))
-
-    @jax.jit
-    def foreseen(state: Any, actor: Any) -> Any:
-        answers = list[Any]()
-        for _ in range(UPDATES):
-            rl = Foreseeing(bound, stepper(found.jax), actor)
-            rl.answers, rl.ahead = answers, ahead
-            state, _ = bound.iteration(rl, state)
-            actor = rl.actor
-        return state
-
-    state = foreseen(*first_state(bound, found.jax, ENVS, SEED))
+    state, actor = first_state(bound, found.jax, ENVS, SEED)
+    for _ in range(UPDATES):
+        rl = Foreseeing(bound, jax.jit(stepper(found.jax)), actor)
+        rl.answers, rl.ahead = answers, ahead
+        state, _ = bound.iteration(rl, state)
+        actor = rl.actor
     policy = ActorLearner(ENVS, actors=2, staleness=0, shards=shards, prefetch=ahead)
     with Started(algorithm, CARTPOLE, policy, seed=SEED) as running:
         running.advance(UPDATES)
