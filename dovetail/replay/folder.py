@@ -23,27 +23,27 @@ class Folder:
 
     def __init__(self, path: Path, table: HostTable, limiter: RateLimiter) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self._path = path
+        self.where = path
         self.options = json.loads(json.dumps(describe(table, limiter)))
 
     def path(self, kind: str, number: int) -> Path:
         """Where a file is."""
-        return self._path / f"{kind}-{number:08d}"
+        return self.where / f"{kind}-{number:08d}"
 
     def part(self, kind: str) -> Path:
         """Where a file is while it is written."""
-        path = self._path / f"{kind}.part"
+        path = self.where / f"{kind}.part"
         path.unlink(missing_ok=True)
         return path
 
     @property
     def tail(self) -> Path:
         """Where the newest records are."""
-        return self._path / "tail"
+        return self.where / "tail"
 
     def files(self, kind: str) -> list[Path]:
         """All files of a kind, in order."""
-        return sorted(self._path.glob(f"{kind}-" + "[0-9]" * 8))
+        return sorted(self.where.glob(f"{kind}-" + "[0-9]" * 8))
 
     def rows_number(self) -> int:
         """The number of the file that has the rows of what will be restored."""
@@ -77,14 +77,14 @@ class Folder:
 
     def read_epoch(self) -> int:
         """The number of the last epoch; 0 if there was none."""
-        path = self._path / "epoch.json"
+        path = self.where / "epoch.json"
         return int(json.loads(path.read_text())["epoch"]) if path.exists() else 0
 
     def write_epoch(self, epoch: int) -> None:
         """Keeps the number of an epoch."""
         temporary = self.part("epoch")
         temporary.write_text(json.dumps({"epoch": epoch}))
-        os.replace(temporary, self._path / "epoch.json")
+        os.replace(temporary, self.where / "epoch.json")
 
 
 def number_of(path: Path) -> int:

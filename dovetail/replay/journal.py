@@ -10,6 +10,7 @@ copied, a new log begins, and the copy is written beside it while the service go
 
 import os
 import threading
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,9 +80,9 @@ class Journal:
         self._behind = Behind() if behind and not mapped else None
         self._folder = Folder(folder, table, limiter)
         self._starts: dict[tuple[int, int, int, bool], Start] = {}
-        self._kept: list[Done] = []
         self._stale = False  # whether the log lacks what the table has
         self._writer: threading.Thread | None = None
+        self._unwritten: UserError | None = None
         self._begun = np.zeros(table.layout.envs, np.int64)
         self._tail = Tail(self._folder.tail)
         self._tail.put_back(self._folder.path("log", int(self._tail.numbers[NUMBER])))
@@ -107,8 +108,7 @@ class Journal:
         self._begun[:] = self._table.streams.counters.begun
         self._log = self._open(self._number)
         if lost is not None:
-            self.snapshot()  # what follows the damage can never be reached: begin anew
-            self.wait()
+            self.renew()  # what follows the damage can never be reached
         return Restored(records, lost, epoch)
 
     def _guard(self, store: Mapped, places: Array) -> None:
@@ -141,7 +141,7 @@ class Journal:
             arrays.append(self._sums(rows))
         form = (length, first, last, priorities is not None)
         start = self._starts.get(form) or self._start(form, arrays)
-        if self._behind is not None and start.length >= FEW and steps is not plain:
+        if steps is not plain and self._goes_behind(start):
             arrays[0] = block.copy()  # the table's own, which it uses again
         self._put(start, arrays)
 
@@ -181,55 +181,52 @@ class Journal:
         self._put(start_of(head, arrays), [in_one_piece(array) for array in arrays])
 
     def _put(self, start: Start, arrays: list[Array]) -> None:
-        """Logs a record: for the next commit, or by the thread behind if it is large."""
+        """Logs a record: at once, or by the thread behind."""
         behind = self._behind
         if self._stale or (behind is not None and behind.failure is not None):
-            self._resume()  # which keeps this one too
+            self.renew()  # which keeps this one too
             return
-        if behind is None:
+        if behind is not None and self._goes_behind(start):
+            behind.write(partial(self._log.write, start, arrays))
+        else:
             try:
                 self._log.write(start, arrays)
             except UserError:
                 self._stale = True
                 raise
-        elif start.length < FEW and behind.idle:
-            self._log.put(start, arrays)
-            if self._log.waits > FEW:
-                self.commit()
-        else:
-            self.commit()
-            behind.write(partial(self._log.write, start, arrays))
         self._grew += start.length
         if self._grew > self._grown and (self._writer is None or not self._writer.is_alive()):
+            self._warn()
             self.snapshot()
+
+    def _goes_behind(self, start: Start) -> bool:
+        """Whether a record is written by another thread: a large one, and those that follow it."""
+        return self._behind is not None and (start.length >= FEW or not self._behind.idle)
 
     def when_kept(self, done: Done) -> None:
         """Calls `done` when all that was logged so far is written, or could not be."""
-        if self._behind is not None and not self._behind.idle:
-            self._behind.then(done)
-        elif self._log.waits:
-            self._kept.append(done)
-        else:
+        if self._behind is None:
             done(None)
+        elif self._behind.idle:
+            done(self._behind.failure)
+        else:
+            self._behind.then(done)
 
-    def commit(self) -> None:
-        """Writes what small records wait, and tells those who wait for them."""
-        failure: UserError | None = None
-        try:
-            self._log.commit()
-        except UserError as error:
-            self._stale, failure = True, error
-        kept, self._kept = self._kept, []
-        for done in kept:
-            done(failure)
-
-    def _resume(self) -> None:
-        """After a record that could not be written: the table as it is now, and a new log."""
+    def renew(self) -> None:
+        """Keeps the table as it is now, whatever was logged: a snapshot, and a new log."""
+        self._stale = True
         self.snapshot()
         self.wait()
+        if self._unwritten is not None:
+            raise self._unwritten
         self._stale = False
         if self._behind is not None:
             self._behind.failure = None
+
+    def _warn(self) -> None:
+        """Says that the last snapshot was not written: the logs since the one before are kept."""
+        if self._unwritten is not None:
+            warnings.warn(f"{self._unwritten} Until then the log grows.", stacklevel=2)
 
     def move(self) -> None:
         """Lets the table store its rows in another file from now on, which has none yet; until the
@@ -254,9 +251,9 @@ class Journal:
             "floor": None if floor is None else floor.tolist(),
         }
         self._log.flush()
+        begun = self._begin(self._number + 1)
         self._log.close()
-        self._number += 1
-        self._log = self._open(self._number)
+        self._log, self._number, self._unwritten = begun, self._number + 1, None
         self._writer = threading.Thread(
             target=self._write_snapshot, args=(self._number, said, state), daemon=True
         )
@@ -265,6 +262,7 @@ class Journal:
     def close(self) -> None:
         """Waits for a snapshot under way and closes the log."""
         self.wait()
+        self._warn()
         self._settle()
         self._log.close()
         if self._rows is not None:
@@ -272,7 +270,6 @@ class Journal:
 
     def _settle(self) -> None:
         """Waits until all that was logged is written."""
-        self.commit()
         if self._behind is not None:
             self._behind.flush()
 
@@ -281,15 +278,36 @@ class Journal:
         if self._writer is not None:
             self._writer.join()
 
+    def _begin(self, number: int) -> TailedFile:
+        """Another log; if it cannot be made, the present one goes on."""
+        try:
+            return self._open(number)
+        except UserError:
+            self._log.take_tail()
+            raise
+
     def _open(self, number: int) -> TailedFile:
         log = TailedFile(self._folder.path("log", number), number, self._tail)
         if log.size == 0:
-            log.append(told({"options": self._folder.options, "rows": self._rows_number}), [])
-            log.flush()
+            try:
+                log.append(told({"options": self._folder.options, "rows": self._rows_number}), [])
+                log.flush()
+            except UserError:
+                log.discard()
+                raise
         self._grew = log.size
         return log
 
     def _write_snapshot(self, number: int, said: dict[str, Any], state: dict[str, Array]) -> None:
+        try:
+            self._write_whole(number, said, state)
+        except (OSError, UserError) as error:
+            self._unwritten = UserError(
+                f"A snapshot of the replay table could not be written ({error}): make room in "
+                f"{self._folder.where}."
+            )
+
+    def _write_whole(self, number: int, said: dict[str, Any], state: dict[str, Array]) -> None:
         if self._rows is not None:
             self._rows.sync()
         temporary = self._folder.part("snapshot")

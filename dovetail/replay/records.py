@@ -56,34 +56,19 @@ def start_of(head: bytes, arrays: Sequence[Array]) -> Start:
 
 
 class RecordFile:
-    """A file that records are appended to; a record that was committed outlives the process."""
+    """A file that records are appended to; one that was written outlives the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._waiting: list[bytes] = []
-        self.waits = 0
-        """Bytes that are not committed yet."""
         self.size = os.fstat(self._file).st_size
 
     def append(self, head: bytes, arrays: Sequence[Array]) -> None:
         """Writes one record."""
         self.write(start_of(head, arrays), [in_one_piece(array) for array in arrays])
 
-    def put(self, start: Start, arrays: Sequence[Array]) -> None:
-        """Writes one record; a small one waits in memory for the next commit."""
-        if start.length >= LARGE:
-            self.write(start, arrays)
-            return
-        pieces = [array.tobytes() for array in arrays]
-        prefix = _prefix(_check(start.check, pieces), *start[2:])
-        self._waiting += (prefix, start.data, *pieces)
-        self.waits += PREFIX + start.length
-
     def write(self, start: Start, arrays: Sequence[Any]) -> None:
         """Writes one record straight from its arrays, each of which is `in_one_piece`."""
-        if self.waits:
-            self.commit()
         data, check, head_length, count, length = start
         parts: list[Any] = [data]
         for array in arrays:
@@ -93,13 +78,6 @@ class RecordFile:
                 parts.append(array)
         parts[0] = _prefix(check, head_length, count, length) + data
         self._commit(parts, PREFIX + length)
-
-    def commit(self) -> None:
-        """Writes what waits, in one piece as far as the system lets it."""
-        if self.waits:
-            waiting, size = self._waiting, self.waits
-            self._waiting, self.waits = [], 0
-            self._commit([b"".join(waiting)], size)
 
     def _commit(self, written: list[Any], size: int) -> None:
         try:
@@ -130,6 +108,11 @@ class RecordFile:
     def close(self) -> None:
         """Closes the file."""
         os.close(self._file)
+
+    def discard(self) -> None:
+        """Closes the file and removes it."""
+        os.close(self._file)
+        self._path.unlink()
 
 
 class Reading:

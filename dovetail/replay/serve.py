@@ -146,11 +146,8 @@ class Served:
             self._go_on()
 
     def _go_on(self) -> None:
-        receive, more = self._connection.recv_bytes, select.poll()
-        more.register(self._connection.fileno(), select.POLLIN)
+        receive = self._connection.recv_bytes
         while True:
-            if self._service.restored is not None and not more.poll(0):
-                self._service.commit()  # what came together is kept together
             request = receive()
             try:
                 if request[:1] == wire.STATE:

@@ -162,14 +162,7 @@ class ReplayService:
         if self._journal is None:
             done(None)
         else:
-            with self._changed:
-                self._journal.when_kept(done)
-
-    def commit(self) -> None:
-        """Keeps what was done so far; to be called before whoever did it waits for more."""
-        if self._journal is not None:
-            with self._changed:
-                self._journal.commit()
+            self._journal.when_kept(done)
 
     def counts(self) -> tuple[int, int, int]:
         """Items that can be sampled, items ever inserted, and items ever sampled."""
@@ -196,8 +189,7 @@ class ReplayService:
             self.limiter.inserted, self.limiter.sampled = (int(x) for x in state["limiter"])
             self._completed = self.table.completed
             if self._journal is not None:
-                self._journal.snapshot()
-                self._journal.wait()
+                self._journal.renew()
             self._moved()
 
     def close(self) -> None:
@@ -220,7 +212,6 @@ class ReplayService:
         limit = self.timeout if timeout is None else timeout
         began = still_since = time.monotonic()
         moves = self._moves
-        self.commit()
         self._waiting[side] += 1
         self._wanted[side] = count
         try:

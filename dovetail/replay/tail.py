@@ -78,7 +78,11 @@ class TailedFile(RecordFile):
     def __init__(self, path: Path, number: int, tail: Tail) -> None:
         super().__init__(path)
         self._number, self._tail = number, tail
-        tail.begin(number, self.size)
+        self.take_tail()
+
+    def take_tail(self) -> None:
+        """From now on the tail is this file's; what it has must be written."""
+        self._tail.begin(self._number, self.size)
 
     def _commit(self, written: list[Any], size: int) -> None:
         tail = self._tail
@@ -86,7 +90,7 @@ class TailedFile(RecordFile):
             self.flush()
             if size > TAIL:
                 super()._commit(written, size)
-                tail.begin(self._number, self.size)
+                self.take_tail()
                 return
         tail.add(b"".join(written), size)
 
@@ -94,7 +98,7 @@ class TailedFile(RecordFile):
         """Writes the tail to the file."""
         if self._tail.used:
             super()._commit([self._tail.data()], self._tail.used)
-            self._tail.begin(self._number, self.size)
+            self.take_tail()
 
     def close(self) -> None:
         """Closes the file; what could not be written stays in the tail."""

@@ -1,10 +1,12 @@
 """A durable service comes back with all it acknowledged, however it ended, or says what is lost."""
 
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from dovetail.replay import (
     Table,
     Transitions,
     folder,
+    journal,
     tail,
 )
 from dovetail.replay.records import RecordFile
@@ -56,6 +59,13 @@ def work(service: ReplayService, seed: int) -> None:
     if service.limiter.may_sample(1):
         sample = service.sample(random.random(4))
         service.update_priorities(sample.keys, random.random(4))
+
+
+def steps(service: ReplayService, seed: int) -> None:
+    """An insert of steps that end no episode."""
+    random = np.random.default_rng(seed)
+    shapes = {"observation": (3, 2, 2), "reward": (3, 2)}
+    service.insert({name: random.random(shape, np.float32) for name, shape in shapes.items()})
 
 
 def state(service: ReplayService) -> dict[str, Any]:
@@ -191,23 +201,23 @@ def test_a_full_disk_is_reported_and_got_over(
     monkeypatch.setattr(tail, "TAIL", 0)
     table = HostTable(Table(Transitions(2), 40, Prioritised()), ROW, 2)
     service = ReplayService(table, RateLimiter(2), durable=tmp_path, behind=behind)
+    if behind:
+        monkeypatch.setattr(journal, "FEW", 0)
     work(service, 0)
-    service.commit()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    told: list[UserError | None] = []
     with monkeypatch.context() as patch:
         patch.setattr(RecordFile, "_write", full)
         if behind:
-            work(service, 1)
-            service.when_kept(told.append)
-            service.commit()
-        else:
+            told: queue.Queue[UserError | None] = queue.Queue()
+            steps(service, 1)
+            service.when_kept(told.put)
+            assert "could not be written (No space left" in str(told.get(timeout=30))
+        for seed in range(3):  # and as long as there is none
             with pytest.raises(UserError, match=r"could not be written .No space left on device"):
-                work(service, 1)
-    assert [str(error).partition("(")[2][:8] for error in told] == ["No space"] * behind
+                steps(service, seed)
     work(service, 2)
     wanted = state(service)
     service.close()
@@ -282,24 +292,84 @@ def test_a_full_disk_leaves_what_is_in_the_tail(
     assert state(made(tmp_path / "kept")) == wanted
 
 
-def test_small_records_are_written_together(tmp_path: Path) -> None:
-    """What is not committed is not acknowledged; what is committed is there."""
+def test_what_follows_a_large_record_is_written_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is acknowledged before it is written, and all is written as it was."""
     table = HostTable(Table(Transitions(2), 40, Prioritised()), ROW, 2)
-    told: list[int] = []
     kept = tmp_path / "kept"
     service = ReplayService(table, RateLimiter(2), durable=kept, behind=True)
+    go_on, commit = threading.Event(), tail.TailedFile._commit
+
+    def later(self: tail.TailedFile, written: list[Any], size: int) -> None:
+        assert go_on.wait(30)
+        commit(self, written, size)
+
+    told: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(tail.TailedFile, "_commit", later)
+        patch.setattr(journal, "FEW", 1)
+        steps(service, 0)
+        patch.setattr(journal, "FEW", 1 << 16)
+        for seed in range(1, 4):
+            steps(service, seed)
+            service.when_kept(lambda _, seed=seed: told.append(seed))
+        shutil.copytree(kept, tmp_path / "before")
+        assert told == [] and records_of(tmp_path / "before") == 0
+        go_on.set()
+        wanted = state(service)
+        service.close()
+    assert told == [1, 2, 3]
+    again = made(kept)
+    assert again.restored is not None and again.restored.records == 4
+    assert state(again) == wanted
+    again.close()
+
+
+def test_a_snapshot_that_cannot_be_written_is_told_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = made(tmp_path, grown=20_000)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="Until then the log"):
+        patch.setattr(RecordFile, "sync", full)  # snapshots are synced, logs are not
+        for seed in range(300):
+            work(service, seed)
+        wanted = state(service)
+        service.close()
+    assert len(list(tmp_path.glob("log-*"))) > 2
+    again = made(tmp_path)
+    assert again.restored is not None and again.restored.lost is None
+    assert state(again) == wanted
+    again.close()
+
+
+def test_a_table_that_cannot_be_kept_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading another state fails while there is no room, and what was kept stays."""
+    other, service = made(None), made(tmp_path / "kept")
+    work(other, 7)
     for seed in range(3):
         work(service, seed)
-        service.when_kept(lambda _, seed=seed: told.append(seed))
-    shutil.copytree(kept, tmp_path / "before")
-    assert told == [] and records_of(tmp_path / "before") == 0
-    service.commit()
-    assert told == [0, 1, 2]
-    service.when_kept(lambda _: told.append(9))
-    assert told == [0, 1, 2, 9]
-    shutil.copytree(kept, tmp_path / "after")
-    again = made(tmp_path / "after")
-    assert again.restored is not None and again.restored.records == 9
-    assert state(again) == state(service)
-    again.close()
+    kept = state(service)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordFile, "sync", full)
+        for _ in range(2):
+            with pytest.raises(UserError, match="A snapshot of the replay table could not be"):
+                service.load(other.state())
+    shutil.copytree(tmp_path / "kept", tmp_path / "copy")
+    before = made(tmp_path / "copy")
+    assert state(before) == kept
+    before.close()
+    work(service, 8)
+    wanted = state(service)
     service.close()
+    assert state(made(tmp_path / "kept")) == wanted
