@@ -346,7 +346,8 @@ class Loop:
 
     def _show(self, progress: Progress, row: dict[str, float], spent: Mapping[str, float]) -> None:
         total = max(self.training_seconds, 1e-9)
-        shares = {name: seconds / total for name, seconds in spent.items()}
+        # Workers are a little ahead of the reports: what they spent may be more than was reported.
+        shares = {name: min(seconds / total, 1.0) for name, seconds in spent.items()}
         row |= {f"share_{name}": share for name, share in shares.items()}
         progress.update(
             self.reached.env_steps,
