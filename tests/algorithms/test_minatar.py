@@ -7,11 +7,12 @@ import pytest
 
 import dovetail as dt
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+
 RANDOM = 0.41
 """The mean return of a random policy in Breakout, over twenty thousand episodes."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "steps"),
     [
@@ -32,7 +33,6 @@ def test_breakout_is_played_better_than_at_random(
     assert run.summary["final_return"] >= 3 * RANDOM
 
 
-@pytest.mark.slow
 def test_dqn_learns_breakout_from_far_fewer_steps(tmp_path: Path) -> None:
     settings = dt.Settings(
         folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=0
