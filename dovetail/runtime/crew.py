@@ -25,9 +25,10 @@ from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
 from dovetail.runtime.away import Abroad, OutpostLost
 from dovetail.runtime.exchange import Closed, Parcel, staleness_counts
+from dovetail.runtime.hosting import steps_apart
 from dovetail.runtime.inference import BatchedUnroll
 from dovetail.runtime.placing import mesh_of, replicated, to_device
-from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, Values
+from dovetail.runtime.programs import Values
 from dovetail.runtime.report import Report, all_finite, sums
 from dovetail.runtime.schedule import Crew
 from dovetail.runtime.stage import begin_episodes
@@ -141,9 +142,7 @@ class CrewRun:
 
     def compile(self, state: Any, actor: Any) -> None:
         """Compiles every fragment; their shapes are the graph's."""
-        for program in self._crew.programs:
-            if isinstance(program, FragmentProgram | ReplicatedProgram):
-                program.compile()
+        self._crew.programs.compile()
 
     def load(
         self,
@@ -156,7 +155,7 @@ class CrewRun:
         """Sets what the next iteration starts from, and begins an episode in every host
         environment; returns the actors' state with what these show."""
         graph, plan = self._graph, self._plan
-        self._crew.begin_at(first_turn)
+        self._crew.links.begin_at(first_turn)
         self._limit = self._done = first_turn
         self._watched = watched
         self._keys = episode_keys
@@ -196,7 +195,7 @@ class CrewRun:
         if len(devices) > 1:
             mesh = mesh_of(devices)
             data = [replicated(leaf, mesh) for leaf in data]
-        elif self._crew.many_devices:
+        elif self._crew.programs.many_devices:
             data = [to_device(_array(leaf), devices[0]) for leaf in data]
         numbers = (self._graph.state.inputs[i].id for i in self._graph.data)
         learner.held |= dict(zip(numbers, data, strict=True))
@@ -232,7 +231,7 @@ class CrewRun:
 
     def _set_actor(self, worker: Worker, leaves: list[Any]) -> None:
         number = self._plan.worker(worker.name).devices[0]
-        if self._crew.many_devices and worker.away is None:
+        if self._crew.programs.many_devices and worker.away is None:
             leaves = [to_device(x, jax.devices()[number]) for x in map(_array, leaves)]
         numbers = (value.id for value in self._graph.actor.inputs)
         worker.held |= dict(zip(numbers, leaves, strict=True))
@@ -260,7 +259,7 @@ class CrewRun:
         if worker.away is not None:
             coming = worker.away.begin(jax.tree.leaves(actor), keys)
             return lambda: self._keep_actor(worker, coming())
-        stage = self._crew.stages.get(worker.name)
+        stage = self._crew.programs.stages.get(worker.name)
         begun = begin_episodes(self._env, stage, actor, keys)
         self._keep_actor(worker, jax.tree.leaves(begun))
         return lambda: None
@@ -276,7 +275,7 @@ class CrewRun:
     def warm_up(self) -> None:
         """Compiles the acting programs, where all they take is there before an iteration."""
         state = self._crew.learner.held
-        for program, worker in self._crew.acting:
+        for program, worker in self._crew.programs.acting:
             values = {**state, **worker.held}
             if program.can_warm_up(values):
                 program.warm_up(values)
@@ -327,7 +326,7 @@ class CrewRun:
         except BaseException as error:
             if self._failure is None and not self._stopping.is_set():
                 self._failure = worker.name, error
-            self._crew.close_links()
+            self._crew.links.close()
 
     def _join(self, worker: Worker) -> None:
         """Waits for a worker that may come later."""
@@ -372,7 +371,8 @@ class CrewRun:
 
     def _recover(self, worker: Worker, error: Exception) -> None:
         """Sets a worker's environments up again, or raises the error for good."""
-        apart = worker is not self._crew.learner or self._crew.steps_apart(worker.name)
+        apart = worker is not self._crew.learner
+        apart = apart or steps_apart(self._graph, self._plan, worker.name)
         if worker.errands is not None:
             apart = worker.away is not None
         restarts = self._restarts[worker.name]
@@ -526,7 +526,7 @@ class CrewRun:
         if not self._crew.is_one and self._staleness:
             found["staleness"] = float(np.mean(self._staleness))
             found["staleness_max"] = float(max(self._staleness))
-            found["dropped"] = float(sum(e.dropped for e in self._crew.exchanges))
+            found["dropped"] = float(self._crew.links.dropped)
         restarts = sum(restarts.total for restarts in self._restarts.values())
         if len(self._plan.workers) > 1:
             found["restarts"] = float(restarts)
@@ -536,7 +536,7 @@ class CrewRun:
             inside = sum(program.inside for program, _ in self._crew.remote)
             found["message_ms"] = 1e3 * (spent - inside) / calls
             found["lost_unrolls"] = float(self._lost)
-        for program, _ in self._crew.acting:
+        for program, _ in self._crew.programs.acting:
             if isinstance(program, BatchedUnroll) and program.calls:
                 found["act_batch"] = program.served / program.calls
         return found
@@ -546,7 +546,7 @@ class CrewRun:
         """Seconds by fragment, an unroll's two halves apart, on average over its copies; waits by
         worker."""
         spent: dict[str, list[float]] = {}
-        programs = [program for program, _ in (*self._crew.acting, *self._crew.remote)]
+        programs = [program for program, _ in (*self._crew.programs.acting, *self._crew.remote)]
         apart = {program.name for program in programs}
         for worker in self._crew.workers:
             for name, seconds in worker.seconds.items():
@@ -571,7 +571,7 @@ class CrewRun:
         self._watchdog.close()
         with self._may_go_on:
             self._may_go_on.notify_all()
-        self._crew.close_links()
+        self._crew.links.close()
         for thread in self._threads:
             thread.join(JOIN_SECONDS)
         self._crew.close()
