@@ -12,7 +12,6 @@ and outside the clock, or, where actors run ahead, with evaluations on the clock
 
 import argparse
 import ast
-import importlib
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from dovetail.algorithm import Task, Timestep
 from dovetail.envs.resolve import resolve
 from dovetail.planning import plan_for, prepare_backend, resolve_policy
 from dovetail.runtime.local import Runtime
+from dovetail.training.place import Place
 from dovetail.training.start import enable_compile_cache, first_state
 
 ALGORITHMS = (
@@ -151,7 +151,7 @@ class Noted:
 
 
 def measure_speed(job: p.Job, chosen: Any, policy: Any, cluster: str | None) -> None:
-    place: Any = importlib.import_module("dovetail.training.train").Place
+    place: Any = Place
     made = place.runtime
     place.runtime = lambda *arguments: Clocked(made(*arguments))
     with tempfile.TemporaryDirectory() as folder:

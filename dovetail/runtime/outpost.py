@@ -70,7 +70,7 @@ class _Outworker:
         self._replay = [v.id for v in graph.state.inputs if v.side is Side.REPLAY]
         self._values: Values = {}
         self._turn = Turn(0)
-        self._programs = [p for p, owner in crew.acting if owner is worker]
+        self._programs = [p for p, owner in crew.programs.acting if owner is worker]
 
     def begin(self, leaves: list[Any], keys: Any) -> list[Any]:
         """Sets what the next turn starts from."""
@@ -78,7 +78,7 @@ class _Outworker:
         self.worker.watch.doing("setting up its environments")
         graph, worker = self._graph, self.worker
         actor: ActorState = graph.actor.tree.unflatten([unpack(leaf) for leaf in leaves])
-        stage = self._crew.stages.get(worker.name)
+        stage = self._crew.programs.stages.get(worker.name)
         actor = begin_episodes(self._env, stage, actor, unpack(keys))
         begun = jax.tree.leaves(actor)
         worker.held = dict(zip((v.id for v in graph.actor.inputs), begun, strict=True))

@@ -51,7 +51,6 @@ class Worker:
         self,
         name: str,
         copy: int,
-        schedule: list[Operation],
         slots: list[Slots],
         away: Outpost | None = None,
         errands: Errands | None = None,
@@ -67,7 +66,8 @@ class Worker:
         self.track = Track(name)
         self.held: Values = {}
         self.seconds: dict[str, float] = {}
-        self.schedule = schedule
+        self.schedule: list[Operation] = []
+        """What it does in an iteration."""
         self.bundles: list[Bundle] = []
         """What it holds of the state as one array each."""
         self._slots = slots

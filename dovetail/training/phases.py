@@ -23,22 +23,6 @@ class Phase:
     """The steps of the run when it is over."""
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A phase with its plan, and the algorithm bound to its task."""
-
-    phase: Phase
-    place: Any
-    planned: Planned
-    algorithm: Algorithm
-
-    @property
-    def last_step(self) -> int:
-        """Where a phase in which nobody acts is over: it takes whole updates."""
-        each = self.planned.graph.offline_steps
-        return -(-self.phase.end // each) * each
-
-
 def begins_offline(algorithm: Algorithm, data: bool, online_steps: int) -> bool:
     """Whether a run begins without acting: if it is made for data, or is to act later."""
     return data and (algorithm.needs_data or online_steps > 0)

@@ -16,7 +16,7 @@ NODE = "replay"
 
 
 def worker(name: str = "learner", errands: Errands | None = None) -> Worker:
-    return Worker(name, 0, [], [], errands=errands)
+    return Worker(name, 0, [], errands=errands)
 
 
 def test_a_request_stays_until_the_turn_is_over() -> None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import LENGTH, QUIET, a2c, numbers, ppo, saved, train_module
+from small import LENGTH, QUIET, a2c, numbers, ppo, saved
 
 import dovetail
 from dovetail.algorithm import RL
@@ -20,6 +20,7 @@ from dovetail.keys import seed_key
 from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
 from dovetail.run import Run
+from dovetail.training.loop import Loop, Snapshot
 
 STEPS = 20 * LENGTH * 4
 CHAIN = "dovetail:Chain-v0"
@@ -106,9 +107,9 @@ def test_weights_are_looked_at_too() -> None:
 
 
 def test_the_seed_that_diverged_is_found_among_the_others() -> None:
-    loop = train_module.Loop.__new__(train_module.Loop)
-    loop.good = train_module.Loop.__init__.__globals__["Snapshot"]((), tuple, 4, 64)
+    loop = Loop.__new__(Loop)
+    loop.good = Snapshot(tuple, tuple, 4, 64)
     loop.settings = dovetail.Settings(seeds=2)
-    after = type(loop.good)((), tuple, 9, 144)
+    after = Snapshot(tuple, tuple, 9, 144)
     with pytest.raises(UserError, match="loss became inf between updates 5 and 9"):
         loop._refuse_nonfinite({"loss": np.array([0.5, np.inf])}, after, True)

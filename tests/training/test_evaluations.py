@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small import LENGTH, QUIET, a2c, numbers, saved, train_module
+from small import LENGTH, QUIET, a2c, numbers, saved
 
 import dovetail
 from dovetail.checkpoint import Checkpoints
@@ -16,6 +16,7 @@ from dovetail.policies.fused import Fused
 from dovetail.policies.interface import Policy
 from dovetail.policies.local import Local
 from dovetail.training import loop as loop_module
+from dovetail.training import session
 from dovetail.training.evaluating import BackgroundEvaluation
 from dovetail.training.stopping import Stop
 
@@ -75,7 +76,7 @@ def test_a_run_ends_with_the_weights_that_reached_the_goal(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "REPORT_SECONDS", 0.0)
-    monkeypatch.setattr(train_module, "Evaluator", Pretending)
+    monkeypatch.setattr(session, "Evaluator", Pretending)
     settings = dataclasses.replace(OFTEN, until=50.0, checkpoint_every=0.0, keep=100)
     run = dovetail.train(a2c(), "dovetail:Chain-v0", policy, steps=100 * STEPS, settings=settings)
     summary = run.summary

@@ -1,0 +1,139 @@
+"""Builds the programs that the workers of a plan run, and the environments that they step.
+
+Copies of the actor on one device share their programs.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+
+from dovetail.envs.resolve import Env
+from dovetail.graph.ir import Fragment, Graph, Node, Side, Unroll
+from dovetail.plan.ir import Instance, LinkKind, Plan
+from dovetail.runtime.bundles import Bundle
+from dovetail.runtime.host import Compiled, HostUnroll
+from dovetail.runtime.hosting import names_many_devices, stepping_for
+from dovetail.runtime.inference import BatchedUnroll
+from dovetail.runtime.placing import Device
+from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, UnrollProgram
+from dovetail.runtime.stage import Stage, make_stage
+from dovetail.runtime.worker import Worker
+
+
+class Programs:
+    """What the workers of a plan run. Close it: the environments may be processes."""
+
+    def __init__(self, graph: Graph, plan: Plan, env: Env, patience: float) -> None:
+        self.acting: list[tuple[HostUnroll, Worker]] = []
+        """The unrolls with environments on the host, each with its worker."""
+        self.stages: dict[str, Stage] = {}
+        """Their environments, by the name of the worker that acts."""
+        self._graph, self._plan, self._env, self._patience = graph, plan, env, patience
+        self._devices = jax.devices() if names_many_devices(plan) else None
+        self._built: list[Any] = []
+        self._shared: dict[tuple[str, int | None], Any] = {}
+        self._compiled: dict[str, Compiled] = {}
+
+    @property
+    def many_devices(self) -> bool:
+        """Whether they run on several devices."""
+        return self._devices is not None
+
+    def compile(self) -> None:
+        """Compiles every fragment; their shapes are the graph's."""
+        for program in self._built:
+            if isinstance(program, FragmentProgram | ReplicatedProgram):
+                program.compile()
+
+    def close(self) -> None:
+        """Ends the environments."""
+        for stage in self.stages.values():
+            stage.close()
+
+    def build(self, node: Node, worker: Worker) -> Any:
+        """The program of a node on a worker; what it runs before is built already."""
+        if isinstance(node, Unroll):
+            return self._unroll(node, worker)
+        devices = self._plan.worker(worker.name).devices
+        if len(devices) == 1:
+            make = partial(self._fragment, [*worker.bundles, *self._beside(node, worker)])
+            return self._once(node, devices[0], make)
+        made = ReplicatedProgram(node, self._graph, [jax.devices()[d] for d in devices])
+        self._built.append(made)
+        return made
+
+    def _beside(self, node: Fragment, worker: Worker) -> list[Bundle]:
+        """What a fragment takes in one piece from the unroll before it on the same worker."""
+        if node.side is Side.ACTOR:
+            return []
+        unrolls = [program for program, owner in self.acting if owner is worker]
+        found = [u.slab.bundle(node.inputs) for u in unrolls[-1:] if u.slab is not None]
+        return [bundle for bundle in found if bundle is not None]
+
+    def _once(self, node: Node, device: int, make: Callable[[Any, Any], Any]) -> Any:
+        """A program that all copies of the actor on one device share."""
+        key = (node.name, device if self._devices is not None else None)
+        if key not in self._shared:
+            self._shared[key] = make(node, self._device(device))
+            self._built.append(self._shared[key])
+        return self._shared[key]
+
+    def _device(self, number: int) -> Device | None:
+        """None where there is only one to be on."""
+        return None if self._devices is None else self._devices[number]
+
+    def _fragment(
+        self, bundles: Sequence[Bundle], node: Fragment, device: Device | None
+    ) -> FragmentProgram:
+        graph = self._graph
+        pieces = {Side.ACTOR: 1, Side.REPLAY: graph.pieces // graph.shards}
+        hosted = any(unroll.step.program is None for unroll in graph.unrolls)
+        each = pieces.get(node.side, graph.pieces)
+        own = [b for b in bundles if b.taken[0] in node.inputs]
+        return FragmentProgram(node, each, graph.shards, device, hosted, own, graph.state)
+
+    def _unroll(self, node: Unroll, worker: Worker) -> Any:
+        plan, jax_env = self._plan, self._env.jax
+        number = plan.worker(worker.name).devices[0]
+        if self._stepping(node) is LinkKind.FUSED:
+            assert jax_env is not None
+            return self._once(node, number, lambda u, d: UnrollProgram(u, jax_env, self._graph, d))
+        acting = next(i for i in plan.instances_of(f"{node.name}.act") if i.worker == worker.name)
+        stage = self._stage(node, worker.name, acting)
+        compiled = self._compiled.setdefault(node.name, Compiled(node))
+        device = self._device(number)
+        if stage.groups:
+            batch = plan.batch or self._graph.actor_envs
+            program: Any = BatchedUnroll(
+                node,
+                self._graph,
+                compiled,
+                stage,
+                worker.watch,
+                worker.track,
+                batch,
+                plan.batch_seconds,
+                device,
+            )
+        else:
+            program = HostUnroll(
+                node, self._graph, compiled, stage, worker.watch, worker.track, device
+            )
+        self.acting.append((program, worker))
+        return program
+
+    def _stepping(self, node: Unroll) -> LinkKind:
+        """How actions come to the environments."""
+        return next(
+            link.kind
+            for link in self._plan.links
+            if link.boundary == "action" and link.source == f"{node.name}.act"
+        )
+
+    def _stage(self, node: Unroll, worker: str, acting: Instance) -> Stage:
+        if worker not in self.stages:
+            steps = stepping_for(self._plan, node, acting)
+            self.stages[worker] = make_stage(self._plan, self._env, acting, steps, self._patience)
+        return self.stages[worker]

@@ -1,0 +1,154 @@
+"""Workers that fail, and what is done about it.
+
+Environments and actors that fail are set up again, with a limit and a growing pause; a learner that
+fails ends the run.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from dovetail.envs.member import ProcessFailed
+from dovetail.errors import UserError
+from dovetail.graph.ir import Graph
+from dovetail.plan.ir import Plan
+from dovetail.runtime.away import OutpostLost
+from dovetail.runtime.exchange import Closed
+from dovetail.runtime.hosting import learner_of, steps_apart
+from dovetail.runtime.watch import Watch
+from dovetail.runtime.worker import Worker
+
+RESTARTS = 5
+"""How often a worker is set up again before its failure ends the run."""
+CALM_SECONDS = 60.0
+"""After so long without a failure a worker's restarts are forgotten."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds before a restart: doubled from one to the next."""
+GRACE = 3.0
+"""Seconds that a worker has more than its environments' processes to say what is wrong."""
+LOST = ", with what it held at the last checkpoint: later items are lost"
+"""What is told of a worker that kept a part of the replay."""
+
+
+class WorkerFailed(UserError):
+    """A worker raised something; `__cause__` is what."""
+
+
+class Restarts:
+    """How often something was set up again, and how long to pause before the next time."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._recent = 0
+        self._since = time.monotonic()
+
+    def failed(self) -> None:
+        """What had worked failed; earlier failures are forgotten if that was long ago."""
+        if time.monotonic() - self._since > CALM_SECONDS:
+            self._recent = 0
+
+    def works(self) -> None:
+        """It was set up again."""
+        self._since = time.monotonic()
+
+    def allowed(self) -> bool:
+        """Counts a restart; False if there were too many."""
+        self._recent += 1
+        self.total += 1
+        return self._recent <= RESTARTS
+
+    def pause(self) -> float:
+        """Seconds to wait."""
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._recent - 1))
+
+
+class Recovery:
+    """Sets workers up, and again when they fail."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        set_up: Callable[[Worker, int], Callable[[], None]],
+        stopping: threading.Event,
+        tell: Callable[[str], None],
+    ) -> None:
+        """`set_up` begins to set a worker up, by the number of its restarts so far; what it returns
+        waits until that is done. Once `stopping` is set, nobody is set up again."""
+        self._graph, self._plan = graph, plan
+        self._set_up, self._stopping, self._tell = set_up, stopping, tell
+        self._learner = learner_of(graph, plan)
+        self._restarts = {worker.name: Restarts() for worker in plan.workers}
+
+    @property
+    def restarts(self) -> int:
+        """Those of all workers, so far."""
+        return sum(restarts.total for restarts in self._restarts.values())
+
+    def begin(self, worker: Worker) -> None:
+        """Sets a worker's environments; a process that was killed meanwhile is started again."""
+        try:
+            self._set_up(worker, 0)()
+        except ProcessFailed as error:
+            if error.traceback:  # it raised, and would again
+                raise
+            self.recover(worker, error)
+
+    def wait_for(self, worker: Worker, coming: Callable[[], None]) -> None:
+        """Waits until a worker elsewhere is there; one that is lost meanwhile is started again."""
+        try:
+            coming()
+        except OutpostLost as error:
+            self.recover(worker, error)
+
+    def recover(self, worker: Worker, error: Exception) -> None:
+        """Sets a worker up again, or raises the error for good."""
+        restarts = self._restarts[worker.name]
+        failed: Exception | None = error
+        restarts.failed()
+        worker.watch.doing("setting up its environments")
+        while failed is not None:
+            if not self._apart(worker) or self._stopping.is_set() or not restarts.allowed():
+                raise failed
+            pause = restarts.pause()
+            again = "it is" if worker.away is not None else "its environments are"
+            lost = "" if worker.errands is None else LOST
+            self._tell(
+                f"{worker.name} failed; {again} set up again in {pause:.1f} s{lost} "
+                f"(restart {restarts.total}): {sentence(failed)}"
+            )
+            if self._stopping.wait(pause):
+                raise Closed("stopping")
+            try:
+                self._set_up(worker, restarts.total)()
+                failed = None
+                restarts.works()
+            except Exception as again:
+                failed = again
+
+    def _apart(self, worker: Worker) -> bool:
+        """Whether what failed can be set up again without the learner's state."""
+        if worker.errands is not None:
+            return worker.away is not None
+        return worker.name != self._learner or steps_apart(self._graph, self._plan, worker.name)
+
+
+def refuse_hung(watches: Sequence[Watch], patience: float) -> None:
+    """Raises that a worker hangs, or that each waits for another."""
+    limit = patience + GRACE
+    if len(watches) > 1 and all(watch.waits and watch.quiet() > limit for watch in watches):
+        waits = "; ".join(f"{watch.worker} waits for {watch.awaited}" for watch in watches)
+        raise WorkerFailed(f"Every worker waits for another: {waits}.")
+    for watch in watches:
+        if watch.stepping and watch.late(limit):
+            raise WorkerFailed(
+                f"A worker hangs: {watch.complaint()}A thread cannot be ended from outside; "
+                f"with --processes its environments can."
+            )
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says."""
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

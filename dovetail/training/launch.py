@@ -1,0 +1,119 @@
+"""From a phase to its loop: a runtime that runs its plan, and the states that it begins with."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+
+from dovetail.data.episode import Source
+from dovetail.replay.data import Data, with_data
+from dovetail.telemetry.timeline import Timeline
+from dovetail.training.loop import Loop, Reached, Snapshot
+from dovetail.training.preparing import Prepared, Start
+from dovetail.training.recording import RecordingRuntime, record_training
+from dovetail.training.restoring import Started
+from dovetail.training.start import first_state, resumed_keys, shapes
+
+
+def launch(
+    start: Start,
+    prepared: Prepared,
+    started: Started | None,
+    record: str | None,
+    watchers: Sequence[Callable[[dict[str, float], Timeline], None]],
+    tell: Callable[[str], None],
+    stack: ExitStack,
+) -> Loop:
+    """The loop of a phase: it starts from what was restored, what the phase before left, or anew.
+
+    `record` is the folder of the dataset that it writes, if it does; `watchers` are shown every
+    report. `stack` closes what the loop needs.
+    """
+    algorithm, settings = prepared.algorithm, start.settings
+    reached = Reached() if started is None else started.reached
+    runtime = _runtime(start, prepared, record, tell, stack)
+    feed = data = None
+    if start.recorded is not None:
+        feed = start.recorded.feed(algorithm)
+        stack.callback(feed.close)
+        data = feed.take(reached.updates)
+    state, actor, keys = _states(start, prepared, started, data)
+    actor = runtime.load(
+        state,
+        actor,
+        episode_keys=keys,
+        turn=reached.updates,
+        watched=_positions(algorithm.acting, state),
+    )
+    return Loop(
+        runtime,
+        Snapshot(lambda replay=True: state, lambda: actor, reached.updates, reached.env_steps),
+        reached,
+        settings,
+        threshold=start.config["threshold"],
+        acting=algorithm.acting,
+        began=start.began,
+        watchers=watchers,
+        at_once=1 if record is not None else None,
+        feed=feed,
+    )
+
+
+def _runtime(
+    start: Start,
+    prepared: Prepared,
+    record: str | None,
+    tell: Callable[[str], None],
+    stack: ExitStack,
+) -> Any:
+    """What runs the plan of a phase; it compiles already."""
+    algorithm, planned, settings = prepared.algorithm, prepared.planned, start.settings
+    runtime = prepared.place.runtime(planned, start.config["steps"], settings, tell)
+    stack.callback(runtime.close)
+    if record is not None:
+        recorder = record_training(record, algorithm, planned.env, _source(start))
+        stack.enter_context(recorder)
+        runtime = RecordingRuntime(runtime, algorithm, recorder)
+    runtime.prepare(*shapes(algorithm, planned.env.jax, planned.plan.num_envs, settings.seeds))
+    return runtime
+
+
+def _source(start: Start) -> Source:
+    """Where recorded episodes come from."""
+    config = start.config
+    return Source(
+        environment=start.last.planned.env.spec.id,
+        kind="training",
+        run=str(start.run.path),
+        algorithm=config["algorithm"],
+        seed=config["seed"],
+        dovetail=config["versions"]["dovetail"],
+    )
+
+
+def _states(
+    start: Start, prepared: Prepared, started: Started | None, data: Data | None
+) -> tuple[Any, Any, jax.Array | None]:
+    """(the learner's state, the actors', the keys of host environments' next episodes, if these are
+    not the actors' own)."""
+    algorithm, plan, env = prepared.algorithm, prepared.planned.plan, prepared.planned.env
+    state, actor = first_state(
+        algorithm, env.jax, plan.num_envs, start.config["seed"], start.settings.seeds, data
+    )
+    if started is None:
+        return state, actor, None
+    if started.actor is not None:
+        keys = resumed_keys(started.actor, started.reached.updates) if env.jax is None else None
+        return with_data(started.state, data), started.actor, keys
+    if prepared.phase.online:
+        return algorithm.go_online(started.state, state), actor, None
+    return with_data(started.state, data), actor, None
+
+
+def _positions(acting: Callable[[Any], Any], state: Any) -> list[int]:
+    """The leaves of the learner's state that acting takes, by their positions."""
+    tree = jax.tree.structure(state)
+    numbered = acting(tree.unflatten(range(tree.num_leaves)))
+    found = [leaf for leaf in jax.tree.leaves(numbered) if isinstance(leaf, int)]
+    return found or list(range(tree.num_leaves))

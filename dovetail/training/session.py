@@ -1,0 +1,219 @@
+"""One start of a run, new or resumed: through its phases to a finished folder.
+
+Whatever happens on the way, the last good state is saved and nothing is left open.
+"""
+
+import contextlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from dovetail.checkpoint import Checkpoints
+from dovetail.errors import UserError
+from dovetail.evaluation import Evaluator
+from dovetail.run import Run
+from dovetail.telemetry.progress import make_progress
+from dovetail.telemetry.sinks import Recorder
+from dovetail.telemetry.status import Status
+from dovetail.telemetry.timeline import Timeline
+from dovetail.training.evaluating import BackgroundEvaluation
+from dovetail.training.finish import finish
+from dovetail.training.launch import launch
+from dovetail.training.loop import Diverged, Loop
+from dovetail.training.phases import Phase
+from dovetail.training.preparing import Start
+from dovetail.training.restoring import Started, restored
+from dovetail.training.stopping import Stop
+from dovetail.training.telling import make_exporter, make_recorder
+
+
+def conduct(start: Start, stop: Stop) -> Run:
+    """Runs the loop of every phase and finishes the folder."""
+    with ExitStack() as stack:
+        loop = _Session(start, stop, stack).go()
+    if stop:
+        raise stop.stopped(
+            f"after {loop.reached.env_steps:,} steps; everything is saved. Go on with: "
+            f"dovetail train --resume {start.run.path}"
+        )
+    return start.run
+
+
+class _Session:
+    """Everything that is open while a run goes on."""
+
+    def __init__(self, start: Start, stop: Stop, stack: ExitStack) -> None:
+        """`stack` closes it."""
+        self._start, self._stop, self._stack = start, stop, stack
+        self._loop: Loop | None = None
+        """Of the phase under way."""
+        settings = start.settings
+        self._progress = make_progress(settings.display, start.last.phase.end)
+        stack.callback(self._progress.close)
+        self._status = Status(start.run, self._workers, self._reached)
+        stack.push(lambda kind, error, _: self._status.close(_ending(error, stop), error))
+        self._progress.message(f"{_title(start)} → {start.run.path}")
+        self._exporter = make_exporter(
+            start.config, settings, start.last.planned.plan, start.resumed, self._progress.message
+        )
+        if self._exporter is not None:
+            stack.callback(self._exporter.close)
+        self._checkpoints = Checkpoints(start.run.path / "checkpoints", settings.keep)
+        stack.callback(self._checkpoints.close)
+        self._phase = stack.enter_context(ExitStack())
+        """Closes what the loop of a phase needs."""
+
+    def go(self) -> Loop:
+        """From the first phase to the finished folder; returns the last phase's loop."""
+        start, stack = self._start, self._stack
+        at, loop = self._begin()
+        recorder = make_recorder(start.run, start.config, start.settings, loop.reached, self._tell)
+        stack.callback(recorder.close)
+        evaluations = BackgroundEvaluation(_evaluator(start))
+        stack.callback(evaluations.close)
+        loop = self._run_phases(at, loop, recorder, evaluations)
+        if self._exporter is not None:
+            self._exporter.ended()
+        loop.timeline.write(start.run, last=True)
+        recorder.close()
+        bound, env = start.last.algorithm, start.env
+        finish(start.run, start.config, loop, bound, env, evaluations, self._stop, self._progress)
+        self._checkpoints.close()
+        return loop
+
+    def _begin(self) -> tuple[int, Loop]:
+        """(the phase to begin with, its loop)."""
+        resumed = self._start.resumed
+        try:
+            at, started = restored(self._start, self._checkpoints) if resumed else (0, None)
+            return at, self._launched(at, started)
+        except Exception as error:
+            if self._stop:  # environments in processes of their own may be stopped before us
+                raise self._stop.stopped("before training began.") from error
+            if resumed and isinstance(error, UserError):
+                self._status.withdraw()
+            raise
+
+    def _run_phases(
+        self, at: int, loop: Loop, recorder: Recorder, evaluations: BackgroundEvaluation
+    ) -> Loop:
+        """Runs one loop after the other; returns the last."""
+        stop, checkpoints = self._stop, self._checkpoints
+        while True:
+            phase = self._start.phases[at].phase
+            meta = _meta(self._start, phase)
+            _introduce(self._start, phase, loop, self._tell)
+            try:
+                loop.run(phase.end, stop, recorder, self._progress, checkpoints, evaluations, meta)
+            except Exception as error:
+                if not stop:  # else it may come of the stop, as when beginning
+                    self._keep(loop, error)
+                    raise
+            at += 1
+            over = at == len(self._start.phases) or bool(stop) or loop.ends(evaluations, stop)
+            loop.save(checkpoints)
+            if over:
+                return loop
+            before = Started(loop.good.state(), None, loop.reached)
+            self._phase.close()
+            loop = self._launched(at, before, after=loop)
+
+    def _launched(self, at: int, started: Started | None, after: Loop | None = None) -> Loop:
+        """The loop of a phase, perhaps `after` that of another."""
+        prepared = self._start.phases[at]
+        record = None
+        if self._start.settings.record is not None and prepared.phase.online:
+            restored = started is not None and after is None
+            record = self._dataset(self._start.settings.record, restored)
+        loop = launch(
+            self._start, prepared, started, record, self._watchers(), self._tell, self._phase
+        )
+        if after is not None:
+            loop.go_on_after(after)
+        self._loop = loop
+        return loop
+
+    def _dataset(self, folder: str, restored: bool) -> str:
+        """The folder of the recording; a resumed run goes on in another one."""
+        updates = self._checkpoints.latest() if restored else None
+        return folder + (f"-from-{updates}" if updates is not None else "")
+
+    def _watchers(self) -> list[Callable[[dict[str, float], Timeline], None]]:
+        """Who is shown every report."""
+        written = [lambda _, timeline: timeline.write(self._start.run)]
+        return written if self._exporter is None else [*written, self._exporter.publish]
+
+    def _workers(self) -> list[dict[str, Any]]:
+        return [] if self._loop is None else self._loop.runtime.status()
+
+    def _reached(self) -> dict[str, Any]:
+        loop = self._loop
+        if loop is None:
+            return {"env_steps": 0, "last_report": 0.0}
+        return {"env_steps": loop.reached.env_steps, "last_report": loop.last_report}
+
+    def _tell(self, text: str) -> None:
+        self._progress.message(text)
+        self._status.message(text)
+
+    def _keep(self, loop: Loop, error: Exception) -> None:
+        """Saves the last good state when an error ends the run; a user's error then says so."""
+        checkpoints = self._checkpoints
+        with contextlib.suppress(UserError):  # the first error is the one to tell
+            loop.save(checkpoints)
+            checkpoints.wait()
+        if isinstance(error, Diverged) and self._exporter is not None:
+            self._exporter.diverged()
+        if isinstance(error, UserError):
+            saved, run = checkpoints.latest(), self._start.run.path
+            kept = "Nothing was saved."
+            if saved is not None:
+                kept = f"Update {saved} is saved: go on with dovetail train --resume {run}"
+            if saved is not None and isinstance(error, Diverged):
+                kept = f"Update {saved} is saved in {run}"
+            told = str(error)
+            stop = "" if told.endswith((".", "!", "?")) else "."
+            raise UserError(f"{told}{stop} {kept}") from error
+
+
+def _title(start: Start) -> str:
+    plan, seeds = start.last.planned.plan, start.settings.seeds
+    acting = f", {plan.num_envs} environments" if start.last.planned.graph.unrolls else ""
+    what = f"{plan.algorithm} on {plan.env}, {plan.policy}{acting}"
+    return what if seeds == 1 else f"{what}, {seeds} seeds"
+
+
+def _introduce(start: Start, phase: Phase, loop: Loop, tell: Callable[[str], None]) -> None:
+    """Says what the steps of a phase are, where that is not plain."""
+    if start.recorded is None:
+        return
+    left, reader = max(phase.end - loop.reached.env_steps, 0), start.recorded.reader
+    data = f"{reader.num_steps:,} recorded steps of {reader.folder}"
+    if phase.online:
+        tell(f"{left:,} environment steps, with batches from the replay and {data}.")
+        return
+    read = ", read as they are needed" if start.recorded.streamed else ""
+    tell(f"{left:,} gradient steps on {data}{read}; nobody acts.")
+    if start.silent is not None:
+        tell(f"Nothing is evaluated: {start.silent}.")
+
+
+def _ending(error: BaseException | None, stop: Stop) -> str:
+    """How a run ended, in words."""
+    if error is not None:
+        return str(error) or type(error).__name__
+    return "done" if stop.signal is None else f"stopped by {stop.signal.name}"
+
+
+def _evaluator(start: Start) -> Evaluator | None:
+    """What evaluates; nothing where there is no environment."""
+    if start.silent is not None:
+        return None
+    episodes, seed = start.settings.episodes, start.config["seed"]
+    return Evaluator(start.last.algorithm, start.env, episodes=episodes, seed=seed)
+
+
+def _meta(start: Start, phase: Phase) -> dict[str, Any]:
+    """What checkpoints say of the run; whether a phase acts only where it might not."""
+    meta = {"algorithm": start.config["algorithm"], "options": start.config["options"]}
+    return meta if start.recorded is None else meta | {"online": phase.online}
