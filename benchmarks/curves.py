@@ -103,7 +103,7 @@ def trained(name: str, picture: Picture) -> list[Path]:
         if (folder / "summary.json").exists():
             continue
         shutil.rmtree(folder, ignore_errors=True)  # half a run
-        evaluate_every = 0.5 if picture.data else 0.0
+        evaluate_every = 0.1 if picture.data else 0.0
         settings = dt.Settings(
             folder=str(folder), evaluate_every=evaluate_every, episodes=20, video=False
         )

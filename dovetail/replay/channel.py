@@ -1,15 +1,14 @@
 """How a replay server and its clients talk: short messages on a socket, arrays in shared memory.
 
 A client opens a channel for each thing it does, so that what waits in one holds up no other. What
-goes through the socket is a letter, a few numbers in fixed places, and short arrays; whoever does
-not know the server's key is not let in. Rows and samples lie in memory that client and server both
-map, without a name: whoever dies, nothing is left of it.
+goes through the socket is what is asked for, a few numbers in fixed places, and short arrays;
+whoever does not know the server's key is not let in. Rows and samples lie in memory that client and
+server both map, without a name: whoever dies, nothing is left of it.
 """
 
 import json
 import mmap
 import os
-import socket
 import struct
 import tempfile
 from collections.abc import Callable
@@ -23,19 +22,25 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
+from dovetail.replay.letters import Letters
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-INSERT, SAMPLE, UPDATE, COUNTS, STATE, LOAD, MEMORY = b"i", b"s", b"u", b"c", b"d", b"l", b"m"
-"""What a client asks for."""
+INSERT, SAMPLE, UPDATE, COUNTS, STATE, LOAD = b"i", b"s", b"u", b"c", b"d", b"l"
+MEMORY, READY = b"m", b"r"
+"""What a client asks for. Memory is handed over when whoever takes it is ready: nothing else may be
+on its way then."""
 DONE, REFUSED = b"\0", b"\1"
 """How an answer begins."""
-INSERT_HEAD = struct.Struct("<QId")
-"""Where the arrays are, how many failures the client knows of, its time limit (NaN: none)."""
+INSERT_HEAD = struct.Struct("<QIdI")
+"""Where the arrays are, how many failures the client knows of, its time limit (NaN: none), and the
+check sum of what a log has of it, where the client makes it."""
 SAMPLE_HEAD = struct.Struct("<QIIId2s")
 """Where to, items of the whole batch, from which to which, the time limit, the draws' type."""
 UPDATE_HEAD = struct.Struct("<I")
 SIZE = struct.Struct("<Q")
+COUNT = struct.Struct("<I")
+"""How many inserts are acknowledged."""
 GRACE = 30.0
 """Seconds beyond its own time limit after which a server that does not answer counts as hung."""
 
@@ -109,34 +114,36 @@ class Channel:
             ) from error
         except (OSError, EOFError) as error:
             raise self._gone() from error
-        self._limit = 0.0
-        self._wait_at_most(timeout + GRACE)
+        self._limit = timeout
+        self._letters = Letters(self._connection)
         self.send(json.dumps(hello).encode())
         self.welcome: dict[str, Any] = json.loads(self.receive("the first answer"))
 
     def send(self, message: bytes) -> None:
         """Sends a message."""
         try:
-            self._connection.send_bytes(message)
+            self._letters.send(message)
         except OSError as error:
             raise self._gone() from error
 
     def share(self, descriptor: int, size: int) -> None:
         """Lets the server see memory, instead of what it saw before."""
         self.send(MEMORY + SIZE.pack(size))
+        self.receive("shared memory")
         send_handle(self._connection, descriptor, self._address.pid)
         self.receive("shared memory")
 
     def receive(self, what: str, timeout: float | None = None) -> bytes:
         """The next answer; what the server refused is raised."""
         if timeout is not None:
-            self._wait_at_most(timeout + GRACE)
+            self._limit = timeout
+        limit = self._limit + GRACE
         try:
-            answer = self._connection.recv_bytes()
-        except BlockingIOError:
+            answer = self._letters.receive(limit)
+        except TimeoutError:
             raise UserError(
                 f"The replay server (process {self._address.pid}) has not answered for "
-                f"{self._limit:g} s, when asked for {what}: look what it does, or start it anew."
+                f"{limit:g} s, when asked for {what}: look what it does, or start it anew."
             ) from None
         except (EOFError, OSError) as error:
             raise self._gone() from error
@@ -146,19 +153,12 @@ class Channel:
 
     def receive_memory(self) -> int:
         """A file descriptor of memory that the server made."""
+        self.send(READY)
         return recv_handle(self._connection)
 
     def close(self) -> None:
         """Hangs up."""
         self._connection.close()
-
-    def _wait_at_most(self, seconds: float) -> None:
-        if seconds == self._limit:
-            return
-        self._limit = seconds
-        limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-        with socket.fromfd(self._connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as own:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def _gone(self) -> UserError:
         if self._why is not None:

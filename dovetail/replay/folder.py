@@ -15,7 +15,7 @@ from dovetail.replay.host import HostTable
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.records import Reading, Record
 
-FORMAT = 3
+FORMAT = 4
 
 
 class Folder:

@@ -74,6 +74,8 @@ class Plain(NamedTuple):
     """Of each leaf with a history the newest frames [n, …]."""
     priorities: Array | None
     """[n]."""
+    check: int | None = None
+    """The check sum of a log's record of them, if whoever made them told it."""
 
 
 class Incoming:

@@ -20,8 +20,10 @@ from dovetail.replay.messages import (
     arrays_of,
     head_of,
     insert_specs,
+    insert_start,
 )
 from dovetail.replay.pipeline import Pipeline
+from dovetail.replay.records import Start, check_of
 from dovetail.replay.streams import is_plain
 from dovetail.replay.table import Transitions
 
@@ -37,8 +39,10 @@ class Prepared(NamedTuple):
     head: bytes
     turns: list[list[Array]]
     """For each turn, where the arrays go."""
-    blocks: list[Array]
-    """For each turn, what is to be emptied first."""
+    plain: list[list[Array]]
+    """Of a plain insert, for each turn all that is sent; the first is to be emptied before."""
+    start: Start
+    """What a log's record of it begins with."""
 
 
 class Inserts(Pipeline):
@@ -51,6 +55,7 @@ class Inserts(Pipeline):
         self._room = self._turn = 0
         self._memory: Any = None
         self._known: dict[InsertHead, Prepared] = {}
+        self._summed: bool = channel.welcome["summed"]
         self._within = np.zeros(form.layout.envs, bool)
         """Whether the next step of a stream is known to be within an episode."""
 
@@ -67,12 +72,14 @@ class Inserts(Pipeline):
         prepared = self._known.get(head) or self._prepare(head)
         self.make_room()
         self._turn = (self._turn + 1) % self.window
-        for block in prepared.blocks[self._turn : self._turn + 1]:
-            block.fill(0)
+        sent = prepared.plain[self._turn] if prepared.plain else []
+        if sent:
+            sent[0].fill(0)
         for to, array in zip(prepared.turns[self._turn], arrays, strict=True):
             to[...] = array
         limit = math.nan if timeout is None else timeout
-        fixed = wire.INSERT_HEAD.pack(self._turn * self._room, self.failures, limit)
+        check = check_of(prepared.start.check, sent) if self._summed and sent else 0
+        fixed = wire.INSERT_HEAD.pack(self._turn * self._room, self.failures, limit, check)
         self.send(wire.INSERT + fixed + prepared.head, timeout)
 
     def forget(self) -> None:
@@ -102,11 +109,10 @@ class Inserts(Pipeline):
         if len(self._known) > KNOWN:
             self._known.clear()
         turns = [place(specs, self._memory, turn * self._room) for turn in range(self.window)]
-        blocks: list[Array] = []
+        plain, start = list[list[Array]](), insert_start(head, turns[0])
         if head.given & PLAIN:
-            blocks = [arrays[0] for arrays in turns]
-            turns = [self._views(arrays, head) for arrays in turns]
-        prepared = self._known[head] = Prepared(head.packed(), turns, blocks)
+            plain, turns = turns, [self._views(arrays, head) for arrays in turns]
+        prepared = self._known[head] = Prepared(head.packed(), turns, plain, start)
         return prepared
 
     def _views(self, arrays: list[Array], head: InsertHead) -> list[Array]:

@@ -9,6 +9,7 @@ copied, a new log begins, and the copy is written beside it while the service go
 """
 
 import os
+import sys
 import threading
 import warnings
 from dataclasses import dataclass
@@ -26,16 +27,20 @@ from dovetail.replay.incoming import Plain, Steps
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.mapped import Mapped
 from dovetail.replay.messages import (
+    OLD,
     PLAIN,
     PRIORITIES,
     PRIORITY,
+    SAMPLE,
+    UPDATE,
     InsertHead,
     arrays_of,
     head_of,
+    insert_start,
     large_arrays,
 )
 from dovetail.replay.records import RecordFile, Start, in_one_piece, start_of
-from dovetail.replay.restoring import INSERT, OLD, SAMPLE, UPDATE, restore, small_of
+from dovetail.replay.restoring import restore, small_of
 from dovetail.replay.rows_file import RowsFile, is_mapped
 from dovetail.replay.sample import Keys
 from dovetail.replay.saving import save
@@ -77,7 +82,9 @@ class Journal:
         """`behind`: large records may be written by another thread; see `when_kept`."""
         self._table, self._limiter, self._grown = table, limiter, grown
         mapped = is_mapped(table.form)  # its rows are overwritten at once: so is the log written
-        self._behind = Behind() if behind and not mapped else None
+        self._most = FEW if behind and not mapped else sys.maxsize
+        self._behind: Behind | None = None
+        self._packed = mapped or not (table.form.packing.alone or table.form.stacks)
         self._folder = Folder(folder, table, limiter)
         self._starts: dict[tuple[int, int, int, bool], Start] = {}
         self._stale = False  # whether the log lacks what the table has
@@ -126,24 +133,24 @@ class Journal:
 
     def insert(self, steps: Steps | Plain, first: int, last: int) -> None:
         """Logs an insert that the table has just taken; where it can, what was stored of it."""
-        written, rows = self._table.streams.written, self._rows
+        written = self._table.streams.written
         if written is None:
             assert isinstance(steps, Steps)
             self._insert_steps(steps, first, last)
             return
-        length, block, alone, frames, priorities = plain = written.plain
-        arrays = [block]
-        if rows is None and (alone or frames):
-            arrays += map(in_one_piece, (*alone, *frames))
-        if priorities is not None:
-            arrays.append(priorities)
-        if rows is not None:
-            arrays.append(self._sums(rows))
-        form = (length, first, last, priorities is not None)
+        plain = written.plain
+        arrays = [plain.block]
+        if not self._packed:
+            arrays += map(in_one_piece, (*plain.alone, *plain.frames))
+        if plain.priorities is not None:
+            arrays.append(plain.priorities)
+        if self._rows is not None:
+            arrays.append(self._sums(self._rows))
+        form = (plain.length, first, last, plain.priorities is not None)
         start = self._starts.get(form) or self._start(form, arrays)
-        if steps is not plain and self._goes_behind(start):
-            arrays[0] = block.copy()  # the table's own, which it uses again
-        self._put(start, arrays)
+        if steps is not plain and (self._behind is not None or start.size >= self._most):
+            arrays[0] = plain.block.copy()  # the table's own, which it uses again
+        self._put(start, arrays, plain.check)
 
     def _insert_steps(self, steps: Steps, first: int, last: int) -> None:
         """Logs an insert as it came."""
@@ -151,7 +158,7 @@ class Journal:
         if self._rows is not None:
             arrays = small_of(arrays, large_arrays(self._table.form, head))
             arrays.append(self._sums(self._rows))
-        self._append(INSERT + head.packed(), arrays)
+        self._put(insert_start(head, arrays), [in_one_piece(array) for array in arrays])
 
     def _sums(self, rows: RowsFile) -> Array:
         """The check sums of the mapped rows that an insert has stored."""
@@ -163,8 +170,7 @@ class Journal:
         given = PLAIN | PRIORITIES if form[3] else PLAIN
         if len(self._starts) >= KNOWN:
             self._starts.clear()
-        head = InsertHead(given, *form[:3], ()).packed()
-        start = self._starts[form] = start_of(INSERT + head, arrays)
+        start = self._starts[form] = insert_start(InsertHead(given, *form[:3], ()), arrays)
         return start
 
     def sample(self, draws: Array) -> None:
@@ -180,28 +186,25 @@ class Journal:
     def _append(self, head: bytes, arrays: list[Array]) -> None:
         self._put(start_of(head, arrays), [in_one_piece(array) for array in arrays])
 
-    def _put(self, start: Start, arrays: list[Array]) -> None:
-        """Logs a record: at once, or by the thread behind."""
-        behind = self._behind
-        if self._stale or (behind is not None and behind.failure is not None):
+    def _put(self, start: Start, arrays: list[Array], check: int | None = None) -> None:
+        """Logs a record: a large one, and those that follow it, by the thread behind."""
+        if self._stale or (self._behind is not None and self._behind.failure is not None):
             self.renew()  # which keeps this one too
             return
-        if behind is not None and self._goes_behind(start):
-            behind.write(partial(self._log.write, start, arrays))
-        else:
+        if start.size < self._most and (self._behind is None or self._behind.idle):
             try:
-                self._log.write(start, arrays)
+                self._log.write(start, arrays, check)
             except UserError:
                 self._stale = True
                 raise
-        self._grew += start.length
+        else:
+            if self._behind is None:
+                self._behind = Behind()
+            self._behind.write(partial(self._log.write, start, arrays, check))
+        self._grew += start.size
         if self._grew > self._grown and (self._writer is None or not self._writer.is_alive()):
             self._warn()
             self.snapshot()
-
-    def _goes_behind(self, start: Start) -> bool:
-        """Whether a record is written by another thread: a large one, and those that follow it."""
-        return self._behind is not None and (start.length >= FEW or not self._behind.idle)
 
     def when_kept(self, done: Done) -> None:
         """Calls `done` when all that was logged so far is written, or could not be."""

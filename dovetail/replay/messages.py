@@ -12,6 +12,7 @@ import numpy as np
 from dovetail.replay.form import Form, Spec
 from dovetail.replay.incoming import Plain, Steps
 from dovetail.replay.packed import WORD
+from dovetail.replay.records import Start, start_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -19,6 +20,10 @@ _HEAD = struct.Struct("<BHIII")
 ENDS, VALID, PRIORITIES, PLAIN = 1, 2, 4, 8
 """What is there beside the rows. `PLAIN`: every step is a row and no episode begins or ends, and
 instead of the rows there is what a table stores of them."""
+
+INSERT, SAMPLE, UPDATE, OLD = b"i", b"s", b"u", b"o"
+"""How the heads of a log's records begin. `OLD`: mapped rows that the next insert overwrites, and
+that items may need if it is not finished."""
 
 BOOLEAN, PRIORITY = np.dtype(bool), np.dtype(np.float32)
 
@@ -64,12 +69,17 @@ def head_of(steps: Steps, first: int, last: int) -> InsertHead:
     return InsertHead(given, steps.leaves[0].shape[0], first, last, final)
 
 
-def plain_of(form: Form, head: InsertHead, arrays: list[Array]) -> Plain:
+def insert_start(head: InsertHead, arrays: list[Array]) -> Start:
+    """What a log's record of an insert begins with."""
+    return start_of(INSERT + head.packed(), arrays)
+
+
+def plain_of(form: Form, head: InsertHead, arrays: list[Array], check: int | None = None) -> Plain:
     """A plain insert from its arrays."""
     block, *rest = arrays
     alone, rest = rest[: len(form.packing.alone)], rest[len(form.packing.alone) :]
     frames, rest = rest[: len(form.stacks)], rest[len(form.stacks) :]
-    return Plain(head.length, block, alone, frames, rest[0] if rest else None)
+    return Plain(head.length, block, alone, frames, rest[0] if rest else None, check)
 
 
 def arrays_of(steps: Steps) -> list[Array]:

@@ -1,7 +1,10 @@
-"""Messages to a server that are sent before those before them are answered."""
+"""Messages to a server that are sent before those before them are answered.
+
+An answer is for the next one; or it acknowledges the next few, and says how many.
+"""
 
 from dovetail.errors import UserError
-from dovetail.replay.channel import Channel
+from dovetail.replay.channel import COUNT, Channel
 
 
 class Pipeline:
@@ -43,11 +46,13 @@ class Pipeline:
         return self.channel.receive(what)
 
     def _receive(self) -> None:
-        self._flying -= 1
         try:
-            self.channel.receive("an acknowledgement", self._limit)
-            self.acknowledged += 1
+            answer = self.channel.receive("an acknowledgement", self._limit)
+            (count,) = COUNT.unpack(answer) if answer else (1,)
+            self._flying -= count
+            self.acknowledged += count
         except UserError as failure:
+            self._flying -= 1
             if self._failure is None:
                 self._failure = failure
             else:

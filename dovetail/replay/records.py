@@ -2,8 +2,8 @@
 
 A record is a prefix and a body. The body has the lengths of its parts, a head, and the parts. The
 prefix has the body's check sum, the length of the head, the number of parts, the length of the
-body, and a check sum of these four, so that a file that stops within a record is told from one that
-is damaged. A check sum is a CRC-32; large parts enter it by the sums of their blocks of words,
+body, and a check sum of these three, so that a file that stops within a record is told from one
+that is damaged. A check sum is a CRC-32; large parts enter it by the sums of their blocks of words,
 which takes a tenth of the time.
 """
 
@@ -20,8 +20,9 @@ from dovetail.errors import UserError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LENGTHS = struct.Struct("<IIIQ")
-PREFIX = _LENGTHS.size + 4
+_SUM = 4
+_LENGTHS = struct.Struct("<IIQ")
+PREFIX = _SUM + _LENGTHS.size + _SUM
 LARGE = 1 << 14
 """Bytes from which a part is checked by the sums of its blocks."""
 MOST = 64
@@ -38,21 +39,24 @@ class Record(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What records of one head and of parts of the same lengths begin with, behind the prefix."""
+    """What records of one head and of parts of the same lengths begin with."""
 
     data: bytes
+    """All that comes between the body's check sum and the parts."""
     check: int
-    head_length: int
-    parts: int
-    length: int
+    """The check sum of what of it is the body's."""
+    size: int
+    """Bytes of the record."""
 
 
 def start_of(head: bytes, arrays: Sequence[Array]) -> Start:
     """That beginning."""
     sizes = b"".join([x.nbytes.to_bytes(4, "little") for x in arrays if x.size])
-    data = sizes + head
-    length = len(data) + sum([x.nbytes for x in arrays])
-    return Start(data, crc32(data), len(head), len(sizes) // 4, length)
+    begun = sizes + head
+    length = len(begun) + sum([x.nbytes for x in arrays])
+    lengths = _LENGTHS.pack(len(head), len(sizes) // 4, length)
+    data = lengths + summed(crc32(lengths)) + begun
+    return Start(data, crc32(begun), PREFIX + length)
 
 
 class RecordFile:
@@ -67,17 +71,13 @@ class RecordFile:
         """Writes one record."""
         self.write(start_of(head, arrays), [in_one_piece(array) for array in arrays])
 
-    def write(self, start: Start, arrays: Sequence[Any]) -> None:
-        """Writes one record straight from its arrays, each of which is `in_one_piece`."""
-        data, check, head_length, count, length = start
-        parts: list[Any] = [data]
-        for array in arrays:
-            size = array.nbytes
-            if size:
-                check = crc32(array, check) if size < LARGE else _by_blocks(array, check)
-                parts.append(array)
-        parts[0] = _prefix(check, head_length, count, length) + data
-        self._commit(parts, PREFIX + length)
+    def write(self, start: Start, arrays: Sequence[Any], check: int | None = None) -> None:
+        """Writes one record straight from its arrays, each of which is `in_one_piece`; `check`:
+        its check sum, if it is known."""
+        if check is None:
+            check = check_of(start.check, arrays)
+        parts = [array for array in arrays if array.nbytes]
+        self._commit([summed(check) + start.data, *parts], start.size)
 
     def _commit(self, written: list[Any], size: int) -> None:
         try:
@@ -134,15 +134,16 @@ class Reading:
                 prefix = file.read(PREFIX)
                 if len(prefix) < PREFIX:
                     return self._stop("is cut short", cut=True)
-                check, head_length, count, length = _LENGTHS.unpack_from(prefix)
-                if crc32(prefix[:-4]) != int.from_bytes(prefix[-4:], "little"):
+                lengths, check = prefix[_SUM:-_SUM], int.from_bytes(prefix[:_SUM], "little")
+                head_length, count, length = _LENGTHS.unpack(lengths)
+                if crc32(lengths) != int.from_bytes(prefix[-_SUM:], "little"):
                     return self._stop("fails its check sum", cut=False)
                 if self.good + PREFIX + length > total:
                     return self._stop("is cut short", cut=True)
                 body = memoryview(file.read(length))
                 record = _parsed(body, head_length, count)
                 begun = crc32(body[: 4 * count + head_length])
-                if _check(begun, record.parts) != check:
+                if check_of(begun, record.parts) != check:
                     return self._stop("fails its check sum", cut=False)
                 yield record
                 self.good += PREFIX + length
@@ -153,16 +154,23 @@ class Reading:
         self.cut = cut
 
 
+def check_of(begun: int, parts: Sequence[Any]) -> int:
+    """The check sum of a body, from that of what it begins with; `parts` are in one piece."""
+    for part in parts:
+        begun = crc32(part, begun) if part.nbytes < LARGE else _by_blocks(part, begun)
+    return begun
+
+
+def summed(check: int) -> bytes:
+    """A check sum as it is written."""
+    return check.to_bytes(_SUM, "little")
+
+
 def in_one_piece(array: Array) -> Array:
     """An array that can be written as it lies: in one piece, and of a type that has a buffer."""
     if array.flags.c_contiguous and array.dtype.kind in "fiub":
         return array
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _prefix(check: int, head_length: int, parts: int, length: int) -> bytes:
-    lengths = _LENGTHS.pack(check, head_length, parts, length)
-    return lengths + crc32(lengths).to_bytes(4, "little")
 
 
 def _parsed(body: memoryview, head_length: int, count: int) -> Record:
@@ -172,13 +180,6 @@ def _parsed(body: memoryview, head_length: int, count: int) -> Record:
         parts.append(body[start : start + size])
         start += size
     return Record(bytes(body[4 * count : 4 * count + head_length]), parts)
-
-
-def _check(check: int, parts: Sequence[bytes | memoryview]) -> int:
-    """The check sum of a body, from that of what it begins with."""
-    for part in parts:
-        check = crc32(part, check) if len(part) < LARGE else _by_blocks(part, check)
-    return check
 
 
 def _by_blocks(part: Any, check: int) -> int:

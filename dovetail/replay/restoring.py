@@ -14,8 +14,11 @@ from dovetail.replay.folder import Folder, number_of
 from dovetail.replay.host import HostTable
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.messages import (
+    OLD,
     PLAIN,
     PRIORITY,
+    SAMPLE,
+    UPDATE,
     InsertHead,
     insert_specs,
     large_arrays,
@@ -28,10 +31,6 @@ from dovetail.replay.sample import Keys
 from dovetail.replay.saving import load, save
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-INSERT, SAMPLE, UPDATE, OLD = b"i", b"s", b"u", b"o"
-"""How the heads of records begin. `OLD`: mapped rows that the next insert overwrites, and that
-items may need if it is not finished."""
 
 
 class Found(NamedTuple):

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from multiprocessing.context import AuthenticationError
@@ -31,6 +31,7 @@ from dovetail.replay.channel import Address
 from dovetail.replay.form import Form, place, size_of
 from dovetail.replay.host import HostTable
 from dovetail.replay.leaves import Leaf
+from dovetail.replay.letters import Letters
 from dovetail.replay.messages import PLAIN, InsertHead, insert_specs, plain_of, steps_of
 from dovetail.replay.options import read, written
 from dovetail.replay.output import Output
@@ -39,6 +40,8 @@ from dovetail.replay.service import ReplayService
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+TOGETHER = 4
+"""Inserts that are acknowledged in one message, if so many have come."""
 WATCH = 0.5
 """Seconds between two looks whether the parent is still there."""
 
@@ -97,8 +100,7 @@ class Serving:
         try:
             deliver_challenge(connection, self._key)
             answer_challenge(connection, self._key)
-            hello = json.loads(connection.recv_bytes())
-            Served(self._service, connection).answer(hello)
+            Served(self._service, connection).answer()
         except (AuthenticationError, EOFError, OSError):
             return  # a client that has no key, or has gone
         except Exception:
@@ -116,29 +118,37 @@ class Served:
         self._service, self._connection = service, connection
         self._table = service.table
         self._form: Form = service.table.form
+        self._letters = Letters(connection)
+        self._unanswered = 0
+        """Inserts that are done and not acknowledged."""
         self._memory: mmap.mmap | None = None
         self._outputs: dict[tuple[int, ...], Output] = {}
         self._failures = 0
-        self._answers: dict[int, Callable[[bytes], bytes]] = {
-            wire.INSERT[0]: self._insert,
+        packed = not (self._form.packing.alone or self._form.stacks)
+        self._summed = packed and service.restored is not None
+        """Whether clients make the check sums of plain inserts for the log."""
+        self._answers: dict[int, Callable[[bytes], bytes | None]] = {
             wire.SAMPLE[0]: self._sample,
             wire.UPDATE[0]: self._update,
             wire.COUNTS[0]: self._counts,
             wire.MEMORY[0]: self._attach,
             wire.LOAD[0]: self._load,
+            wire.STATE[0]: self._send_state,
         }
 
-    def answer(self, hello: dict[str, Any]) -> None:
+    def answer(self) -> None:
         """Answers until the client hangs up."""
         service, form = self._service, self._form
+        hello = json.loads(self._letters.receive())
         welcome = {
             "table": written(form.table),
             "envs": form.layout.envs,
             "leaves": [[leaf.path, list(leaf.shape), leaf.dtype.str] for leaf in form.leaves],
             "epoch": service.epoch,
             "timeout": service.timeout,
+            "summed": self._summed,
         }
-        self._connection.send_bytes(wire.DONE + json.dumps(welcome).encode())
+        self._letters.send(wire.DONE + json.dumps(welcome).encode())
         if hello["channel"] != "insert":
             self._go_on()
             return
@@ -146,40 +156,55 @@ class Served:
             self._go_on()
 
     def _go_on(self) -> None:
-        receive = self._connection.recv_bytes
+        letters, insert = self._letters, wire.INSERT[0]
         while True:
-            request = receive()
+            if self._unanswered == TOGETHER or not letters.waiting:
+                self._acknowledge()
+            request = letters.receive()
             try:
-                if request[:1] == wire.STATE:
-                    self._send_state(self._service.state())
+                if request[0] == insert:
+                    self._insert(request)
+                    self._unanswered += 1
                     continue
-                reply = wire.DONE + self._answers[request[0]](request[1:])
+                reply = self._answers[request[0]](request[1:])
+                if reply is not None:
+                    self._reply(wire.DONE + reply)
             except UserError as error:
-                reply = wire.REFUSED + str(error).encode()
-            self._service.when_kept(partial(self._send, reply))
+                self._acknowledge()
+                self._reply(wire.REFUSED + str(error).encode())
+
+    def _acknowledge(self) -> None:
+        """Tells of the inserts that are done."""
+        if self._unanswered:
+            self._reply(wire.DONE + wire.COUNT.pack(self._unanswered))
+            self._unanswered = 0
+
+    def _reply(self, reply: bytes) -> None:
+        self._service.when_kept(partial(self._send, reply))
 
     def _send(self, reply: bytes, failure: UserError | None) -> None:
         """Sends an answer, once what it acknowledges is kept; not if it is not."""
         if failure is not None:
             reply = wire.REFUSED + str(failure).encode()
         with contextlib.suppress(OSError):  # a client that has gone
-            self._connection.send_bytes(reply)
+            self._letters.send(reply)
 
     def _attach(self, request: bytes) -> bytes:
         (size,) = wire.SIZE.unpack(request)
         self._outputs.clear()
+        self._letters.send(wire.DONE)
         self._memory = wire.attach(recv_handle(self._connection), size)
         return b""
 
-    def _insert(self, request: bytes) -> bytes:
-        offset, failures, limit = wire.INSERT_HEAD.unpack_from(request)
+    def _insert(self, request: bytes) -> None:
+        offset, failures, limit, check = wire.INSERT_HEAD.unpack_from(request, 1)
         if failures != self._failures:
             raise UserError("An insert before this one has failed.")
-        head = InsertHead.unpacked(request[wire.INSERT_HEAD.size :])
+        head = InsertHead.unpacked(request[1 + wire.INSERT_HEAD.size :])
         arrays = place(insert_specs(self._form, head), self._memory, offset)
         try:
             if head.given & PLAIN:
-                plain = plain_of(self._form, head, arrays)
+                plain = plain_of(self._form, head, arrays, check if self._summed else None)
                 self._service.insert_plain(plain, head.first, head.last, _limit(limit))
             else:
                 steps = steps_of(self._form, head, arrays)
@@ -187,7 +212,6 @@ class Served:
         except UserError:
             self._failures += 1
             raise
-        return b""
 
     def _sample(self, request: bytes) -> bytes:
         offset, count, first, last, limit, kind = wire.SAMPLE_HEAD.unpack_from(request)
@@ -215,8 +239,9 @@ class Served:
         size, inserted, sampled = self._service.counts()
         return json.dumps({"size": size, "inserted": inserted, "sampled": sampled}).encode()
 
-    def _send_state(self, state: Mapping[str, Array]) -> None:
-        """Sends arrays in memory of their own."""
+    def _send_state(self, _: bytes) -> None:
+        """Sends all that the table holds, in memory of its own."""
+        state = self._service.state()
         specs = [(array.shape, array.dtype) for array in state.values()]
         size = max(size_of(specs), 1)
         descriptor = wire.create(size)
@@ -225,8 +250,9 @@ class Served:
             to[...] = array
         names = [[name, list(x.shape), x.dtype.str] for name, x in state.items()]
         answer = json.dumps({"size": size, "arrays": names}).encode()
-        self._connection.send_bytes(wire.DONE + answer)
-        send_handle(self._connection, descriptor, 0)
+        self._letters.send(wire.DONE + answer)
+        if self._letters.receive() == wire.READY:
+            send_handle(self._connection, descriptor, 0)
         os.close(descriptor)
 
     def _load(self, request: bytes) -> bytes:

@@ -9,13 +9,14 @@ of them loses nothing.
 import contextlib
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.records import RecordFile
+from dovetail.replay.records import RecordFile, Start, check_of, summed
 
 TAIL = 1 << 18
 """Bytes of records that a tail has room for."""
@@ -48,11 +49,15 @@ class Tail:
         self.numbers[USED] = 0  # before the others: nothing of it counts
         self.numbers[NUMBER], self.numbers[BASE] = number, base
 
-    def add(self, data: bytes, size: int) -> None:
-        """Keeps a record; there must be room."""
-        end = self.used + size
-        self._memory[HEAD + self.used : HEAD + end] = data
-        self.used = self.numbers[USED] = end
+    def add(self, begin: bytes, arrays: Sequence[Any]) -> None:
+        """Keeps a record: what it begins with, and arrays in one piece; there must be room."""
+        memory, at = self._memory, HEAD + self.used
+        end = at + len(begin)
+        memory[at:end] = begin
+        for array in arrays:
+            at, end = end, end + array.nbytes
+            memory[at:end] = array
+        self.used = self.numbers[USED] = end - HEAD
 
     def data(self) -> bytes:
         """All that is in use."""
@@ -84,6 +89,15 @@ class TailedFile(RecordFile):
         """From now on the tail is this file's; what it has must be written."""
         self._tail.begin(self._number, self.size)
 
+    def write(self, start: Start, arrays: Sequence[Any], check: int | None = None) -> None:
+        """Writes one record straight from its arrays, to the tail where it has room."""
+        if start.size > TAIL - self._tail.used:
+            super().write(start, arrays, check)
+            return
+        if check is None:
+            check = check_of(start.check, arrays)
+        self._tail.add(summed(check) + start.data, arrays)
+
     def _commit(self, written: list[Any], size: int) -> None:
         tail = self._tail
         if size > TAIL - tail.used:
@@ -92,7 +106,7 @@ class TailedFile(RecordFile):
                 super()._commit(written, size)
                 self.take_tail()
                 return
-        tail.add(b"".join(written), size)
+        tail.add(b"".join(written), ())
 
     def flush(self) -> None:
         """Writes the tail to the file."""

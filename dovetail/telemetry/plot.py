@@ -67,7 +67,7 @@ def learning_curve(run: Run, path: str | Path | None = None) -> Path:
         axes.plot([], [], color="0.35", linestyle=(0, (4, 3)), label=f"threshold {threshold:g}")
     config = run.config
     axes.set_title(" · ".join(str(config[k]) for k in NAMES if config.get(k)), **TITLE)
-    _label_axes(axes, "env_steps", "episode_return")
+    _label_axes(axes, "env_steps", "episode_return", [run])
     _add_time_axis(axes, metrics)
     figure.legend(loc="outside lower center", ncols=len(groups) + 1, frameon=False)
     return _save(figure, Path(path) if path is not None else run.path / "learning_curve.png")
@@ -97,7 +97,7 @@ def plot(
     band = "interquartile mean over seeds, 95 % bootstrap interval"
     seeded = any(len(group.curves) > 1 for group in groups)
     axes.set_title("\n".join(filter(None, [title, band if seeded else ""])), **TITLE)
-    _label_axes(axes, x, y)
+    _label_axes(axes, x, y, opened)
     figure.legend(loc="outside lower center", ncols=_legend_columns(groups), frameon=False)
     default = opened[0].path / "plot.png" if len(opened) == 1 else Path("plot.png")
     return _save(figure, Path(path) if path is not None else default)
@@ -203,11 +203,24 @@ def _draw(axes: "Axes", group: Group, colour: str, style: str) -> None:
     axes.plot(grid, interquartile_mean(values, axis=0), style, color=colour, label=label)
 
 
-def _label_axes(axes: "Axes", x: str, y: str) -> None:
+def steps_of(runs: Sequence[Run]) -> str:
+    """What the steps of runs are, in words."""
+    kinds = {
+        "environment steps"
+        if config.get("data") is None
+        else "gradient steps, then environment steps"
+        if config.get("online_steps")
+        else "gradient steps"
+        for config in (run.config for run in runs)
+    }
+    return kinds.pop() if len(kinds) == 1 else "steps"
+
+
+def _label_axes(axes: "Axes", x: str, y: str, runs: Sequence[Run]) -> None:
     from matplotlib.ticker import EngFormatter, FuncFormatter
 
     names = {
-        "env_steps": "environment steps",
+        "env_steps": steps_of(runs),
         "time_s": "wall time",
         "episode_return": "episode return",
         "eval_return": "greedy evaluation return",

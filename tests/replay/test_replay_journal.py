@@ -200,9 +200,8 @@ def test_a_full_disk_is_reported_and_got_over(
 ) -> None:
     monkeypatch.setattr(tail, "TAIL", 0)
     table = HostTable(Table(Transitions(2), 40, Prioritised()), ROW, 2)
+    monkeypatch.setattr(journal, "FEW", 0)
     service = ReplayService(table, RateLimiter(2), durable=tmp_path, behind=behind)
-    if behind:
-        monkeypatch.setattr(journal, "FEW", 0)
     work(service, 0)
 
     def full(*_: object) -> None:
@@ -298,19 +297,20 @@ def test_what_follows_a_large_record_is_written_behind_it(
     """Nothing is acknowledged before it is written, and all is written as it was."""
     table = HostTable(Table(Transitions(2), 40, Prioritised()), ROW, 2)
     kept = tmp_path / "kept"
+    monkeypatch.setattr(journal, "FEW", 1)
     service = ReplayService(table, RateLimiter(2), durable=kept, behind=True)
-    go_on, commit = threading.Event(), tail.TailedFile._commit
+    go_on, add = threading.Event(), tail.Tail.add
 
-    def later(self: tail.TailedFile, written: list[Any], size: int) -> None:
+    def later(self: tail.Tail, begin: bytes, arrays: Any) -> None:
         assert go_on.wait(30)
-        commit(self, written, size)
+        add(self, begin, arrays)
 
     told: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr(tail.TailedFile, "_commit", later)
-        patch.setattr(journal, "FEW", 1)
-        steps(service, 0)
-        patch.setattr(journal, "FEW", 1 << 16)
+        patch.setattr(tail.Tail, "add", later)
+        steps(service, 0)  # from now on they are small
+        assert service._journal is not None
+        patch.setattr(service._journal, "_most", 1 << 16)
         for seed in range(1, 4):
             steps(service, seed)
             service.when_kept(lambda _, seed=seed: told.append(seed))

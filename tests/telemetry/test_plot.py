@@ -173,3 +173,21 @@ def test_what_cannot_be_drawn_is_a_sentence(tmp_path):
         plot([good], tmp_path / "x.jpg")
     with pytest.raises(UserError, match=r"Cannot write .*No such file"):
         plot([good], tmp_path / "none" / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("configs", "label"),
+    [
+        ([{}], "environment steps"),
+        ([{"data": "kept", "online_steps": 0}] * 2, "gradient steps"),
+        ([{"data": "kept", "online_steps": 9}], "gradient steps, then environment steps"),
+        ([{}, {"data": "kept", "online_steps": 0}], "steps"),
+    ],
+)
+def test_steps_are_called_what_they_are(tmp_path: Path, drawn, configs, label: str):
+    made = [
+        make_run(tmp_path / str(at), columns([1.0, 2.0]), seed=at, **config)
+        for at, config in enumerate(configs)
+    ]
+    plot(made, tmp_path / "drawn.svg")
+    assert drawn[-1].get_xlabel() == label
