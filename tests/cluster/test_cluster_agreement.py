@@ -108,16 +108,16 @@ def test_spans_of_other_processes_are_on_the_drivers_clock(nodes: Nodes) -> None
 
 
 @pytest.mark.slow
-def test_four_actors_and_two_shards_solve_cartpole(nodes: Nodes, tmp_path: Path) -> None:
+def test_four_actors_and_two_shards_solve_cartpole(optimised_nodes: Nodes, tmp_path: Path) -> None:
     settings = replace(
         QUIET, folder=str(tmp_path / "run"), evaluate_every=2, episodes=50, until=475
     )
     run = dovetail.train(
-        ApeX(),
+        ApeX(unroll_length=16, gradient_steps=96),
         "CartPole-v1",
         ActorLearner(ENVS, actors=4, shards=2, processes=False),
         steps=300_000,
-        cluster=Deployment(nodes.address, HALF, HALF),
+        cluster=Deployment(optimised_nodes.address, HALF, HALF),
         settings=settings,
     )
     assert run.summary["final_return"] >= 475
