@@ -97,12 +97,13 @@ def make(name: str, options: Mapping[str, Any], env_id: str) -> JaxEnv:
 
     if not has(name):
         raise unknown_env(name, "Gymnax", names())
-    _, params = gymnax.make(name)
+    env, params = gymnax.make(name)
     known = {field.name for field in fields(params)}
     changed = {key: value for key, value in options.items() if key in known}
     rest = {key: value for key, value in options.items() if key not in known}
     try:
-        env, params = gymnax.make(name, **rest)
+        if rest:
+            env, params = gymnax.make(name, **rest)
     except TypeError as error:
         option = next(iter(rest))
         raise UserError(f"{env_id} has no option {option!r}: {nearest(option, known)}") from error
