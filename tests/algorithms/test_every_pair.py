@@ -1,0 +1,119 @@
+"""Every algorithm runs under every policy that can place it.
+
+Those pairs that are not compared with the interpreter elsewhere do two small updates here.
+"""
+
+import dataclasses
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import CARTPOLE, PENDULUM
+from recorded_control import record_random
+from small import Started, numbers
+from test_explain import CONTINUOUS, REFUSED
+from test_offline_agree import ALONE
+from test_policies_agree import COMPILED, ON_THE_HOST, pairs
+from test_policies_agree import POLICIES as COMPARED
+
+from dovetail.algorithms import ALGORITHMS
+from dovetail.loading import load_object
+from dovetail.policies import POLICIES
+from dovetail.policies.interface import Policy
+from dovetail.training.recorded import RecordedData
+
+ENVS = 8
+TINY: dict[str, Any] = {
+    "unroll_length": 3,
+    "gradient_steps": 1,
+    "batch_size": 8,
+    "capacity": 64,
+    "begin_at": 1,
+    "hidden": (8,),
+    "epochs": 1,
+    "minibatches": 1,
+    "recurrent": 4,
+    "burn_in": 1,
+    "learned": 2,
+    "period": 2,
+    "atoms": 3,
+    "quantiles": 3,
+    "samples": 1,
+}
+"""Whichever of these an algorithm has."""
+SMALL: dict[str, dict[str, Any]] = {
+    "actor-learner": {"actors": 2, "processes": False},
+    "central-inference": {"workers": 2, "processes": False},
+    "environments": {"workers": 2, "processes": False},
+    "data-parallel": {"devices": 2},
+    "parameter-server": {"workers": 2},
+}
+NAMES = {target.partition(":")[2]: name for name, target in POLICIES.items()}
+DONE = {
+    (name, NAMES[type(COMPARED[policy]).__name__])
+    for name, policy in [*pairs(COMPILED), *pairs(ON_THE_HOST)]
+}
+"""Pairs that are compared elsewhere."""
+REST = [
+    (name, policy)
+    for name in ALGORITHMS
+    for policy in POLICIES
+    if (name, policy) not in DONE and (name, policy) not in REFUSED
+]
+OFFLINE = [
+    (name, policy)
+    for name in ALGORITHMS
+    if load_object(ALGORITHMS[name], "algorithm").needs_data
+    for policy in ("fused", "local", "data-parallel")
+    if (name, policy.replace("data-parallel", "4 replicas")) not in ALONE
+]
+
+
+def algorithm_of(name: str) -> Any:
+    kind = load_object(ALGORITHMS[name], "algorithm")
+    known = {field.name for field in dataclasses.fields(kind)}
+    chosen = {key: value for key, value in TINY.items() if key in known}
+    if name != "r2d2":
+        chosen.pop("recurrent", None)
+    return kind(**chosen)
+
+
+def policy_of(name: str) -> Policy:
+    return load_object(POLICIES[name], "policy")(ENVS, **SMALL.get(name, {}))
+
+
+def run(algorithm: Any, env: str, policy: Policy, **more: Any) -> None:
+    with Started(algorithm, env, policy, **more) as running:
+        before = numbers(running.state.params)
+        report = running.advance(2)
+    after = numbers(running.state.params)
+    assert report.iterations == 2 and report.finite
+    assert np.isfinite(after).all() and np.abs(after - before).max() > 0
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("data")
+    return {
+        CARTPOLE: record_random(folder / "cartpole", "CartPole-v1", 4, 9),
+        PENDULUM: record_random(folder / "pendulum", "Pendulum-v1", 4, 9),
+    }
+
+
+@pytest.mark.parametrize(("name", "policy"), REST)
+def test_it_runs(name: str, policy: str, folders: dict[str, Path]) -> None:
+    algorithm, env = algorithm_of(name), PENDULUM if name in CONTINUOUS else CARTPOLE
+    if not algorithm.needs_data:
+        run(algorithm, env, policy_of(policy))
+        return
+    with closing(RecordedData(folders[env])) as data:
+        run(algorithm, env, policy_of(policy), data=data)
+
+
+@pytest.mark.parametrize(("name", "policy"), OFFLINE)
+def test_it_runs_on_recorded_data_alone(name: str, policy: str, folders: dict[str, Path]) -> None:
+    env = PENDULUM if name in CONTINUOUS else CARTPOLE
+    with closing(RecordedData(folders[env])) as data:
+        run(algorithm_of(name), env, policy_of(policy), data=data, online=False)
