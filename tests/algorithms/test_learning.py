@@ -89,5 +89,6 @@ def test_half_cheetah_moves_forward(tmp_path: Path) -> None:
         normalise_observations=True,
         normalise_rewards=True,
     )
-    run = train(tmp_path, ppo, "HalfCheetah-v5", dt.policies.Local(envs=8), 120_000, episodes=5)
+    cheetah, local = "HalfCheetah-v5", dt.policies.Local(envs=8)
+    run = train(tmp_path, ppo, cheetah, local, 200_000, until=200, episodes=5)
     assert run.summary["final_return"] >= 200  # a policy that does not move loses a little

@@ -123,11 +123,11 @@ def test_fitted_values_are_those_of_the_policy(reader: Reader) -> None:
 @pytest.mark.slow
 def test_fitted_intervals_cover_the_value(tmp_path: Path) -> None:
     known, covered = value(SOFT), 0
-    for seed in range(16):
+    for seed in range(10):
         with Reader(recorded(tmp_path / str(seed), live(BEHAVIOUR, 300, seed=seed))) as reader:
             (one,) = estimate_policy(reader, target(reader), ("fqe",), DISCOUNT, QUICK)
         covered += one.low <= known <= one.high
-    assert covered >= 13
+    assert covered >= 8
 
 
 def test_what_was_not_recorded_cannot_be_weighed(tmp_path: Path) -> None:
