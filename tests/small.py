@@ -92,9 +92,10 @@ class Started:
         try:
             first = None if self.feed is None else self.feed.take(0)
             compiled = found.jax if online else None
-            told = (bound, compiled, policy.envs, seed, seeds)
-            alike = isinstance(env, str) and first is None
-            start = start or (begun(env, *told) if alike else first_state(*told, first))
+            if start is None and isinstance(env, str) and first is None:
+                start = begun(env, bound, compiled, policy.envs, seed, seeds)
+            if start is None:
+                start = first_state(bound, compiled, policy.envs, seed, seeds, first)
             self.state: Any = start[0]
             self.actor: Any = self.runtime.load(*start)
         except BaseException:
@@ -119,11 +120,13 @@ class Started:
 _begun: dict[str, Any] = {}
 
 
-def begun(name: str, bound: Algorithm, env: Any, *told: int) -> Any:
+def begun(
+    name: str, bound: Algorithm, env: Any, num_envs: int, seed: int, seeds: int
+) -> tuple[Any, Any]:
     """`first_state`, computed once for those that begin alike: it takes as long as they do."""
-    key = f"{name} {env is None} {type(bound)} {bound} {bound.task} {told}"
+    key = f"{name} {env is None} {type(bound)} {bound} {bound.task} {num_envs} {seed} {seeds}"
     if key not in _begun:
-        _begun[key] = first_state(bound, env, *told)
+        _begun[key] = first_state(bound, env, num_envs, seed, seeds)
     return jax.tree.map(lambda leaf: leaf.copy(), _begun[key])  # a runtime may use up what it gets
 
 

@@ -250,10 +250,12 @@ class Served:
             to[...] = array
         names = [[name, list(x.shape), x.dtype.str] for name, x in state.items()]
         answer = json.dumps({"size": size, "arrays": names}).encode()
-        self._letters.send(wire.DONE + answer)
-        if self._letters.receive() == wire.READY:
-            send_handle(self._connection, descriptor, 0)
-        os.close(descriptor)
+        try:
+            self._letters.send(wire.DONE + answer)
+            if self._letters.receive() == wire.READY:
+                send_handle(self._connection, descriptor, 0)
+        finally:
+            os.close(descriptor)
 
     def _load(self, request: bytes) -> bytes:
         said = json.loads(request)
