@@ -1,7 +1,7 @@
 """Training on a dataset on the disk: how busy the learner is, and how much memory it takes.
 
     python benchmarks/data_stream.py [--steps 10_000_000] [--updates 20_000] [--memory 300]
-                                     [--folder FOLDER] [--algorithm td3]
+                                     [--folder FOLDER] [--algorithm td3-bc]
 
 Makes a dataset with the shapes of HalfCheetah and trains on it alone with `dovetail.train`: batches
 of 256, two layers of 256, `--memory` megabytes of it in memory at a time. Prints one line of JSON.
@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ def resident(field: str = "VmRSS") -> float:
     return int(text.partition(f"{field}:")[2].split()[0]) / 1024
 
 
-def trained(folder: Path, given: argparse.Namespace, updates: int, answers: Any) -> None:
-    """Trains, in a process of its own, and says what was measured."""
+def trained(folder: Path, given: argparse.Namespace, updates: int) -> dict[str, Any]:
+    """Trains, and says what was measured."""
     import dovetail
     from dovetail.algorithms import ALGORITHMS
     from dovetail.data import rounds
@@ -77,32 +78,25 @@ def trained(folder: Path, given: argparse.Namespace, updates: int, answers: Any)
             data=folder,
             data_memory=given.memory,
             steps=updates,
-            online_steps=0 if algorithm.needs_data else 1,
             settings=settings,
         )
         seconds = time.perf_counter() - began
         summary = run.summary
     learning = updates / summary["steps_per_s"] if summary["steps_per_s"] else seconds
-    answers.put(
-        {
-            "rounds": feeds[0].number + 1,
-            "updates_per_s": summary["steps_per_s"],
-            "busy": 1 - feeds[0].waited / learning,
-            "peak_mb": resident("VmHWM"),
-            "wall_s": seconds,
-        }
-    )
+    return {
+        "rounds": feeds[0].number + 1,
+        "updates_per_s": summary["steps_per_s"],
+        "busy": 1 - feeds[0].waited / learning,
+        "peak_mb": resident("VmHWM"),
+        "wall_s": seconds,
+    }
 
 
 def apart(target: Any, *arguments: Any) -> Any:
-    """What a process of its own answers, if anything."""
+    """What a process of its own answers; what it fails with is raised."""
     context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    process = context.Process(target=target, args=(*arguments, *([answers] * (target is trained))))
-    process.start()
-    found = answers.get() if target is trained else None
-    process.join()
-    return found
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(target, *arguments).result()
 
 
 def main() -> None:
@@ -110,7 +104,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10_000_000)
     parser.add_argument("--updates", type=int, default=20_000)
     parser.add_argument("--memory", type=int, default=300)
-    parser.add_argument("--algorithm", default="td3")
+    parser.add_argument("--algorithm", default="td3-bc")
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
