@@ -34,6 +34,14 @@ def record_random(folder: Path, name: str, episodes: int, steps: int, **more: An
     return folder
 
 
+def record_controls(folder: Path) -> tuple[Path, Path]:
+    """Datasets of CartPole and of Pendulum, a few short episodes each."""
+    return (
+        record_random(folder / "cartpole", "CartPole-v1", 6, 9),
+        record_random(folder / "pendulum", "Pendulum-v1", 4, 9),
+    )
+
+
 def _episode(env: Any, seed: int) -> Episode:
     seen, actions, rewards, ends = [env.reset(seed=seed)[0]], [], [], []
     while not ends or not any(ends[-1]):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import CARTPOLE, PENDULUM
-from recorded_control import record_random
+from recorded_control import record_controls
 from small import Started, numbers
 from test_explain import CONTINUOUS, REFUSED
 from test_offline_agree import ALONE
@@ -95,11 +95,8 @@ def run(algorithm: Any, env: str, policy: Policy, **more: Any) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("data")
-    return {
-        CARTPOLE: record_random(folder / "cartpole", "CartPole-v1", 4, 9),
-        PENDULUM: record_random(folder / "pendulum", "Pendulum-v1", 4, 9),
-    }
+    recorded = record_controls(tmp_path_factory.mktemp("data"))
+    return dict(zip((CARTPOLE, PENDULUM), recorded, strict=True))
 
 
 @pytest.mark.parametrize(("name", "policy"), REST)

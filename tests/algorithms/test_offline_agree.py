@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import assert_close, without_order
-from recorded_control import record_random
+from recorded_control import record_controls
 from small import STEPS, Started, numbers
 
 import dovetail
@@ -58,11 +58,8 @@ BESIDE = [("iql", "local"), ("awac, discrete", "2 actors"), ("discrete-cql", "in
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("data")
-    return {
-        CARTPOLE: record_random(folder / "cartpole", "CartPole-v1", 6, 9),
-        PENDULUM: record_random(folder / "pendulum", "Pendulum-v1", 4, 9),
-    }
+    recorded = record_controls(tmp_path_factory.mktemp("data"))
+    return dict(zip((CARTPOLE, PENDULUM), recorded, strict=True))
 
 
 @cache

@@ -361,3 +361,29 @@ def test_a_state_that_was_loaded_is_kept(tmp_path: Path) -> None:
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("length", [1, 300])
+@pytest.mark.parametrize("given", [False, True])
+def test_check_sums_that_clients_make_are_those_of_the_log(
+    tmp_path: Path, length: int, given: bool
+) -> None:
+    """Of small inserts and of those that are checked by blocks, with priorities and without."""
+    table = Table(Transitions(), 4000, Prioritised())
+    row = {"observation": np.zeros(8, np.float32), "reward": np.zeros((), np.float32)}
+    with ReplayServer(table, row, 2, durable=tmp_path) as server:
+        client = server.client()
+        for seed in range(3):
+            random = np.random.default_rng(seed)
+            steps = {
+                "observation": random.random((length, 2, 8), np.float32),
+                "reward": random.random((length, 2), np.float32),
+            }
+            priorities = random.random((length, 2), np.float32) if given else None
+            client.insert(steps, priorities=priorities)
+        size, sample = client.size, client.sample(np.linspace(0, 0.9, 4)).rows["reward"].tolist()
+        os.kill(server.address.pid, signal.SIGKILL)
+    with ReplayServer(table, row, 2, durable=tmp_path) as server, server.client() as client:
+        assert server.lost is None and server.records == 4
+        assert client.size == size == 6 * length - 2
+        assert client.sample(np.linspace(0, 0.9, 4)).rows["reward"].tolist() == sample
