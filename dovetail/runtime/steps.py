@@ -120,6 +120,7 @@ class StepRun:
         """Number, returns and lengths of those that ended, since the last report."""
         self._call: Any = jax.jit(self._in_order, donate_argnums=0)
         self._choose: Any = jax.jit(self._first_choice)
+        self._copied: Any = jax.jit(self._copies)
         self._memory, arrays = slab.buffers()
         self._now: Timestep = jax.tree.map(lambda v: arrays[v.id], self._seen.actor.timestep)
         """What the environments show, in that memory."""
@@ -132,6 +133,7 @@ class StepRun:
         held, keys = self._together(zeros), jnp.zeros(actor.keys.shape, actor.keys.dtype)
         given = [zeros[i] for i in self._graph.data], keys, np.zeros_like(self._memory)
         made = self._choose(held, *given)
+        jax.block_until_ready(self._copied(held))
         jax.block_until_ready(self._call((held, made, self._no_metrics()), *given))
 
     def load(
@@ -253,17 +255,10 @@ class StepRun:
         """What some iterations did; what the program changes in place is copied."""
         graph, (together, made, sums) = self._graph, self._held
         self._held = together, made, self._no_metrics()
-        leaves = self._apart(together, self._data)
+        copied = self._copied(together)
+        recorded = dict(zip((value.id for value in self._recorded), self._data, strict=True))
         values = graph.state.inputs
-        recorded = {value.id for value in self._recorded}
-        kept = [
-            None
-            if value.side is Side.REPLAY
-            else leaves[value.id]
-            if value.id in recorded
-            else jnp.copy(leaves[value.id])
-            for value in values
-        ]
+        kept = [recorded.get(value.id, copied.get(value.id)) for value in values]
         actor = self._actor()
         names = [name for name, _ in graph.metrics]
 
@@ -286,6 +281,16 @@ class StepRun:
             dropped_spans=self._track.dropped,
             finite=all_finite(kept, self._watched),
         )
+
+    def _copies(self, together: Sequence[Any]) -> dict[int, Any]:
+        """What the program changes in place, but for replays, as arrays of their own."""
+        found = self._apart(together, [None] * len(self._recorded))
+        sides = {value.id: value.side for value in self._graph.state.inputs}
+        return {
+            number: jnp.copy(leaf)
+            for number, leaf in found.items()
+            if leaf is not None and sides[number] is not Side.REPLAY
+        }
 
     def _actor(self) -> ActorState:
         returns, lengths = self._totals
