@@ -294,13 +294,17 @@ COMPARISONS = (
     ),
     *(
         Comparison(
-            f"{name}-torch",
-            f"{title} on recorded data against a torch loop; a step is a gradient step",
+            f"{name}-torch-{style}",
+            f"{title} on recorded data against a torch loop, {how}; a step is a gradient step",
             (offline(name, 4000),),
-            torch_offline(name, 2000),
+            torch_offline(name, 2000, module),
             (("steps_per_s", 2.0),),
         )
         for name, title in (("iql", "IQL"), ("td3-bc", "TD3+BC"))
+        for style, how, module in (
+            ("plain", "as it is usually written", "torch_offline_plain"),
+            ("tuned", "written for speed", "torch_offline"),
+        )
     ),
     Comparison(
         "sac-high-ratio",

@@ -141,14 +141,16 @@ def offline(algorithm: str, steps: int) -> Contestant:
     return ours("Fused", "fused", 1, "gymnasium:HalfCheetah-v5", steps, *more)
 
 
-def torch_offline(algorithm: str, steps: int) -> tuple[Contestant, ...]:
+def torch_offline(
+    algorithm: str, steps: int, module: str = "torch_offline"
+) -> tuple[Contestant, ...]:
     """The same in torch, with one thread and with two."""
     arguments = ("--algorithm", algorithm, "--envs", "1", "--unroll", "1")
     return tuple(
         Contestant(
             f"torch, {count} thread{'s' * (count > 1)}",
             "sb3",
-            "benchmarks.handwritten.torch_offline",
+            f"benchmarks.handwritten.{module}",
             (*arguments, "--threads", str(count)),
             steps,
         )

@@ -5,9 +5,10 @@
 
 Mode `speed` is a whole `dovetail.train` as a user would start it, metrics, checkpoints and all.
 Only the moments at which iterations are done are noted from outside; the speed is that from the
-first eighth of the steps on, so compiling and warming up do not count. Mode `threshold` advances
-the same runtime by hand: in step with the shared evaluation, which comes at fixed numbers of steps
-and outside the clock, or, where actors run ahead, with evaluations on the clock.
+first eighth of the steps on, or from when learning has begun, so compiling and warming up do not
+count. Mode `threshold` advances the same runtime by hand: in step with the shared evaluation, which
+comes at fixed numbers of steps and outside the clock, or, where actors run ahead, with evaluations
+on the clock.
 """
 
 import argparse
@@ -150,6 +151,11 @@ class Noted:
         return report
 
 
+def waits_for(chosen: Any) -> int:
+    """Steps before anything is learned."""
+    return 0 if chosen.needs_data else getattr(chosen, "begin_at", 0)
+
+
 def measure_speed(job: p.Job, chosen: Any, policy: Any, cluster: str | None) -> None:
     place: Any = Place
     made = place.runtime
@@ -162,8 +168,8 @@ def measure_speed(job: p.Job, chosen: Any, policy: Any, cluster: str | None) -> 
             video=False,
             display="none",
         )
-        iterations = job.iterations + max(1, job.iterations // 8)
-        steps = iterations * job.per_iteration
+        warm_up = max(1, job.iterations // 8, 2 * waits_for(chosen) // job.per_iteration)
+        steps = (job.iterations + warm_up) * job.per_iteration
         told = {"steps": steps, "seed": job.seed, "cluster": cluster, "settings": settings}
         if chosen.needs_data:
             told["data"] = Path(folder) / "data"
@@ -173,7 +179,7 @@ def measure_speed(job: p.Job, chosen: Any, policy: Any, cluster: str | None) -> 
         more["reported_steps_per_s"] = run.summary["steps_per_s"]
         last_row = {name: column[-1] for name, column in run.metrics.items()}
         more["measured"] = {k: float(v) for k, v in last_row.items() if k.startswith(MEASURED)}
-    began, first = next(row for row in Clocked.done if row[1] >= iterations / 8)
+    began, first = next(row for row in Clocked.done if row[1] >= warm_up)
     ended, last = Clocked.done[-1]
     p.answer(job, (last - first) * job.per_iteration, ended - began, **more)
 

@@ -10,7 +10,8 @@ import argparse
 import copy
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -155,14 +156,15 @@ class Td3Bc:
         follow(*self.pair)
 
 
-def main() -> None:
+def run(iql: Callable[[], Any], td3_bc: Callable[[], Any]) -> None:
+    """Answers a job with one of two learners; each has `step(batch)`."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algorithm", choices=("iql", "td3-bc"), default="iql")
     options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
     torch.set_num_threads(job.threads)
     torch.manual_seed(job.seed)
-    learner = Iql() if options.algorithm == "iql" else Td3Bc()
+    learner = iql() if options.algorithm == "iql" else td3_bc()
     stream = batches()
 
     def iterate(count: int) -> None:
@@ -173,4 +175,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(Iql, Td3Bc)

@@ -40,6 +40,9 @@ made of a key inside the loop would be made again wherever it is used."""
 OFFLINE_STEPS = 20
 """Gradient steps of an update unless told, where there are no environment steps to count."""
 
+TOGETHER = 4
+"""The most gradient steps that are compiled one after another: more would compile for long."""
+
 INSIDE = 1 - 1e-5
 """Recorded continuous actions are clipped to this: on the bounds themselves a squashed distribution
 has no density."""
@@ -93,7 +96,8 @@ class LearnerState(NamedTuple):
     """What actors met; nothing where nobody acts."""
     key: jax.Array
     steps: jax.Array
-    """Gradient steps so far."""
+    """Gradient steps so far. Within several that are compiled together, those before it of them: a
+    plain number."""
     updates: jax.Array
     data: Data | tuple[()] = ()
     """What was recorded, if anything."""
@@ -171,6 +175,11 @@ class OffPolicyAlgorithm(Algorithm):
         if not self.task.online:
             return self.gradient_steps or OFFLINE_STEPS
         return self.gradient_steps or self.unroll_length * self.task.num_envs
+
+    @property
+    def rhythm(self) -> int:
+        """After how many gradient steps the parts that move in a step recur."""
+        return 1
 
     @property
     def offline_steps(self) -> int:
@@ -350,6 +359,8 @@ class OffPolicyAlgorithm(Algorithm):
         items = batches.weights.shape[1]
         keys = _made(rl.own_keys(jax.random.split(key, (count, KEYS)), items))
         kept = state._replace(replay=(), data=(), key=())  # type: ignore[arg-type]
+        fits = self.rhythm <= TOGETHER and count % self.rhythm == 0
+        rhythm = self.rhythm if fits else 1
 
         def step(i: Any, state: LearnerState) -> tuple[LearnerState, jax.Array, Metrics]:
             batch = jax.tree.map(lambda x: x[i], batches)
@@ -358,14 +369,20 @@ class OffPolicyAlgorithm(Algorithm):
 
         def body(i: jax.Array, loop: Any) -> Any:
             state, errors, sums = loop
-            state, found, metrics = step(i, state)
-            return state, errors.at[i].set(found), jax.tree.map(jnp.add, sums, metrics)
+            before = state.steps
+            for j in range(rhythm):
+                if rhythm > 1:  # which of the steps is due is known: there is nothing to choose
+                    state = state._replace(steps=j)
+                state, found, metrics = step(rhythm * i + j, state)
+                errors = errors.at[rhythm * i + j].set(found)
+                sums = jax.tree.map(jnp.add, sums, metrics)
+            return state._replace(steps=before + rhythm), errors, sums
 
         shapes = jax.eval_shape(lambda: step(0, kept))
         errors = jnp.zeros((count, *shapes[1].shape))
         sums = {name: jnp.zeros(()) for name in shapes[2]}
         # no pass at all before there is enough: cheaper than to choose between old and new weights
-        passes = jnp.where(enough, count, 0)
+        passes = jnp.where(enough, count // rhythm, 0)
         kept, errors, sums = jax.lax.fori_loop(0, passes, body, (kept, errors, sums))
         metrics = {name: total / count for name, total in sums.items()}
         return kept._replace(key=state.key), errors, metrics
@@ -377,14 +394,12 @@ class OffPolicyAlgorithm(Algorithm):
         algorithm has its own."""
         raise NotImplementedError(f"{type(self).__name__} does not define gradient_step(…).")
 
-    def every(
-        self,
-        count: int,
-        improve: Callable[[LearnerState], tuple[LearnerState, Metrics]],
-        state: LearnerState,
+    def at_times(
+        self, improve: Callable[[LearnerState], tuple[LearnerState, Metrics]], state: LearnerState
     ) -> tuple[LearnerState, Metrics]:
-        """`improve(state)` in every `count`-th gradient step, else the state; the metrics are such
-        that their average over all steps is that of the steps in which it was done."""
+        """`improve(state)` in the last gradient step of each rhythm, else the state; the metrics
+        are such that their average over all steps is that of the steps in which it was done."""
+        count = self.rhythm
         if count == 1:
             return improve(state)
 
@@ -393,7 +408,9 @@ class OffPolicyAlgorithm(Algorithm):
             return state, {name: count * x for name, x in metrics.items()}
 
         nothing = {name: jnp.zeros(()) for name in jax.eval_shape(improve, state)[1]}
-        due = (state.steps + 1) % count == 0
+        due: Any = (state.steps + 1) % count == 0
+        if isinstance(due, bool):
+            return rarely(state) if due else (state, nothing)
         return jax.lax.cond(due, rarely, lambda state: (state, nothing), state)
 
     def descend(self, rl: RL, state: LearnerState, gradients: dict[str, Any]) -> LearnerState:

@@ -61,6 +61,11 @@ class SAC(OffPolicyAlgorithm):
         check_option("temperature", self.temperature, self.temperature > 0, "more than 0")
 
     @property
+    def rhythm(self) -> int:
+        """Gradient steps of the critics for each of the policy."""
+        return self.actor_every
+
+    @property
     def actor(self) -> PolicyNetwork:
         """The policy's network: mean and deviation of each entry."""
         env = self.task.env
@@ -170,5 +175,5 @@ class SAC(OffPolicyAlgorithm):
             return self.descend(rl, after, gradients), metrics
 
         after = self.descend(rl, state, {"critics": critics})
-        after, metrics = self.every(self.actor_every, improve, after)
+        after, metrics = self.at_times(improve, after)
         return self.follow(after), errors, found | metrics

@@ -35,6 +35,11 @@ class TD3(DDPG):
             check_option(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
         check_option("actor_every", self.actor_every, self.actor_every >= 1, "1 or more")
 
+    @property
+    def rhythm(self) -> int:
+        """Gradient steps of the critics for each of the policy."""
+        return self.actor_every
+
     def goal(self, state: LearnerState, batch: Batch, keys: jax.Array) -> jax.Array:
         """What the critics should say [n], from a target whose action is blurred."""
         action = self.policy(state.target["actor"], batch.following)
@@ -61,5 +66,5 @@ class TD3(DDPG):
             )
             return self.follow(self.descend(rl, state, {"actor": actor})), metrics
 
-        state, metrics = self.every(self.actor_every, improve, state)
+        state, metrics = self.at_times(improve, state)
         return state, errors, found | metrics

@@ -10,7 +10,7 @@ import pytest
 from small import Started, numbers
 
 import dovetail as dt
-from dovetail.algorithms import D4PG, DDPG, SAC, TD3, SACDiscrete
+from dovetail.algorithms import D4PG, DDPG, SAC, TD3, SACDiscrete, off_policy
 from dovetail.algorithms.off_policy import KEYS, Batch, OffPolicyAlgorithm, Row
 from dovetail.envs.interface import Continuous, EnvSpec
 from dovetail.errors import UserError
@@ -137,6 +137,25 @@ def test_td3_moves_the_policy_every_other_step() -> None:
         assert not np.array_equal(numbers(second.params[part]), numbers(third.params[part]))
     assert np.array_equal(numbers(first.target), numbers(second.target))
     assert not np.array_equal(numbers(second.target), numbers(third.target))
+
+
+@pytest.mark.parametrize(("kind", "every"), [(TD3, 2), (SAC, 3)])
+def test_steps_of_a_rhythm_are_the_same_compiled_together(
+    kind: Any, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six gradient steps: with a choice in each whether the policy moves, and without."""
+    algorithm = bound(kind, actor_every=every, gradient_steps=6)
+    state, parts = begun(algorithm), batches(random_batch(18), 6)
+    wanted = jax.jit(lambda state: algorithm.learn(ALONE, state, parts, True))
+    together = wanted(state)
+    assert "cond" not in str(jax.make_jaxpr(wanted)(state))
+    monkeypatch.setattr(off_policy, "TOGETHER", 1)
+    chosen = jax.jit(lambda state: algorithm.learn(ALONE, state, parts, True))
+    assert "cond" in str(jax.make_jaxpr(chosen)(state))
+    single = chosen(state)
+    assert int(together[0].steps) == int(single[0].steps) == 6
+    for found, expected_ in zip(together, single, strict=True):
+        np.testing.assert_allclose(numbers(found), numbers(expected_), atol=1e-6)
 
 
 def test_d4pg_moves_the_distribution() -> None:

@@ -1,0 +1,137 @@
+"""What the matrix products of a gradient step alone take: no faster can it be, whoever asks.
+
+    python -m benchmarks.products [--quick]
+
+The products of each algorithm are counted in its own gradient step as JAX traces it (batch 256, two
+hidden layers of 256), those of a step that comes only every so often by its share. How fast this
+machine multiplies is measured with large matrices, where every library is at its best, and with
+256×256 ones, of which an update has a handful at a time: numpy's BLAS and XLA, in turn, all cores.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxprs_in_params
+from jax.interpreters.partial_eval import dce_jaxpr
+
+import dovetail as dt
+from benchmarks import ours
+from benchmarks import protocol as p
+from dovetail.algorithms.off_policy import KEYS, Batch, OffPolicyAlgorithm
+
+ENVS = {
+    "sac": "gymnasium:Pendulum-v1",
+    "td3": "gymnasium:Pendulum-v1",
+    "iql": "gymnasium:HalfCheetah-v5",
+    "td3-bc": "gymnasium:HalfCheetah-v5",
+}
+LARGE = 2048
+CHAIN = 50
+"""Small products one after another in a compiled call."""
+
+
+def operations(algorithm: OffPolicyAlgorithm) -> float:
+    """Floating-point operations of the products of one gradient step, on average."""
+    spec, count = algorithm.task.env, algorithm.batch_size
+    rows = lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), jnp.float32)  # noqa: E731
+    action = jax.ShapeDtypeStruct((getattr(spec.action, "size", 1),), jnp.float32)
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    shapes = (spec.observation, action, number, number, spec.observation, number)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), KEYS))
+    alone: Any = SimpleNamespace(mean=lambda tree: tree)
+
+    def step(state: Any, batch: Batch, keys: Any) -> Any:
+        return algorithm.gradient_step(alone, state, batch, keys)
+
+    traced = jax.make_jaxpr(step)(state, Batch(*map(rows, shapes)), keys).jaxpr
+    needed, _ = dce_jaxpr(traced, [True] * len(traced.outvars))
+    return _operations(needed, 1 / algorithm.rhythm)
+
+
+def _operations(jaxpr: Any, share: float) -> float:
+    """Those of a jaxpr and all within it; what is chosen counts by how often it is."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            inner = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+            total += 2 * inner * math.prod(equation.outvars[0].aval.shape)
+        within = sum(_operations(part, share) for part in jaxprs_in_params(equation.params))
+        total += within * (share if equation.primitive.name == "cond" else 1.0)
+    return total
+
+
+def fastest(call: Callable[[], Any], count: int) -> float:
+    """Seconds of a call, at best of some."""
+    call()
+    taken = []
+    for _ in range(count):
+        began = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def multiply(rounds: int) -> dict[str, float]:
+    """Operations per second: medians over rounds in which each has its turn."""
+    draw = np.random.default_rng(0).normal
+    large = draw(size=(LARGE, LARGE)).astype(np.float32)
+    small = draw(size=(p.CONTROL_BATCH, p.CONTROL_BATCH)).astype(np.float32)
+
+    @jax.jit
+    def chain(x: jax.Array, weights: jax.Array) -> jax.Array:
+        def one(_: Any, x: jax.Array) -> jax.Array:
+            return (x @ weights) / 16
+
+        return jax.lax.fori_loop(0, CHAIN, one, x)
+
+    product = jax.jit(jnp.matmul)
+    pair = jnp.stack([small, small])
+    once = 2.0 * LARGE**3, 2.0 * len(small) ** 3
+    jobs: dict[str, tuple[float, Callable[[], Any]]] = {
+        "numpy, large": (once[0], lambda: large @ large),
+        "XLA, large": (once[0], lambda: product(large, large).block_until_ready()),
+        "numpy, small": (once[1], lambda: small @ small),
+        "XLA, small": (CHAIN * once[1], lambda: chain(small, small).block_until_ready()),
+        "XLA, two small": (2 * CHAIN * once[1], lambda: chain(pair, pair).block_until_ready()),
+    }
+    found: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(rounds):
+        for name, (work, call) in jobs.items():
+            found[name].append(work / fastest(call, 10))
+    return {name: statistics.median(speeds) for name, speeds in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    speeds = multiply(2 if parser.parse_args().quick else 7)
+    for name, speed in speeds.items():
+        print(f"{name:16} {speed / 1e9:6.0f} GFLOP/s", flush=True)
+    best = max(speeds.values())
+    floors = {}
+    for name, env in ENVS.items():
+        task = dt.Task(dt.envs.resolve(env).spec, num_envs=1, steps=1)
+        work = operations(ours.algorithm(name, 1).bind(task))
+        least, most = 1e3 * work / best, best / work
+        floors[name] = {"operations": work, "least_ms": least, "most_per_s": most}
+        print(
+            f"{name:16} {work / 1e6:6.0f} MFLOP a gradient step: at least {least:.2f} ms, "
+            f"at most {most:.0f} steps/s",
+            flush=True,
+        )
+    print(json.dumps({"operations_per_s": speeds, "floors": floors}))
+
+
+if __name__ == "__main__":
+    main()
