@@ -42,6 +42,12 @@ class Episodes(NamedTuple):
     lengths: Array
     sources: Array
     cut: Array
+    begun: Array
+
+    @property
+    def whole(self) -> Array:
+        """Those that were recorded from the first step to the last: no fragments."""
+        return self.begun & ~self.cut
 
 
 class Storage(Protocol):
@@ -66,6 +72,7 @@ class Stored(NamedTuple):
     """By column."""
     source: int
     cut: bool
+    begun: bool
 
 
 def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> Metadata:
@@ -77,6 +84,7 @@ def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> 
     lengths: list[int] = []
     sources: list[int] = []
     cut: list[bool] = []
+    begun: list[bool] = []
     offsets: list[list[int]] = []
     sums: list[int] = []
     try:
@@ -86,12 +94,14 @@ def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> 
             for number, episode in enumerate(episodes):
                 group = file.create_group(f"episode_{number}")
                 steps = len(episode.arrays["rewards"])
-                group.attrs.update({"id": number, "total_steps": steps, "source": episode.source})
+                told = {"source": episode.source, "cut": episode.cut, "begun": episode.begun}
+                group.attrs.update({"id": number, "total_steps": steps, **told})
                 offsets.append(_put(group, columns, episode.arrays))
                 sums.append(checksum(episode.arrays[column.path] for column in columns))
                 lengths.append(steps)
                 sources.append(episode.source)
                 cut.append(episode.cut)
+                begun.append(episode.begun)
         size = temporary.stat().st_size
         with (place / INDEX).open("wb") as index:
             np.savez(
@@ -99,6 +109,7 @@ def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> 
                 lengths=np.array(lengths, np.int64),
                 sources=np.array(sources, np.int32),
                 cut=np.array(cut, np.bool_),
+                begun=np.array(begun, np.bool_),
                 offsets=np.array(offsets, np.int64).reshape(-1, len(columns)),
                 sums=np.array(sums, np.uint32),
             )
@@ -168,7 +179,8 @@ class IndexedFile:
         try:
             with np.load(index, allow_pickle=False) as found:
                 arrays = {name: found[name] for name in found.files}
-            self.episodes = Episodes(arrays["lengths"], arrays["sources"], arrays["cut"])
+            begun = arrays.get("begun", np.ones(len(arrays["cut"]), np.bool_))
+            self.episodes = Episodes(arrays["lengths"], arrays["sources"], arrays["cut"], begun)
             self._offsets, self._sums = arrays["offsets"], arrays["sums"]
         except (OSError, ValueError, KeyError, zlib.error, EOFError) as error:
             raise _damaged(index, error) from error
@@ -244,10 +256,15 @@ class LinkedFile:
             lengths = [int(group["rewards"].shape[0]) for group in groups]
             sources = [int(group.attrs.get("source", 0)) for group in groups]
             ends = [bool(g["terminations"][-1] | g["truncations"][-1]) for g in groups]
+            cut = [bool(group.attrs.get("cut", False)) for group in groups]
+            begun = [bool(group.attrs.get("begun", True)) for group in groups]
         except (OSError, KeyError, ValueError, RuntimeError, IndexError) as error:
             raise _damaged(file, error) from error
         self.episodes = Episodes(
-            np.array(lengths, np.int64), np.array(sources, np.int32), ~np.array(ends, np.bool_)
+            np.array(lengths, np.int64),
+            np.array(sources, np.int32),
+            np.array(cut, np.bool_) | ~np.array(ends, np.bool_),
+            np.array(begun, np.bool_),
         )
 
     def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:

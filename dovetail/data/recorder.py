@@ -2,7 +2,7 @@
 
 Trajectories are time-major, [T, B, …], as `unroll` makes them; each is told to `Recorder.add` in
 the order in which the environments lived through them. What is open when the recording ends is
-written too, marked as cut.
+written too, marked as cut; what was under way when it began is marked as not begun.
 """
 
 import contextlib
@@ -118,6 +118,7 @@ class Recorder:
             infos=infos,
             source=self.source,
             cut=cut,
+            begun=bool(steps.first[0]),
         )
 
     def close(self, cut: bool = True) -> None:

@@ -161,7 +161,7 @@ def _all(
 ) -> Iterator[Stored]:
     """The episodes marked in `keep`; those that are not finite go to `dropped`, if given."""
     for reader, shift, marked in zip(readers, shifts, keep, strict=True):
-        lengths, sources, cut = reader.episodes
+        lengths, sources, cut, begun = reader.episodes
         for number in np.flatnonzero(marked).tolist():
             piece = Piece(number, 0, int(lengths[number]) + 1)
             arrays = reader.storage.read([piece])
@@ -169,7 +169,8 @@ def _all(
                 dropped.append(number)
                 continue
             source = int(sources[number]) + shift
-            yield Stored(_completed(arrays, metadata), source, bool(cut[number]))
+            flags = bool(cut[number]), bool(begun[number])
+            yield Stored(_completed(arrays, metadata), source, *flags)
 
 
 def _fine(reader: Reader, arrays: dict[str, Array], piece: Piece) -> bool:

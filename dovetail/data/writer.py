@@ -57,7 +57,8 @@ class Writer:
                 f"{len(self.metadata.sources)}: give the sources when the dataset is made."
             )
         arrays = self._arrays(episode)
-        append(self._journal, {"source": episode.source, "cut": episode.cut}, arrays)
+        told = {"source": episode.source, "cut": episode.cut, "begun": episode.begun}
+        append(self._journal, told, arrays)
         self.episodes += 1
         self.steps += len(episode)
 
@@ -151,7 +152,8 @@ def finish(folder: Path, tell: Tell | None = None) -> tuple[Metadata, str | None
         for number, record in enumerate(reading):
             if tell is not None:
                 tell(number, total)
-            yield Stored(record.arrays, record.header["source"], record.header["cut"])
+            told = record.header
+            yield Stored(record.arrays, told["source"], told["cut"], told.get("begun", True))
 
     write = write_parquet if metadata.data_format == TABLE else write_hdf5
     metadata = write(folder, metadata, episodes())

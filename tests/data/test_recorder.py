@@ -33,7 +33,14 @@ def trajectory(**columns: Any) -> Steps:
 
 
 def read(folder: Path) -> list[tuple[list[float], bool, bool, bool]]:
-    """(observations, terminated, truncated, cut) of every episode."""
+    """(observations, terminated, truncated, cut) of every episode; each has begun."""
+    with Reader(folder) as reader:
+        assert reader.episodes.begun.all()
+    return read_fragments(folder)
+
+
+def read_fragments(folder: Path) -> list[tuple[list[float], bool, bool, bool]]:
+    """The same, of episodes that need not have begun."""
     with Reader(folder) as reader:
         return [
             (
@@ -107,9 +114,27 @@ def test_an_environment_that_was_set_up_anew_leaves_a_cut_episode(tmp_path: Path
 
 def test_what_is_open_can_be_left_out(tmp_path: Path) -> None:
     found = recorder(tmp_path / "d", 1)
-    found.add(trajectory(observation=[[0], [1], [2]], terminated=[[0], [1], [0]]))
+    found.add(
+        trajectory(observation=[[0], [1], [2]], terminated=[[0], [1], [0]], first=[[1], [0], [1]])
+    )
     found.close(cut=False)
-    assert len(read(tmp_path / "d")) == 1
+    assert read(tmp_path / "d") == [([0, 1, 2], True, False, False)]
+
+
+def test_what_was_under_way_when_the_recording_began_has_not_begun(tmp_path: Path) -> None:
+    with recorder(tmp_path / "d", 1) as found:
+        found.add(trajectory(observation=[[5], [6]], terminated=[[0], [1]]))
+        found.add(trajectory(observation=[[0], [1]], first=[[1], [0]]))
+        found.add(trajectory(observation=[[70], [71]], truncated=[[0], [1]]))  # of another one
+    assert read_fragments(tmp_path / "d") == [
+        ([5, 6, 7], True, False, False),
+        ([0, 1, 2], False, True, True),
+        ([70, 71, 72], False, True, False),
+    ]
+    with Reader(tmp_path / "d") as reader:
+        assert reader.episodes.begun.tolist() == [False, True, False]
+        assert [episode.begun for episode in reader] == [False, True, False]
+        assert not reader.episodes.whole.any()
 
 
 def test_nothing_is_left_of_a_recording_that_never_began(tmp_path: Path) -> None:
