@@ -48,16 +48,18 @@ class Recorder:
         self._open: list[list[tuple[Steps, int]]] = [[] for _ in range(num_envs)]
         """Each environment's episode so far, in pieces."""
 
-    def add(self, trajectory: Any, version: int = -1) -> None:
-        """Records a trajectory, which has the fields of `Steps`, of weights of this `version`."""
+    def add(self, trajectory: Any, version: int | Array = -1) -> None:
+        """Records a trajectory, which has the fields of `Steps`, of weights of this `version`: one
+        for all, or one for each environment."""
         steps = Steps(*(getattr(trajectory, name) for name in Steps._fields))
         lanes: Steps = jax.tree.map(lambda x: np.swapaxes(np.asarray(x), 0, 1), steps)
         ended: list[tuple[int, int, Episode]] = []
+        versions = np.broadcast_to(version, len(self._open)).tolist()
         for env in range(len(self._open)):
             valid = np.flatnonzero(lanes.valid[env])
             if len(valid):
                 lane = jax.tree.map(lambda x, e=env, v=valid: x[e][v], lanes)
-                ended += self._follow(env, lane, valid, version)
+                ended += self._follow(env, lane, valid, versions[env])
         for _, _, episode in sorted(ended, key=lambda one: one[:2]):
             self.writer.write(episode)
 
