@@ -19,7 +19,7 @@ from dovetail.data.hdf5 import Array, Episodes, Piece, Stored
 from dovetail.data.metadata import TABLE, Metadata
 from dovetail.data.spaces import Column
 from dovetail.errors import UserError
-from dovetail.run import write_error
+from dovetail.run import sync
 
 GROUP_BYTES = 1 << 24
 """About as many bytes go into one row group: what is read at a time."""
@@ -37,32 +37,28 @@ def write_parquet(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) 
     counts = [0, 0]
     writer: Any = None
     temporary = place / "part.part"
-    groups = 0
 
     def finish_file() -> None:
         nonlocal writer
         if writer is not None:
             writer.close()
+            sync(temporary)
             name = f"part-{len(files):05d}.parquet"
             os.replace(temporary, place / name)
             files[name] = (place / name).stat().st_size
             writer = None
 
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        for first, batch in _grouped(episodes, metadata.row_bytes):
-            table = _table(metadata, first, batch)
-            if writer is None:
-                writer = pq.ParquetWriter(temporary, table.schema, write_page_checksum=True)
-            writer.write_table(table, row_group_size=table.num_rows)
-            groups += 1
-            counts[0] += len(batch)
-            counts[1] += sum(len(one.arrays["rewards"]) for one in batch)
-            if groups % FILE_GROUPS == 0:
-                finish_file()
-        finish_file()
-    except OSError as error:
-        raise write_error(temporary, error) from error
+    place.mkdir(parents=True, exist_ok=True)
+    for groups, (first, batch) in enumerate(_grouped(episodes, metadata.row_bytes), 1):
+        table = _table(metadata, first, batch)
+        if writer is None:
+            writer = pq.ParquetWriter(temporary, table.schema, write_page_checksum=True)
+        writer.write_table(table, row_group_size=table.num_rows)
+        counts[0] += len(batch)
+        counts[1] += sum(len(one.arrays["rewards"]) for one in batch)
+        if groups % FILE_GROUPS == 0:
+            finish_file()
+    finish_file()
     return replace(
         metadata,
         data_format=TABLE,

@@ -15,7 +15,7 @@ from dovetail.data.reader import Reader, check_finite
 from dovetail.data.spaces import Space, same
 from dovetail.data.writer import Tell
 from dovetail.errors import UserError, nearest
-from dovetail.run import make_new
+from dovetail.run import make_new, write_error
 
 FORMATS = {"minari": HDF5, "parquet": TABLE}
 
@@ -212,6 +212,9 @@ def _write(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> Meta
         if made.episodes == 0:
             raise UserError(f"No episode is left for {folder}: it would be empty.")
         made.write(folder)
+    except OSError as error:
+        shutil.rmtree(folder / "data", ignore_errors=True)
+        raise write_error(folder, error) from error
     except BaseException:
         shutil.rmtree(folder / "data", ignore_errors=True)
         raise
