@@ -2,7 +2,8 @@
 
 Trajectories are time-major, [T, B, …], as `unroll` makes them; each is told to `Recorder.add` in
 the order in which the environments lived through them. What is open when the recording ends is
-written too, marked as cut; what was under way when it began is marked as not begun.
+written too, marked as cut; what was under way when it began is marked as not begun. Episodes too
+long to be kept in memory are written in pieces, marked as both.
 """
 
 import contextlib
@@ -19,6 +20,9 @@ from dovetail.data.spaces import Codec, Space, spaces_of
 from dovetail.data.writer import Writer
 from dovetail.envs.interface import Continuous
 from dovetail.envs.resolve import Env
+
+OPEN_BYTES = 1 << 30
+"""Bytes that all episodes under way may take; beyond, what there is of the largest is written."""
 
 
 class Steps(NamedTuple):
@@ -46,7 +50,9 @@ class Recorder:
         metadata = writer.metadata
         self._codec = Codec(metadata.observation, metadata.action, metadata.environment)
         self._open: list[list[tuple[Steps, int]]] = [[] for _ in range(num_envs)]
-        """Each environment's episode so far, in pieces."""
+        """Each environment's episode so far, in pieces; of what came next only the last row."""
+        self._bytes = [0] * num_envs
+        """What each of these takes."""
 
     def add(self, trajectory: Any, version: int | Array = -1) -> None:
         """Records a trajectory, which has the fields of `Steps`, of weights of this `version`: one
@@ -62,6 +68,9 @@ class Recorder:
                 ended += self._follow(env, lane, valid, versions[env])
         for _, _, episode in sorted(ended, key=lambda one: one[:2]):
             self.writer.write(episode)
+        while sum(self._bytes) > OPEN_BYTES:
+            largest = max(range(len(self._bytes)), key=self._bytes.__getitem__)
+            self.writer.write(self._finished(largest, cut=True))
 
     def _follow(
         self, env: int, lane: Steps, times: Array, version: int
@@ -76,7 +85,10 @@ class Recorder:
             if self._open[env] and self._breaks(env, lane, start):
                 found.append((int(times[start]) - 1, env, self._finished(env, cut=True)))
             part = jax.tree.map(lambda x, a=start, b=stop: x[a:b], lane)
+            after = jax.tree.map(lambda x: x[-1:].copy(), part.next_observation)
+            part = part._replace(next_observation=after)
             self._open[env].append((part, version))
+            self._bytes[env] += sum(leaf.nbytes for leaf in jax.tree.leaves(part))
             if ends[stop - 1]:
                 found.append((int(times[stop - 1]), env, self._finished(env, cut=False)))
             start = stop
@@ -95,7 +107,7 @@ class Recorder:
 
     def _finished(self, env: int, cut: bool) -> Episode:
         """The environment's open episode as a whole."""
-        pieces, self._open[env] = self._open[env], []
+        pieces, self._open[env], self._bytes[env] = self._open[env], [], 0
         steps: Steps = jax.tree.map(lambda *x: np.concatenate(x), *(part for part, _ in pieces))
         seen = jax.tree.map(
             lambda x, after: np.concatenate([x, after[-1:]]),

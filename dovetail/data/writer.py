@@ -30,6 +30,8 @@ from dovetail.run import make_new, sync
 Array = np.ndarray[Any, np.dtype[Any]]
 Tell = Callable[[int, int], None]
 """Told how many of how many episodes are done."""
+MOST_BYTES = (1 << 32) - 1
+"""Of an episode's column, that the journal can tell."""
 
 
 class Writer:
@@ -185,6 +187,12 @@ def _count(journal: Path) -> tuple[int, str | None]:
 
 def _check_shapes(arrays: dict[str, Array], columns: list[Column]) -> None:
     for column in columns:
+        size = arrays[column.path].nbytes
+        if size > MOST_BYTES:
+            raise UserError(
+                f"An episode has {size:,} bytes of {column.path}, and {MOST_BYTES:,} are the most "
+                "that can be recorded: give it in pieces, cut and not begun."
+            )
         found = arrays[column.path].shape[1:]
         if found != column.shape:
             raise UserError(

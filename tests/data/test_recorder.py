@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from dovetail.data import Reader, Recorder, Source, Writer, record
+from dovetail.data import Reader, Recorder, Source, Writer, record, writer
+from dovetail.data import recorder as recording
 from dovetail.data.metadata import Metadata
 from dovetail.data.recorder import Steps, own_spaces
 from dovetail.envs.resolve import resolve
+from dovetail.errors import UserError
 
 BOX = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -135,6 +137,41 @@ def test_what_was_under_way_when_the_recording_began_has_not_begun(tmp_path: Pat
         assert reader.episodes.begun.tolist() == [False, True, False]
         assert [episode.begun for episode in reader] == [False, True, False]
         assert not reader.episodes.whole.any()
+
+
+def test_episodes_that_take_too_much_memory_are_written_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "OPEN_BYTES", 300)
+    seen = []
+    with recorder(tmp_path / "d", 2) as found:
+        for time in range(0, 60, 2):
+            steps = np.array([[time], [time + 1]]) + np.array([0, 100])
+            ends = [[0, time == 4], [0, 0]]
+            found.add(trajectory(observation=steps, first=steps == [0, 105], terminated=ends), time)
+            seen.append(found.writer.steps)
+    assert all(written >= 2 * 2 * (n + 1) - 40 for n, written in enumerate(seen))
+    with Reader(tmp_path / "d") as reader:
+        assert reader.num_steps == 120 and reader.num_episodes > 4
+        lines: dict[bool, list[Any]] = {False: [], True: []}
+        for episode in reader:
+            lines[bool(episode.observations[0, 0] >= 100)].append(episode)
+        for begin, line in zip((0, 100), lines.values(), strict=True):
+            rows = np.concatenate([episode.rewards for episode in line])
+            assert rows.tolist() == list(range(begin, begin + 60))
+        assert [one.begun for one in lines[False]] == [True] + [False] * (len(lines[False]) - 1)
+        assert all(one.cut for one in lines[False])
+
+
+def test_an_episode_that_no_journal_can_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MOST_BYTES", 8)
+    with (
+        pytest.raises(UserError, match="has 12 bytes of observations, and 8 are the most that can"),
+        recorder(tmp_path / "d", 1) as found,
+    ):
+        found.add(trajectory(observation=[[0], [1]], terminated=[[0], [1]]))
 
 
 def test_nothing_is_left_of_a_recording_that_never_began(tmp_path: Path) -> None:
