@@ -126,11 +126,22 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise write_error(path, error) from error
+
+
+def sync(path: Path) -> None:
+    """Waits until the disk has a file, or the names in a folder, where the system has a way to."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_error(path: Path, error: OSError) -> UserError:
@@ -228,14 +239,3 @@ def _plain(obj: object) -> Any:
     if isinstance(obj, float):
         return obj if np.isfinite(obj) else None
     return obj if obj is None or isinstance(obj, bool | int | str) else str(obj)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename in `folder` durable, where the system has a way to."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -110,8 +110,7 @@ def _summary(told: Mapping[str, Any]) -> str:
         "episodes": f"{told['episodes']:,} with {told['steps']:,} steps: "
         f"{told['terminated']:,} terminated, {told['truncated']:,} truncated"
         + (f" ({told['cut']:,} by the end of the recording)" if told["cut"] else ""),
-        "returns": f"mean {returns['mean']:.4g} ± {returns['deviation']:.4g}, "
-        f"from {returns['low']:.4g} to {returns['high']:.4g}",
+        "returns": _returns(returns, told["fragments"]),
         "lengths": f"mean {lengths['mean']:.4g}, "
         f"from {lengths['low']:.0f} to {lengths['high']:.0f}",
         "observations": told["observation"],
@@ -125,6 +124,17 @@ def _summary(told: Mapping[str, Any]) -> str:
     if told["checked"]:
         rows.append(f"{'checked':<{width}}  all of it is whole and finite")
     return "\n".join(rows)
+
+
+def _returns(returns: Mapping[str, float] | None, fragments: int) -> str:
+    if returns is None:
+        return "not known: no episode was recorded from its first step to its last"
+    text = (
+        f"mean {returns['mean']:.4g} ± {returns['deviation']:.4g}, "
+        f"from {returns['low']:.4g} to {returns['high']:.4g}"
+    )
+    left = f" ({fragments:,} not recorded from first step to last left out)" if fragments else ""
+    return text + left
 
 
 def _source(source: Mapping[str, Any]) -> str:

@@ -34,6 +34,8 @@ class Episode:
     """Which of the dataset's sources it comes from."""
     cut: bool = False
     """Whether only the recording ended here: the last step is marked as truncated."""
+    begun: bool = True
+    """Whether it was recorded from its first step."""
 
     def __len__(self) -> int:
         return len(self.rewards)

@@ -17,15 +17,18 @@ import numpy as np
 
 from dovetail.data.extras import package
 from dovetail.data.metadata import HDF5, Metadata, images
+from dovetail.data.room import Room
 from dovetail.data.spaces import Column
 from dovetail.errors import UserError
-from dovetail.run import write_error
+from dovetail.run import sync
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FILE = "main_data.hdf5"
 INDEX = "index.npz"
 ALIGNMENT = 8
+FILE_ROOM, EPISODE_ROOM, COLUMN_ROOM = 1 << 16, 2048, 768
+"""Bytes that HDF5 takes beside the arrays themselves, at most."""
 
 
 class Piece(NamedTuple):
@@ -42,6 +45,12 @@ class Episodes(NamedTuple):
     lengths: Array
     sources: Array
     cut: Array
+    begun: Array
+
+    @property
+    def whole(self) -> Array:
+        """Those that were recorded from the first step to the last: no fragments."""
+        return self.begun & ~self.cut
 
 
 class Storage(Protocol):
@@ -66,10 +75,14 @@ class Stored(NamedTuple):
     """By column."""
     source: int
     cut: bool
+    begun: bool
 
 
 def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> Metadata:
-    """Writes the file and its index into `folder`/data; returns what there is now."""
+    """Writes the file and its index into `folder`/data; returns what there is now.
+
+    Room is taken before anything is written: HDF5 itself crashes when a disk is full.
+    """
     h5py = package("h5py")
     place = folder / "data"
     temporary = place / f"{FILE}.part"
@@ -77,37 +90,50 @@ def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> 
     lengths: list[int] = []
     sources: list[int] = []
     cut: list[bool] = []
+    begun: list[bool] = []
     offsets: list[list[int]] = []
     sums: list[int] = []
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        options = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT}
-        with h5py.File(temporary, "w", libver="latest", **options) as file:
-            for number, episode in enumerate(episodes):
-                group = file.create_group(f"episode_{number}")
-                steps = len(episode.arrays["rewards"])
-                group.attrs.update({"id": number, "total_steps": steps, "source": episode.source})
-                offsets.append(_put(group, columns, episode.arrays))
-                sums.append(checksum(episode.arrays[column.path] for column in columns))
-                lengths.append(steps)
-                sources.append(episode.source)
-                cut.append(episode.cut)
-        size = temporary.stat().st_size
-        with (place / INDEX).open("wb") as index:
-            np.savez(
-                index,
-                lengths=np.array(lengths, np.int64),
-                sources=np.array(sources, np.int32),
-                cut=np.array(cut, np.bool_),
-                offsets=np.array(offsets, np.int64).reshape(-1, len(columns)),
-                sums=np.array(sums, np.uint32),
-            )
-        os.replace(temporary, place / FILE)
-    except OSError as error:
-        raise write_error(temporary, error) from error
+    place.mkdir(parents=True, exist_ok=True)
+    options = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT}
+    with h5py.File(temporary, "w", libver="latest", **options) as file:
+        room = Room(file.id.get_vfd_handle())
+        room.take(FILE_ROOM)
+        for number, episode in enumerate(episodes):
+            room.take(_most_bytes(columns, episode.arrays))
+            group = file.create_group(f"episode_{number}")
+            steps = len(episode.arrays["rewards"])
+            told = {"source": episode.source, "cut": episode.cut, "begun": episode.begun}
+            group.attrs.update({"id": number, "total_steps": steps, **told})
+            offsets.append(_put(group, columns, episode.arrays))
+            sums.append(checksum(episode.arrays[column.path] for column in columns))
+            lengths.append(steps)
+            sources.append(episode.source)
+            cut.append(episode.cut)
+            begun.append(episode.begun)
+        end = file.id.get_filesize()
+    size = min(end, temporary.stat().st_size)
+    os.truncate(temporary, size)  # the room that was not needed
+    sync(temporary)
+    with (place / INDEX).open("wb") as index:
+        np.savez(
+            index,
+            lengths=np.array(lengths, np.int64),
+            sources=np.array(sources, np.int32),
+            cut=np.array(cut, np.bool_),
+            begun=np.array(begun, np.bool_),
+            offsets=np.array(offsets, np.int64).reshape(-1, len(columns)),
+            sums=np.array(sums, np.uint32),
+        )
+    sync(place / INDEX)
+    os.replace(temporary, place / FILE)
     return replace(
         metadata, data_format=HDF5, episodes=len(lengths), steps=sum(lengths), size=size, jpeg=False
     )
+
+
+def _most_bytes(columns: Sequence[Column], arrays: Mapping[str, Array]) -> int:
+    """What an episode takes in the file, at most."""
+    return EPISODE_ROOM + sum(COLUMN_ROOM + arrays[column.path].nbytes for column in columns)
 
 
 def _put(group: Any, columns: Sequence[Column], arrays: Mapping[str, Array]) -> list[int]:
@@ -168,7 +194,8 @@ class IndexedFile:
         try:
             with np.load(index, allow_pickle=False) as found:
                 arrays = {name: found[name] for name in found.files}
-            self.episodes = Episodes(arrays["lengths"], arrays["sources"], arrays["cut"])
+            begun = arrays.get("begun", np.ones(len(arrays["cut"]), np.bool_))
+            self.episodes = Episodes(arrays["lengths"], arrays["sources"], arrays["cut"], begun)
             self._offsets, self._sums = arrays["offsets"], arrays["sums"]
         except (OSError, ValueError, KeyError, zlib.error, EOFError) as error:
             raise _damaged(index, error) from error
@@ -244,10 +271,15 @@ class LinkedFile:
             lengths = [int(group["rewards"].shape[0]) for group in groups]
             sources = [int(group.attrs.get("source", 0)) for group in groups]
             ends = [bool(g["terminations"][-1] | g["truncations"][-1]) for g in groups]
+            cut = [bool(group.attrs.get("cut", False)) for group in groups]
+            begun = [bool(group.attrs.get("begun", True)) for group in groups]
         except (OSError, KeyError, ValueError, RuntimeError, IndexError) as error:
             raise _damaged(file, error) from error
         self.episodes = Episodes(
-            np.array(lengths, np.int64), np.array(sources, np.int32), ~np.array(ends, np.bool_)
+            np.array(lengths, np.int64),
+            np.array(sources, np.int32),
+            np.array(cut, np.bool_) | ~np.array(ends, np.bool_),
+            np.array(begun, np.bool_),
         )
 
     def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:

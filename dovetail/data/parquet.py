@@ -19,12 +19,14 @@ from dovetail.data.hdf5 import Array, Episodes, Piece, Stored
 from dovetail.data.metadata import TABLE, Metadata
 from dovetail.data.spaces import Column
 from dovetail.errors import UserError
-from dovetail.run import write_error
+from dovetail.run import sync
 
 GROUP_BYTES = 1 << 24
 """About as many bytes go into one row group: what is read at a time."""
 FILE_GROUPS = 32
 """Row groups of a file."""
+PER_EPISODE = ("source", "cut", "begun")
+"""Columns that say the same in every row of an episode."""
 
 
 def write_parquet(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> Metadata:
@@ -35,32 +37,28 @@ def write_parquet(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) 
     counts = [0, 0]
     writer: Any = None
     temporary = place / "part.part"
-    groups = 0
 
     def finish_file() -> None:
         nonlocal writer
         if writer is not None:
             writer.close()
+            sync(temporary)
             name = f"part-{len(files):05d}.parquet"
             os.replace(temporary, place / name)
             files[name] = (place / name).stat().st_size
             writer = None
 
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        for first, batch in _grouped(episodes, metadata.row_bytes):
-            table = _table(metadata, first, batch)
-            if writer is None:
-                writer = pq.ParquetWriter(temporary, table.schema, write_page_checksum=True)
-            writer.write_table(table, row_group_size=table.num_rows)
-            groups += 1
-            counts[0] += len(batch)
-            counts[1] += sum(len(one.arrays["rewards"]) for one in batch)
-            if groups % FILE_GROUPS == 0:
-                finish_file()
-        finish_file()
-    except OSError as error:
-        raise write_error(temporary, error) from error
+    place.mkdir(parents=True, exist_ok=True)
+    for groups, (first, batch) in enumerate(_grouped(episodes, metadata.row_bytes), 1):
+        table = _table(metadata, first, batch)
+        if writer is None:
+            writer = pq.ParquetWriter(temporary, table.schema, write_page_checksum=True)
+        writer.write_table(table, row_group_size=table.num_rows)
+        counts[0] += len(batch)
+        counts[1] += sum(len(one.arrays["rewards"]) for one in batch)
+        if groups % FILE_GROUPS == 0:
+            finish_file()
+    finish_file()
     return replace(
         metadata,
         data_format=TABLE,
@@ -105,9 +103,9 @@ def _table(metadata: Metadata, first: int, batch: list[Stored]) -> Any:
         rows = np.zeros((total, *column.shape), column.dtype)
         rows[~last] = np.concatenate([one.arrays[column.path] for one in batch])
         found[column.path] = _arrow(column, rows, last)
-    per_row = {"source": [one.source for one in batch], "cut": [one.cut for one in batch]}
-    for name, values in per_row.items():
-        found[name] = pa.array(np.repeat(np.array(values), [n + 1 for n in steps]))
+    for name in PER_EPISODE:
+        values = np.array([getattr(one, name) for one in batch])
+        found[name] = pa.array(np.repeat(values, [n + 1 for n in steps]))
     return pa.table(found)
 
 
@@ -136,9 +134,7 @@ class Tables:
             for group in range(file.num_row_groups)
         ]
         counts = [self._index(*group) for group in self._groups]
-        self.episodes = Episodes(
-            *(np.concatenate([count[i] for count in counts]) for i in range(3))
-        )
+        self.episodes = Episodes(*(np.concatenate(column) for column in zip(*counts, strict=True)))
         self._first = np.cumsum([0, *(len(count[0]) for count in counts)])
         self._kept: tuple[int, dict[str, Array]] | None = None
         if len(self.episodes.lengths) != metadata.episodes:
@@ -163,13 +159,20 @@ class Tables:
         except Exception as error:
             raise self._damaged(path, error) from error
 
-    def _index(self, number: int, group: int) -> tuple[Array, Array, Array]:
-        names = ["step", "source", "cut"]
-        table = self._table(number, group, names)
-        step, source, cut = (table[name].to_numpy() for name in names)
+    def _index(self, number: int, group: int) -> Episodes:
+        """Those of a row group; tables that do not say where an episode began hold whole ones."""
+        table = self._table(number, group, ["step", *PER_EPISODE])
+        step = table["step"].to_numpy()
         begins = np.flatnonzero(step == 0)
         lengths = np.diff(np.append(begins, len(step))) - 1
-        return lengths.astype(np.int64), source[begins].astype(np.int32), cut[begins].astype(bool)
+        known = {name: table[name].to_numpy()[begins] for name in table.column_names}
+        begun = known.get("begun", np.ones(len(begins), np.bool_))
+        return Episodes(
+            lengths.astype(np.int64),
+            known["source"].astype(np.int32),
+            known["cut"].astype(np.bool_),
+            begun.astype(np.bool_),
+        )
 
     def _table(self, number: int, group: int, names: list[str]) -> Any:
         file = self._files[number]

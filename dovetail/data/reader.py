@@ -35,7 +35,8 @@ class Reader:
 
     @property
     def episodes(self) -> Episodes:
-        """Length, source and whether it was cut, of every episode."""
+        """Length, source, and whether it was cut and recorded from its first step, of every
+        episode."""
         return self.storage.episodes
 
     @property
@@ -74,6 +75,7 @@ class Reader:
             infos=infos,
             source=int(self.episodes.sources[number]),
             cut=bool(self.episodes.cut[number]),
+            begun=bool(self.episodes.begun[number]),
         )
 
     def __iter__(self) -> Iterator[Episode]:

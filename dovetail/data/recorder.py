@@ -2,7 +2,8 @@
 
 Trajectories are time-major, [T, B, …], as `unroll` makes them; each is told to `Recorder.add` in
 the order in which the environments lived through them. What is open when the recording ends is
-written too, marked as cut.
+written too, marked as cut; what was under way when it began is marked as not begun. Episodes too
+long to be kept in memory are written in pieces, marked as both.
 """
 
 import contextlib
@@ -19,6 +20,9 @@ from dovetail.data.spaces import Codec, Space, spaces_of
 from dovetail.data.writer import Writer
 from dovetail.envs.interface import Continuous
 from dovetail.envs.resolve import Env
+
+OPEN_BYTES = 1 << 30
+"""Bytes that all episodes under way may take; beyond, what there is of the largest is written."""
 
 
 class Steps(NamedTuple):
@@ -46,20 +50,27 @@ class Recorder:
         metadata = writer.metadata
         self._codec = Codec(metadata.observation, metadata.action, metadata.environment)
         self._open: list[list[tuple[Steps, int]]] = [[] for _ in range(num_envs)]
-        """Each environment's episode so far, in pieces."""
+        """Each environment's episode so far, in pieces; of what came next only the last row."""
+        self._bytes = [0] * num_envs
+        """What each of these takes."""
 
-    def add(self, trajectory: Any, version: int = -1) -> None:
-        """Records a trajectory, which has the fields of `Steps`, of weights of this `version`."""
+    def add(self, trajectory: Any, version: int | Array = -1) -> None:
+        """Records a trajectory, which has the fields of `Steps`, of weights of this `version`: one
+        for all, or one for each environment."""
         steps = Steps(*(getattr(trajectory, name) for name in Steps._fields))
         lanes: Steps = jax.tree.map(lambda x: np.swapaxes(np.asarray(x), 0, 1), steps)
         ended: list[tuple[int, int, Episode]] = []
+        versions = np.broadcast_to(version, len(self._open)).tolist()
         for env in range(len(self._open)):
             valid = np.flatnonzero(lanes.valid[env])
             if len(valid):
                 lane = jax.tree.map(lambda x, e=env, v=valid: x[e][v], lanes)
-                ended += self._follow(env, lane, valid, version)
+                ended += self._follow(env, lane, valid, versions[env])
         for _, _, episode in sorted(ended, key=lambda one: one[:2]):
             self.writer.write(episode)
+        while sum(self._bytes) > OPEN_BYTES:
+            largest = max(range(len(self._bytes)), key=self._bytes.__getitem__)
+            self.writer.write(self._finished(largest, cut=True))
 
     def _follow(
         self, env: int, lane: Steps, times: Array, version: int
@@ -74,7 +85,10 @@ class Recorder:
             if self._open[env] and self._breaks(env, lane, start):
                 found.append((int(times[start]) - 1, env, self._finished(env, cut=True)))
             part = jax.tree.map(lambda x, a=start, b=stop: x[a:b], lane)
+            after = jax.tree.map(lambda x: x[-1:].copy(), part.next_observation)
+            part = part._replace(next_observation=after)
             self._open[env].append((part, version))
+            self._bytes[env] += sum(leaf.nbytes for leaf in jax.tree.leaves(part))
             if ends[stop - 1]:
                 found.append((int(times[stop - 1]), env, self._finished(env, cut=False)))
             start = stop
@@ -93,7 +107,7 @@ class Recorder:
 
     def _finished(self, env: int, cut: bool) -> Episode:
         """The environment's open episode as a whole."""
-        pieces, self._open[env] = self._open[env], []
+        pieces, self._open[env], self._bytes[env] = self._open[env], [], 0
         steps: Steps = jax.tree.map(lambda *x: np.concatenate(x), *(part for part, _ in pieces))
         seen = jax.tree.map(
             lambda x, after: np.concatenate([x, after[-1:]]),
@@ -118,6 +132,7 @@ class Recorder:
             infos=infos,
             source=self.source,
             cut=cut,
+            begun=bool(steps.first[0]),
         )
 
     def close(self, cut: bool = True) -> None:

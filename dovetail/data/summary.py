@@ -43,7 +43,8 @@ class Summary:
     megabytes: float
     observation: str
     action: str
-    returns: Spread
+    returns: Spread | None
+    """Of whole episodes; None if there is none."""
     lengths: Spread
     terminated: int
     """Episodes that ended in the task's own sense."""
@@ -51,6 +52,10 @@ class Summary:
     """Episodes that a time limit cut."""
     cut: int
     """Episodes that only the recording cut, of those."""
+    not_begun: int
+    """Episodes that were not recorded from their first step."""
+    fragments: int
+    """Episodes that are one or the other, whose returns are left out."""
     log_probabilities: float
     """The share of steps whose action's probability was recorded."""
     versions: tuple[int, int] | None
@@ -92,7 +97,8 @@ def info(dataset: str | Path, *, check: bool = False, tell: Tell | None = None) 
                 found = found[found >= 0]
                 versions += [int(found.min()), int(found.max())] if len(found) else []
         files = (file for file in (reader.folder / "data").rglob("*") if file.is_file())
-        cut = int(reader.episodes.cut.sum())
+        episodes = reader.episodes
+        counted = np.concatenate(returns)[episodes.whole]
         return Summary(
             dataset=str(reader.folder),
             format="minari" if metadata.data_format == "hdf5" else "parquet",
@@ -102,11 +108,13 @@ def info(dataset: str | Path, *, check: bool = False, tell: Tell | None = None) 
             megabytes=round(sum(file.stat().st_size for file in files) / 1e6, 3),
             observation=_words(list(leaves(metadata.observation, "observations"))),
             action=_words(list(leaves(metadata.action, "actions"))),
-            returns=Spread.of(np.concatenate(returns)),
+            returns=Spread.of(counted) if len(counted) else None,
             lengths=Spread.of(lengths),
             terminated=terminated,
             truncated=reader.num_episodes - terminated,
-            cut=cut,
+            cut=int(episodes.cut.sum()),
+            not_begun=int((~episodes.begun).sum()),
+            fragments=reader.num_episodes - len(counted),
             log_probabilities=known / max(reader.num_steps, 1),
             versions=(min(versions), max(versions)) if versions else None,
             sources=[asdict(source) for source in metadata.sources],

@@ -15,7 +15,7 @@ from dovetail.data.reader import Reader, check_finite
 from dovetail.data.spaces import Space, same
 from dovetail.data.writer import Tell
 from dovetail.errors import UserError, nearest
-from dovetail.run import make_new
+from dovetail.run import make_new, write_error
 
 FORMATS = {"minari": HDF5, "parquet": TABLE}
 
@@ -161,7 +161,7 @@ def _all(
 ) -> Iterator[Stored]:
     """The episodes marked in `keep`; those that are not finite go to `dropped`, if given."""
     for reader, shift, marked in zip(readers, shifts, keep, strict=True):
-        lengths, sources, cut = reader.episodes
+        lengths, sources, cut, begun = reader.episodes
         for number in np.flatnonzero(marked).tolist():
             piece = Piece(number, 0, int(lengths[number]) + 1)
             arrays = reader.storage.read([piece])
@@ -169,7 +169,8 @@ def _all(
                 dropped.append(number)
                 continue
             source = int(sources[number]) + shift
-            yield Stored(_completed(arrays, metadata), source, bool(cut[number]))
+            flags = bool(cut[number]), bool(begun[number])
+            yield Stored(_completed(arrays, metadata), source, *flags)
 
 
 def _fine(reader: Reader, arrays: dict[str, Array], piece: Piece) -> bool:
@@ -211,6 +212,9 @@ def _write(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> Meta
         if made.episodes == 0:
             raise UserError(f"No episode is left for {folder}: it would be empty.")
         made.write(folder)
+    except OSError as error:
+        shutil.rmtree(folder / "data", ignore_errors=True)
+        raise write_error(folder, error) from error
     except BaseException:
         shutil.rmtree(folder / "data", ignore_errors=True)
         raise

@@ -1,11 +1,14 @@
 """Writing a dataset: a journal while it grows, Minari's layout when it is closed.
 
 Each episode is appended to the journal as one record with a check sum, and outlives the process
-from then on. Closing makes the HDF5 file of it and then, last, `metadata.json`. So a folder is a
-whole dataset, or it has a journal and says so; `repair` finishes what a killed process began.
+from then on. Closing makes the HDF5 file of it and then `metadata.json`, and removes the journal
+when the disk has both. So a folder is a whole dataset, or it has a journal and says so; `repair`
+finishes what a killed process began, or a full disk did not let close.
 """
 
 import contextlib
+import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -22,11 +25,13 @@ from dovetail.data.parquet import write_parquet
 from dovetail.data.spaces import Column, flatten, from_json, to_json
 from dovetail.errors import UserError
 from dovetail.replay.records import Reading, RecordFile
-from dovetail.run import make_new, write_error
+from dovetail.run import make_new, sync
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tell = Callable[[int, int], None]
 """Told how many of how many episodes are done."""
+MOST_BYTES = (1 << 32) - 1
+"""Of an episode's column, that the journal can tell."""
 
 
 class Writer:
@@ -57,7 +62,8 @@ class Writer:
                 f"{len(self.metadata.sources)}: give the sources when the dataset is made."
             )
         arrays = self._arrays(episode)
-        append(self._journal, {"source": episode.source, "cut": episode.cut}, arrays)
+        told = {"source": episode.source, "cut": episode.cut, "begun": episode.begun}
+        append(self._journal, told, arrays)
         self.episodes += 1
         self.steps += len(episode)
 
@@ -151,15 +157,25 @@ def finish(folder: Path, tell: Tell | None = None) -> tuple[Metadata, str | None
         for number, record in enumerate(reading):
             if tell is not None:
                 tell(number, total)
-            yield Stored(record.arrays, record.header["source"], record.header["cut"])
+            told = record.header
+            yield Stored(record.arrays, told["source"], told["cut"], told.get("begun", True))
 
     write = write_parquet if metadata.data_format == TABLE else write_hdf5
-    metadata = write(folder, metadata, episodes())
-    metadata.write(folder)
     try:
+        metadata = write(folder, metadata, episodes())
+        metadata.write(folder)
+        sync(folder)
         journal.unlink()
-    except OSError as error:
-        raise write_error(journal, error) from error
+    except (OSError, UserError) as error:
+        shutil.rmtree(folder / "data", ignore_errors=True)
+        system = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(system, OSError):
+            raise
+        why = os.strerror(system.errno) if system.errno else " ".join(str(system).split())
+        raise UserError(
+            f"{folder} could not be finished ({why}): all that was recorded "
+            f"is kept in {journal}; make room and finish it with: dovetail data repair {folder}"
+        ) from error
     return metadata, lost
 
 
@@ -171,6 +187,12 @@ def _count(journal: Path) -> tuple[int, str | None]:
 
 def _check_shapes(arrays: dict[str, Array], columns: list[Column]) -> None:
     for column in columns:
+        size = arrays[column.path].nbytes
+        if size > MOST_BYTES:
+            raise UserError(
+                f"An episode has {size:,} bytes of {column.path}, and {MOST_BYTES:,} are the most "
+                "that can be recorded: give it in pieces, cut and not begun."
+            )
         found = arrays[column.path].shape[1:]
         if found != column.shape:
             raise UserError(

@@ -104,6 +104,11 @@ def estimate_policy(
         if name not in METHODS:
             raise UserError(f"There is no method {name!r}: {nearest(name, METHODS)}.")
     _refuse_epsilon(target)
+    if not reader.episodes.begun.any():
+        raise UserError(
+            f"No episode of {reader.folder} was recorded from its first step, and what a policy "
+            "returns is counted from there: record whole episodes."
+        )
     why_not = _no_sampling(reader, target)
     sampled = [name for name in methods if name != "fqe"]
     if why_not and sampled:
@@ -134,6 +139,7 @@ def _one(
             fitted,
             fitted.first_states(reader, greedy),
             fitted.first_states(reader, greedy, fitted.earlier),
+            reader.episodes.begun,
         )
     assert table is not None
     if name == "dr":
@@ -155,12 +161,14 @@ def _note(name: str, effective: float) -> str:
     return "hardly any episode counts: the interval is too narrow"
 
 
-def _by_values(fitted: Values, values: Array, earlier: Array) -> Estimate:
-    """The first member's mean value; the others' spread makes the interval."""
-    means = (fitted.weights * values).sum(axis=1) / np.maximum(fitted.weights.sum(axis=1), 1)
+def _by_values(fitted: Values, values: Array, earlier: Array, begun: Array) -> Estimate:
+    """The first member's mean value where episodes have `begun`; the others' spread makes the
+    interval."""
+    weights = fitted.weights * begun
+    means = (weights * values).sum(axis=1) / np.maximum(weights.sum(axis=1), 1)
     half = DEVIATIONS * float(means[1:].std(ddof=1)) if len(means) > 2 else np.nan
     value = float(means[0])
-    moved = abs(value - float(earlier[0].mean()))
+    moved = abs(value - float(earlier[0][begun].mean()))
     unsettled = moved > max(UNSETTLED * abs(value), half)
     note = "the values have not settled: give more updates" if unsettled else ""
     return Estimate("fqe", value, value - half, value + half, None, note)
@@ -217,15 +225,15 @@ def _unknown(reader: Reader) -> int:
 
 
 def _table(reader: Reader, target: Target, greedy: Array, fitted: Values | None) -> _Table:
-    """Every whole episode as a line; those that only the recording cut are left out."""
-    lengths, cut = reader.episodes.lengths, reader.episodes.cut
-    kept = np.flatnonzero(~cut)
+    """Every whole episode as a line; fragments are left out."""
+    lengths, whole = reader.episodes.lengths, reader.episodes.whole
+    kept = np.flatnonzero(whole)
     if len(kept) == 0:
         raise UserError(
-            f"All episodes of {reader.folder} were cut when the recording ended: importance "
-            "sampling needs whole ones; record for longer, or use the method fqe."
+            f"No episode of {reader.folder} was recorded from its first step to its last: "
+            "importance sampling needs whole ones; record for longer, or use the method fqe."
         )
-    line = np.cumsum(~cut) - 1
+    line = np.cumsum(whole) - 1
     shape = (len(kept), int(lengths[kept].max()))
     table = _Table(
         np.ones(shape), np.zeros(shape), np.zeros(shape), np.zeros((shape[0], shape[1] + 1))
@@ -242,7 +250,7 @@ def _table(reader: Reader, target: Target, greedy: Array, fitted: Values | None)
             steps = int(lengths[number])
             part = slice(begin, begin + steps)
             begin += steps + 1
-            if cut[number]:
+            if not whole[number]:
                 continue
             row = line[number]
             table.ratios[row, :steps] = chance[part]

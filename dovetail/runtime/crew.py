@@ -257,6 +257,7 @@ class CrewRun:
             spans={worker.name: worker.track.drain() for worker in self._crew.workers},
             dropped_spans=sum(worker.track.dropped for worker in self._crew.workers),
             finite=all_finite(last.state, self._watched),
+            staleness=last.staleness,
         )
 
     def _state(self, leaves: list[Any], replay: bool = True) -> Any:

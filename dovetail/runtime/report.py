@@ -32,6 +32,9 @@ class Report:
     """Of all so far, those that a full buffer forgot."""
     finite: bool = True
     """Whether every number is finite in the watched leaves of the state."""
+    staleness: Sequence[int] = ()
+    """How many versions old the weights were that made each of the equal parts which the last
+    iteration took, in the order of their environments; empty where the newest made all of it."""
 
 
 class Pending(Protocol):

@@ -8,6 +8,7 @@ else sees the state: checkpoints, evaluations and exports are those of the algor
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -93,10 +94,10 @@ class _Unrolling(Exception):
 
 
 class _Asking:
-    """An `rl` that is only asked how long an unroll is."""
+    """An `rl` that is only asked how long an unroll is; any other boundary changes nothing."""
 
-    def broadcast(self, tree: Any) -> Any:
-        return tree
+    def __getattr__(self, name: str) -> Any:
+        return lambda tree, *more: tree
 
     def unroll(self, act: Any, params: Params, length: int, bootstrap: Any = None) -> Any:
         raise _Unrolling(length)
@@ -162,7 +163,7 @@ class RecordingRuntime:
     def __init__(self, runtime: Any, algorithm: Algorithm, recorder: Recorder) -> None:
         """`algorithm` is bound, and the one that the user gave."""
         self._runtime, self._algorithm, self.recorder = runtime, algorithm, recorder
-        self._version = 0
+        self._update = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runtime, name)
@@ -174,15 +175,15 @@ class RecordingRuntime:
 
     def load(self, state: Any, actor: Any, *, turn: int = 0, **more: Any) -> Any:
         """Sets what iteration number `turn` starts from."""
-        self._version = turn
+        self._update = turn
         lived = nothing_lived(self._algorithm, state)
         return self._runtime.load(RecordedState(state, lived), actor, turn=turn, **more)
 
     def advance(self, iterations: int) -> Pending:
         """Begins one iteration, the only number that is asked for."""
         assert iterations == 1
-        version, self._version = self._version, self._version + 1
-        return _Recording(self._runtime.advance(1), self.recorder, version)
+        update, self._update = self._update, self._update + 1
+        return _Recording(self._runtime.advance(1), self.recorder, update)
 
 
 class _Recording(NamedTuple):
@@ -190,14 +191,22 @@ class _Recording(NamedTuple):
 
     pending: Pending
     recorder: Recorder
-    version: int
+    update: int
+    """Its number: as many updates the newest weights have seen."""
 
     def wait(self) -> Report:
         """Waits until it is done, and records it."""
         report = self.pending.wait()
         whole = report.state()
-        self.recorder.add(jax.tree.map(np.asarray, whole.lived), self.version)
+        lived: Steps = jax.tree.map(np.asarray, whole.lived)
+        versions = self._versions(report.staleness, lived.reward.shape[1])
+        self.recorder.add(lived, versions)
         return dataclasses.replace(report, state=lambda replay=True: whole.state)
+
+    def _versions(self, staleness: Sequence[int], num_envs: int) -> np.ndarray[Any, Any]:
+        """Of the weights that made each environment's steps; asynchronous actors' are older."""
+        behind = np.asarray(staleness or [0])
+        return self.update - np.repeat(behind, num_envs // len(behind))
 
 
 def record_training(folder: str, algorithm: Algorithm, env: Env, source: Source) -> Recorder:

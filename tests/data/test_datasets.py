@@ -112,6 +112,20 @@ def test_minari_loads_what_is_written_here(tmp_path: Path) -> None:
     assert found[1].infos["log_probability"].tolist() == [-1]
 
 
+def test_minari_finds_a_folder_that_has_a_version_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minari: Any = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    plain_dataset(tmp_path / "first-v0", [4, 2])
+    found = minari.load_dataset("first-v0")
+    assert (found.id, found.total_steps) == ("first-v0", 6)
+    assert_same(found[1], plain_episode(1, 2))
+    assert list(minari.list_local_datasets()) == ["first-v0"]
+    plain_dataset(tmp_path / "second", [3])
+    assert minari.load_dataset("second").id == "second-v0"
+
+
 @pytest.mark.parametrize("jpeg", [False, True])
 def test_what_minari_writes_is_read_here(tmp_path: Path, jpeg: bool) -> None:
     minari: Any = pytest.importorskip("minari")

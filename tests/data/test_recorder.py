@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from dovetail.data import Reader, Recorder, Source, Writer, record
+from dovetail.data import Reader, Recorder, Source, Writer, record, writer
+from dovetail.data import recorder as recording
 from dovetail.data.metadata import Metadata
 from dovetail.data.recorder import Steps, own_spaces
 from dovetail.envs.resolve import resolve
+from dovetail.errors import UserError
 
 BOX = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -33,7 +35,14 @@ def trajectory(**columns: Any) -> Steps:
 
 
 def read(folder: Path) -> list[tuple[list[float], bool, bool, bool]]:
-    """(observations, terminated, truncated, cut) of every episode."""
+    """(observations, terminated, truncated, cut) of every episode; each has begun."""
+    with Reader(folder) as reader:
+        assert reader.episodes.begun.all()
+    return read_fragments(folder)
+
+
+def read_fragments(folder: Path) -> list[tuple[list[float], bool, bool, bool]]:
+    """The same, of episodes that need not have begun."""
     with Reader(folder) as reader:
         return [
             (
@@ -107,9 +116,62 @@ def test_an_environment_that_was_set_up_anew_leaves_a_cut_episode(tmp_path: Path
 
 def test_what_is_open_can_be_left_out(tmp_path: Path) -> None:
     found = recorder(tmp_path / "d", 1)
-    found.add(trajectory(observation=[[0], [1], [2]], terminated=[[0], [1], [0]]))
+    found.add(
+        trajectory(observation=[[0], [1], [2]], terminated=[[0], [1], [0]], first=[[1], [0], [1]])
+    )
     found.close(cut=False)
-    assert len(read(tmp_path / "d")) == 1
+    assert read(tmp_path / "d") == [([0, 1, 2], True, False, False)]
+
+
+def test_what_was_under_way_when_the_recording_began_has_not_begun(tmp_path: Path) -> None:
+    with recorder(tmp_path / "d", 1) as found:
+        found.add(trajectory(observation=[[5], [6]], terminated=[[0], [1]]))
+        found.add(trajectory(observation=[[0], [1]], first=[[1], [0]]))
+        found.add(trajectory(observation=[[70], [71]], truncated=[[0], [1]]))  # of another one
+    assert read_fragments(tmp_path / "d") == [
+        ([5, 6, 7], True, False, False),
+        ([0, 1, 2], False, True, True),
+        ([70, 71, 72], False, True, False),
+    ]
+    with Reader(tmp_path / "d") as reader:
+        assert reader.episodes.begun.tolist() == [False, True, False]
+        assert [episode.begun for episode in reader] == [False, True, False]
+        assert not reader.episodes.whole.any()
+
+
+def test_episodes_that_take_too_much_memory_are_written_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "OPEN_BYTES", 300)
+    seen = []
+    with recorder(tmp_path / "d", 2) as found:
+        for time in range(0, 60, 2):
+            steps = np.array([[time], [time + 1]]) + np.array([0, 100])
+            ends = [[0, time == 4], [0, 0]]
+            found.add(trajectory(observation=steps, first=steps == [0, 105], terminated=ends), time)
+            seen.append(found.writer.steps)
+    assert all(written >= 2 * 2 * (n + 1) - 40 for n, written in enumerate(seen))
+    with Reader(tmp_path / "d") as reader:
+        assert reader.num_steps == 120 and reader.num_episodes > 4
+        lines: dict[bool, list[Any]] = {False: [], True: []}
+        for episode in reader:
+            lines[bool(episode.observations[0, 0] >= 100)].append(episode)
+        for begin, line in zip((0, 100), lines.values(), strict=True):
+            rows = np.concatenate([episode.rewards for episode in line])
+            assert rows.tolist() == list(range(begin, begin + 60))
+        assert [one.begun for one in lines[False]] == [True] + [False] * (len(lines[False]) - 1)
+        assert all(one.cut for one in lines[False])
+
+
+def test_an_episode_that_no_journal_can_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MOST_BYTES", 8)
+    with (
+        pytest.raises(UserError, match="has 12 bytes of observations, and 8 are the most that can"),
+        recorder(tmp_path / "d", 1) as found,
+    ):
+        found.add(trajectory(observation=[[0], [1]], terminated=[[0], [1]]))
 
 
 def test_nothing_is_left_of_a_recording_that_never_began(tmp_path: Path) -> None:

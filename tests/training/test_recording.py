@@ -1,16 +1,17 @@
 """A training can be recorded: nothing else changes, and every step is there."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small import QUIET, numbers, saved
 
 import dovetail
-from dovetail.algorithm import Task
+from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Task
 from dovetail.algorithms.a3c import A3C
 from dovetail.algorithms.dqn import DQN
 from dovetail.algorithms.impala import IMPALA
@@ -23,6 +24,7 @@ from dovetail.policies.data_parallel import DataParallel
 from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
 from dovetail.policies.parameter_server import ParameterServer
+from dovetail.policies.split_devices import SplitDevices
 from dovetail.training.recording import recorded
 
 LENGTH, ENVS, UPDATES = 8, 4, 6
@@ -77,11 +79,71 @@ def test_recording_changes_nothing_and_holds_every_step(
     assert dovetail.evaluate_run(run, 2).returns.shape == (2,)
 
 
+class Numbered(NamedTuple):
+    """What acting tells of an action."""
+
+    log_prob: jax.Array
+
+
+@dataclass(frozen=True)
+class Counting(Algorithm):
+    """Acts at random, and calls the number of its weights' updates a log probability."""
+
+    correction: ClassVar[Correction] = Correction("nothing to learn", None)
+
+    def init(self, key: jax.Array) -> Any:
+        return jnp.float32(0)
+
+    def acting(self, state: Any) -> Any:
+        return state
+
+    def act(self, params: Any, carry: Any, timestep: Any, key: jax.Array) -> Any:
+        return jax.random.bernoulli(key).astype(jnp.int32), Numbered(params), carry
+
+    def greedy(self, params: Any, carry: Any, timestep: Any) -> Any:
+        return jnp.int32(0), carry
+
+    def iteration(self, rl: RL, state: Any) -> tuple[Any, Metrics]:
+        batch = rl.gather(rl.unroll(self.act, rl.broadcast(state), LENGTH))
+        return state + 1, {"loss": batch.reward.sum()}
+
+
+@pytest.mark.parametrize(
+    ("env", "policy"),
+    [
+        ("CartPole-v1", ActorLearner(ENVS, 2, 1)),
+        ("dovetail:CartPole-v1", ActorLearner(ENVS, 4, 3)),
+        ("dovetail:CartPole-v1", SplitDevices(ENVS, threads=2, staleness=2)),
+        ("CartPole-v1", CentralInference(ENVS, 2)),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_the_version_is_that_of_the_weights_that_acted(
+    env: str, policy: Any, tmp_path: Path
+) -> None:
+    train(Counting(), env, policy, str(tmp_path / "d"))
+    with Reader(tmp_path / "d") as reader:
+        rows = reader.rows(0, reader.num_episodes)
+        step = ~rows.last
+        assert rows.version[step].tolist() == rows.log_probability[step].tolist()
+        assert rows.version[step].min() == 0
+        if isinstance(policy, SplitDevices):
+            assert rows.version[step].max() == UPDATES - 1 - 2  # its staleness
+
+
 def test_an_asynchronous_training_is_recorded_in_pieces(tmp_path: Path) -> None:
     run = train(IMPALA(**OPTIONS), "CartPole-v1", ActorLearner(ENVS, 2, 1), str(tmp_path / "d"))
     found = info(tmp_path / "d", check=True)
     assert STEPS - found.episodes <= found.steps <= run.summary["env_steps"]
+    assert found.versions is not None
+    assert 0 <= found.versions[0] <= found.versions[1] < UPDATES
     with Reader(tmp_path / "d") as reader:
+        assert reader.episodes.begun.sum() >= ENVS
+        for episode in reader:
+            start, end = np.abs(episode.observations[[0, -1]])
+            assert (start <= 0.05).all() or not episode.begun  # where CartPole begins
+            assert (end[0] <= 2.4 and end[2] <= 0.21) or not episode.cut
+            assert (np.diff(episode.infos["version"]) >= 0).all()
         rows = reader.rows(0, reader.num_episodes)
         step = ~rows.last
         moved = rows.observation[1:, 0] - rows.observation[:-1, 0]
@@ -95,6 +157,14 @@ def test_a_resumed_run_is_recorded_elsewhere(tmp_path: Path) -> None:
     more = tmp_path / f"d-from-{UPDATES}"
     assert STEPS - info(more).episodes <= info(more).steps <= STEPS
     assert info(more).versions == (UPDATES, 2 * UPDATES - 1)
+
+
+def test_what_a_resumed_run_goes_on_with_has_not_begun(tmp_path: Path) -> None:
+    run = train(PPO(**OPTIONS), "dovetail:CartPole-v1", Fused(ENVS), str(tmp_path / "d"))
+    dovetail.resume(run, steps=2 * STEPS)
+    with Reader(tmp_path / "d") as first, Reader(tmp_path / f"d-from-{UPDATES}") as second:
+        assert first.episodes.begun.all()
+        assert (~second.episodes.begun).sum() == first.episodes.cut.sum() > 0
 
 
 def test_what_cannot_be_recorded(tmp_path: Path) -> None:

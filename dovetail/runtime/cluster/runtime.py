@@ -271,6 +271,7 @@ class Called:
             self._spans(found, answered),
             sum(f["dropped_spans"] for f in found),
             all(f["finite"] for f in found),
+            [parts for f in found for parts in f["staleness"]],
         )
 
     def _spans(self, found: list[Any], answered: float) -> dict[str, list[Span]]:
