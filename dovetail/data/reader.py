@@ -11,7 +11,8 @@ from dovetail.data.episode import LOG_PROBABILITY, SAMPLED_ACTION, VERSION, Epis
 from dovetail.data.hdf5 import Array, Episodes, Piece, Storage, open_hdf5
 from dovetail.data.metadata import TABLE, read_metadata
 from dovetail.data.parquet import Tables
-from dovetail.data.spaces import Codec, Column, unflatten
+from dovetail.data.spaces import Codec, unflatten
+from dovetail.data.values import check_values
 from dovetail.envs.interface import EnvSpec
 from dovetail.errors import UserError
 
@@ -83,7 +84,7 @@ class Reader:
     def pieces(self, pieces: Sequence[Piece]) -> Rows:
         """The rows of these pieces, one behind the other, as algorithms see them."""
         arrays = self.storage.read(pieces)
-        check_finite(self.folder, arrays, pieces, self.metadata.columns)
+        self.check(arrays, pieces)
         total = len(arrays["rewards"])
         ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
         whole = [piece.stop > self.episodes.lengths[piece.episode] for piece in pieces]
@@ -105,6 +106,10 @@ class Reader:
             version=info[VERSION],
             last=last,
         )
+
+    def check(self, arrays: dict[str, Array], pieces: Sequence[Piece]) -> None:
+        """Refuses numbers in what was read of these pieces that cannot be; names the first."""
+        check_values(self.folder, self.metadata, self.episodes.lengths, arrays, pieces)
 
     def _given(self, arrays: dict[str, Array], sampled: Array | None) -> Array:
         """What the policy chose, where that is known; else what the environment took."""
@@ -137,31 +142,6 @@ class Reader:
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         self.close()
-
-
-def check_finite(
-    folder: Path, arrays: dict[str, Array], pieces: Sequence[Piece], columns: Sequence[Column]
-) -> None:
-    """Refuses observations, actions or rewards that are not finite; names the first."""
-    for column in columns:
-        if column.dtype.kind != "f" or column.path.startswith("infos/"):
-            continue
-        array = arrays[column.path]
-        with np.errstate(invalid="ignore", over="ignore"):
-            fine = np.isfinite(array.sum())  # one pass; a NaN or an infinity is never lost in it
-        if fine or np.isfinite(array).all():
-            continue
-        row = int(np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0])
-        ends = np.cumsum([piece.stop - piece.start for piece in pieces])
-        at = int(np.searchsorted(ends, row, side="right"))
-        piece = pieces[at]
-        step = row - int(ends[at]) + piece.stop
-        value = array[row].ravel()
-        raise UserError(
-            f"The dataset {folder} has {float(value[~np.isfinite(value)][0])} in {column.path} of "
-            f"episode {piece.episode}, step {step}: leave such episodes out with "
-            f"dovetail data merge {folder} --drop-invalid --out NEW."
-        )
 
 
 def check_fits(reader: Reader, spec: EnvSpec) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from dovetail.data.blocks import Blocks, whole_episodes
 from dovetail.data.episode import Rows
 from dovetail.data.hdf5 import Array, Piece
-from dovetail.data.reader import Reader, check_finite
+from dovetail.data.reader import Reader
 from dovetail.replay.data import Data, DataSpec
 
 TOGETHER = 1 << 16
@@ -88,11 +88,11 @@ class Rounds:
         return Data(rows, begins, left, np.int32(len(found.begins)), self._window)
 
     def check(self) -> None:
-        """Reads all of a dataset that is not read at once, and names what is not finite in it."""
-        lengths, columns = self._reader.episodes.lengths, self._reader.metadata.columns
+        """Reads all of a dataset that is not read at once, and names what cannot be in it."""
+        lengths = self._reader.episodes.lengths
         for run in whole_episodes(lengths, TOGETHER):
             pieces = [Piece(number, 0, int(lengths[number]) + 1) for number in run]
-            check_finite(self._reader.folder, self._reader.storage.read(pieces), pieces, columns)
+            self._reader.check(self._reader.storage.read(pieces), pieces)
 
 
 def _together(pieces: list[Piece]) -> list[list[Piece]]:

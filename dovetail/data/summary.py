@@ -8,7 +8,7 @@ import numpy as np
 
 from dovetail.data.blocks import whole_episodes
 from dovetail.data.hdf5 import Array, Piece
-from dovetail.data.reader import Reader, check_finite
+from dovetail.data.reader import Reader
 from dovetail.data.spaces import leaves
 from dovetail.data.writer import Tell
 
@@ -57,7 +57,8 @@ class Summary:
     """The oldest and the newest policy; None if that is not known."""
     sources: list[dict[str, Any]]
     checked: bool
-    """Whether all of it was read and found whole and finite."""
+    """Whether all of it was read and found whole, its numbers finite and its choices
+    such as their spaces have."""
 
     def described(self) -> dict[str, Any]:
         """For JSON."""
@@ -79,7 +80,7 @@ def info(dataset: str | Path, *, check: bool = False, tell: Tell | None = None) 
             pieces = [Piece(number, 0, int(lengths[number]) + 1) for number in run]
             rows = reader.storage.read(pieces, () if check else names)
             if check:
-                check_finite(reader.folder, rows, pieces, metadata.columns)
+                reader.check(rows, pieces)
             begins = np.cumsum([0, *(lengths[run.start : run.stop - 1] + 1)])
             returns.append(np.add.reduceat(rows["rewards"].astype(np.float64), begins))
             terminated += int(rows["terminations"].sum())

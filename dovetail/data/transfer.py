@@ -11,7 +11,7 @@ import numpy as np
 from dovetail.data.hdf5 import Array, Piece, Stored, unknown, write_hdf5
 from dovetail.data.metadata import HDF5, TABLE, Metadata
 from dovetail.data.parquet import write_parquet
-from dovetail.data.reader import Reader, check_finite
+from dovetail.data.reader import Reader
 from dovetail.data.spaces import Space, same
 from dovetail.data.writer import Tell
 from dovetail.errors import UserError, nearest
@@ -26,7 +26,7 @@ class Made(NamedTuple):
     folder: Path
     metadata: Metadata
     dropped: int
-    """Episodes that were left out because they hold numbers that are not finite."""
+    """Episodes that were left out because they hold numbers that cannot be."""
 
 
 def merge(
@@ -39,7 +39,8 @@ def merge(
 ) -> Made:
     """All episodes of `datasets`, in order, as a new dataset `out`.
 
-    `drop_invalid` leaves out episodes with observations, actions or rewards that are not finite.
+    `drop_invalid` leaves out episodes with observations, actions or rewards that are not finite, or
+    with choices that their space does not have.
     """
     readers = [Reader(folder) for folder in datasets]
     try:
@@ -159,7 +160,7 @@ def _all(
     metadata: Metadata,
     dropped: list[int] | None,
 ) -> Iterator[Stored]:
-    """The episodes marked in `keep`; those that are not finite go to `dropped`, if given."""
+    """The episodes marked in `keep`; those that are not valid go to `dropped`, if given."""
     for reader, shift, marked in zip(readers, shifts, keep, strict=True):
         lengths, sources, cut = reader.episodes
         for number in np.flatnonzero(marked).tolist():
@@ -174,7 +175,7 @@ def _all(
 
 def _fine(reader: Reader, arrays: dict[str, Array], piece: Piece) -> bool:
     try:
-        check_finite(reader.folder, arrays, [piece], reader.metadata.columns)
+        reader.check(arrays, [piece])
     except UserError:
         return False
     return True

@@ -66,7 +66,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
         "probabilities  of actions are not known",
         "versions       0 to 1",
         "source         training, of DQN, on test:Env-v0, seed 3, run runs/x",
-        "checked        all of it is whole and finite",
+        "checked        all of it is whole and finite, every choice is in its space",
     ]
     make("e", [1])
     first, second = map(json.loads, told(capsys, "info d e --json").splitlines())

@@ -24,6 +24,7 @@ from recorded_episodes import (
     plain_dataset,
     plain_episode,
     plain_metadata,
+    stacked,
 )
 
 from dovetail.data import Episode, Metadata, Reader, Source, Writer, check_fits, info, merge, repair
@@ -256,6 +257,65 @@ def test_numbers_that_are_none_are_named(tmp_path: Path, what: str) -> None:
     with pytest.raises(UserError, match="episode 1, step 3"):
         info(tmp_path / "d", check=True)
     made = merge([tmp_path / "d"], tmp_path / "clean", drop_invalid=True)
+    assert (made.dropped, made.metadata.episodes) == (1, 2)
+    assert info(tmp_path / "clean", check=True).checked
+
+
+CHOICES = spaces.Dict(
+    {
+        "gear": spaces.Discrete(4, start=1),
+        "lamps": spaces.MultiBinary(3),
+        "pair": spaces.MultiDiscrete([2, 3], start=[0, 5]),
+    }
+)
+PEDAL = spaces.Discrete(3, start=5)
+
+
+def choices_dataset(folder: Path, path: str, value: int) -> Path:
+    """Three episodes of four steps; `value` is in the second one's step 2, at `path`."""
+    CHOICES.seed(0)
+    end = np.arange(4) == 3
+    with Writer(folder, Metadata(CHOICES, PEDAL, sources=(Source("e"),))) as writer:
+        for number in range(3):
+            seen = stacked([dict(CHOICES.sample()) for _ in range(5)])
+            actions = np.array([5, 6, 7, 5])
+            if number == 1:
+                place = actions if path == "actions" else seen[path.partition("/")[2]]
+                place.reshape(len(place), -1)[2, -1] = value
+            writer.write(Episode(seen, actions, np.ones(4), end, ~end & False))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "path, value, space",
+    [
+        ("observations/gear", 5, "Discrete(4, start=1)"),
+        ("observations/gear", 0, "Discrete(4, start=1)"),
+        ("observations/pair", 8, str(CHOICES["pair"])),
+        ("observations/lamps", 2, "MultiBinary(3)"),
+        ("actions", 8, "Discrete(3, start=5)"),
+        ("actions", 0, "Discrete(3, start=5)"),
+    ],
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_choices_that_their_space_does_not_have_are_named(
+    tmp_path: Path, path: str, value: int, space: str, format: str
+) -> None:
+    choices_dataset(tmp_path / "written", path, value)
+    folder = tmp_path / "d"
+    merge([tmp_path / "written"], folder, format=format)
+    with Reader(folder) as reader:
+        assert reader.rows(2, 3).action[:4].tolist() == [0, 1, 2, 0]
+        with pytest.raises(UserError) as raised:
+            reader.rows(0, 3)
+    assert str(raised.value) == (
+        f"The dataset {folder} has {value} in {path} of episode 1, step 2, which is outside of "
+        f"{space}: leave such episodes out with dovetail data merge {folder} --drop-invalid --out "
+        "NEW."
+    )
+    with pytest.raises(UserError, match="episode 1, step 2, which is outside of"):
+        info(folder, check=True)
+    made = merge([folder], tmp_path / "clean", drop_invalid=True)
     assert (made.dropped, made.metadata.episodes) == (1, 2)
     assert info(tmp_path / "clean", check=True).checked
 
