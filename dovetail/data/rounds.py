@@ -45,6 +45,7 @@ class Rounds:
         """`row` makes a learner's rows of `Rows`; an item has `window` steps; `memory` is the most
         bytes to take."""
         self._reader, self._row, self._window, self._seed = reader, row, window, seed
+        self._checked: Data | None = None
         self._example = row(reader.pieces([Piece(0, 0, 1)]))
         per_row = sum(x.nbytes for x in jax.tree.leaves(self._example))
         lengths, total = reader.episodes.lengths, reader.num_steps
@@ -70,6 +71,9 @@ class Rounds:
 
     def read(self, number: int) -> Data:
         """A round, in numpy arrays."""
+        checked, self._checked = self._checked, None
+        if checked is not None:
+            return checked
         epoch, at = divmod(number, self.count)
         order = np.arange(len(self._blocks))
         if self.count > 1:
@@ -88,7 +92,11 @@ class Rounds:
         return Data(rows, begins, left, np.int32(len(found.begins)), self._window)
 
     def check(self) -> None:
-        """Reads all of a dataset that is not read at once, and names what cannot be in it."""
+        """Reads all of a dataset, and names what cannot be in it. If it is one round, that is kept
+        for who asks for it next."""
+        if self.count == 1:
+            self._checked = self.read(0)
+            return
         lengths = self._reader.episodes.lengths
         for run in whole_episodes(lengths, TOGETHER):
             pieces = [Piece(number, 0, int(lengths[number]) + 1) for number in run]
