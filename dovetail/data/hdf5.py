@@ -244,7 +244,7 @@ class LinkedFile:
             lengths = [int(group["rewards"].shape[0]) for group in groups]
             sources = [int(group.attrs.get("source", 0)) for group in groups]
             ends = [bool(g["terminations"][-1] | g["truncations"][-1]) for g in groups]
-        except (OSError, KeyError, ValueError, RuntimeError, IndexError) as error:
+        except Exception as error:  # h5py's own: what is there, but is something else
             raise _damaged(file, error) from error
         self.episodes = Episodes(
             np.array(lengths, np.int64), np.array(sources, np.int32), ~np.array(ends, np.bool_)
@@ -273,10 +273,11 @@ class LinkedFile:
                 whole[...] = unknown(column)  # Minari has added this episode
                 return whole
             stored = group[column.path][piece.start : stop]
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise _damaged(self._path, error, f"episode {piece.episode}, ") from error
-        if column.path in self._images:
-            stored = np.stack([_picture(frame) for frame in stored])
+            if column.path in self._images:
+                stored = np.stack([_picture(frame) for frame in stored])
+        except Exception as error:  # h5py's own, and Pillow's
+            where = f"episode {piece.episode}, {column.path}: "
+            raise _damaged(self._path, error, where) from error
         if stored.shape != (stop - piece.start, *column.shape):
             raise UserError(
                 f"{self._path}: episode {piece.episode} has {column.path} of shape "

@@ -135,6 +135,11 @@ class Tables:
             for number, file in enumerate(self._files)
             for group in range(file.num_row_groups)
         ]
+        if not self._groups:
+            raise UserError(
+                f"{self._place} has no table with a row, but its metadata.json says "
+                f"{metadata.episodes} episodes: take both from a copy of the dataset."
+            )
         counts = [self._index(*group) for group in self._groups]
         self.episodes = Episodes(
             *(np.concatenate([count[i] for count in counts]) for i in range(3))
@@ -172,13 +177,14 @@ class Tables:
         return lengths.astype(np.int64), source[begins].astype(np.int32), cut[begins].astype(bool)
 
     def _table(self, number: int, group: int, names: list[str]) -> Any:
-        file = self._files[number]
         try:
-            return file.read_row_group(group, columns=names)
+            table = self._files[number].read_row_group(group, columns=names)
+            return table.select(names)  # which refuses names that it does not have
         except Exception as error:
-            raise self._damaged(
-                self._place / sorted(self._metadata.files)[number], error
-            ) from error
+            raise self._damaged(self._path(number), error) from error
+
+    def _path(self, number: int) -> Path:
+        return self._place / sorted(self._metadata.files)[number]
 
     def _damaged(self, path: Path, error: Exception) -> UserError:
         what = " ".join(str(error).split())[:200]
@@ -187,9 +193,12 @@ class Tables:
     def _rows(self, group: int) -> dict[str, Array]:
         """All columns of a row group."""
         if self._kept is None or self._kept[0] != group:
-            columns = self._metadata.columns
-            table = self._table(*self._groups[group], [column.path for column in columns])
-            self._kept = (group, {c.path: _numpy(c, table[c.path]) for c in columns})
+            columns, place = self._metadata.columns, self._groups[group]
+            table = self._table(*place, [column.path for column in columns])
+            try:
+                self._kept = (group, {c.path: _numpy(c, table[c.path]) for c in columns})
+            except Exception as error:  # other arrays than the spaces say
+                raise self._damaged(self._path(place[0]), error) from error
         return self._kept[1]
 
     def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:

@@ -24,7 +24,7 @@ class Reader:
         """Opens the dataset; what is missing, half-written or damaged is named."""
         self.folder = Path(folder)
         self.metadata = read_metadata(self.folder)
-        if self.metadata.episodes == 0:
+        if self.metadata.episodes < 1:
             raise UserError(f"The dataset {self.folder} is empty: it has no episode.")
         self.storage: Storage = (
             Tables(self.folder, self.metadata)

@@ -140,6 +140,28 @@ def test_what_minari_writes_is_read_here(tmp_path: Path, jpeg: bool) -> None:
         assert_same(again[2], episodes[2])
 
 
+def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
+    minari: Any = pytest.importorskip("minari")
+    from minari.dataset.minari_storage import MinariStorage
+
+    storage = MinariStorage.new(tmp_path / "data", MIXED, WHEEL, jpeg_encoding=True)
+    names = ("observations", "actions", "rewards", "terminations", "truncations")
+    for seed in range(2):
+        whole = {name: getattr(mixed_episode(3, seed), name) for name in names}
+        storage.update_episodes([minari.data_collector.EpisodeBuffer(**whole)])
+    file = tmp_path / "data" / "main_data.hdf5"
+    with h5py.File(file, "a") as opened:
+        frames: Any = opened["episode_1/observations/camera"]
+        frames[2] = frames[2][:20]
+    with Reader(tmp_path) as reader:
+        reader.rows(0, 1)
+    with pytest.raises(UserError) as raised:
+        info(tmp_path, check=True)
+    assert str(raised.value).startswith(
+        f"{file} is damaged or half-written (episode 1, observations/camera: "
+    )
+
+
 def test_what_minari_added_is_read_here(tmp_path: Path) -> None:
     minari: Any = pytest.importorskip("minari")
     folder = plain_dataset(tmp_path / "d", [4, 2])
