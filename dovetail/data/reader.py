@@ -53,7 +53,8 @@ class Reader:
     def spec(self) -> EnvSpec:
         """The environment as algorithms see it, as far as the dataset tells."""
         name = self.metadata.environment or f"dataset:{self.folder.name}"
-        return EnvSpec(name, self.codec.observation, self.codec.action)
+        codec = self.codec
+        return EnvSpec(name, codec.observation, codec.action, bounds=codec.bounds)
 
     @property
     def has_log_probabilities(self) -> bool:
@@ -158,6 +159,22 @@ def check_fits(reader: Reader, spec: EnvSpec) -> None:
         raise UserError(
             f"The dataset {reader.folder} has actions {found.action}, but {spec.id} takes "
             f"{spec.action}: give a dataset of this environment."
+        )
+    if found.bounds is not None and spec.bounds is not None:
+        _refuse_other_bounds(reader.folder, np.array(found.bounds), spec.id, np.array(spec.bounds))
+
+
+def _refuse_other_bounds(folder: Path, own: Array, env_id: str, wanted: Array) -> None:
+    """Refuses actions whose bounds [2, size] are others than an environment's: one number would
+    stand for two actions. Where either has none, nothing is known."""
+    both = np.isfinite(own) & np.isfinite(wanted)
+    other = (both & ~np.isclose(own, wanted, rtol=1e-5, atol=1e-6)).any(axis=0)
+    if other.any():
+        at = int(other.argmax())
+        raise UserError(
+            f"The dataset {folder} has actions from {own[0, at]:g} to {own[1, at]:g} (entry {at}), "
+            f"but {env_id} takes them from {wanted[0, at]:g} to {wanted[1, at]:g}: give a dataset "
+            "of this environment, or an environment with the dataset's bounds."
         )
 
 

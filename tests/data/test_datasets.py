@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,9 @@ from recorded_episodes import (
 
 from dovetail.data import Episode, Metadata, Reader, Source, Writer, check_fits, info, merge, repair
 from dovetail.data.hdf5 import Piece
-from dovetail.data.spaces import Codec, from_json, to_json
+from dovetail.data.spaces import Codec, from_json, spaces_of, to_json
 from dovetail.envs.interface import Continuous, Discrete, EnvSpec
+from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
 
 FORMATS = ("minari", "parquet")
@@ -360,6 +362,36 @@ def test_spaces_that_do_not_fit(tmp_path: Path, spec: EnvSpec, sentence: str) ->
         with pytest.raises(UserError, match=re.escape(sentence)):
             check_fits(reader, spec)
         check_fits(reader, reader.spec)
+
+
+def test_actions_of_other_bounds_do_not_fit(tmp_path: Path) -> None:
+    """Else 1 would stand for a whole turn of the wheel in one, and for half of one in the other."""
+    with Writer(tmp_path / "d", mixed_metadata()) as writer:
+        writer.write(mixed_episode(3))
+    with Reader(tmp_path / "d") as reader:
+        spec = reader.spec
+        assert spec.bounds == ((-2, 0), (2, 1))
+        with pytest.raises(UserError) as raised:
+            check_fits(reader, replace(spec, id="a:B", bounds=((-2, -1), (2, 1))))
+        assert str(raised.value) == (
+            f"The dataset {tmp_path / 'd'} has actions from 0 to 1 (entry 1), but a:B takes them "
+            "from -1 to 1: give a dataset of this environment, or an environment with the "
+            "dataset's bounds."
+        )
+        for bounds in (spec.bounds, None, ((-np.inf, 0), (2.000001, np.inf))):
+            check_fits(reader, replace(spec, bounds=bounds))
+
+
+@pytest.mark.parametrize("name", ["gymnasium:Pendulum-v1", "gymnax:Pendulum-v1"])
+def test_bounds_of_actions_are_the_environments_own(name: str) -> None:
+    found = resolve(name)
+    assert found.spec.bounds == ((-2,), (2,))
+    if found.host is not None:
+        with closing(found.host(1)) as host:
+            assert host.spec.bounds == found.spec.bounds
+    _, action = spaces_of(found.spec)
+    assert action == spaces.Box(-2, 2, (1,), np.float32)
+    assert resolve("CartPole-v1").spec.bounds is None
 
 
 @pytest.mark.parametrize(
