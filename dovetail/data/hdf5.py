@@ -26,6 +26,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FILE = "main_data.hdf5"
 INDEX = "index.npz"
 ALIGNMENT = 8
+VERIFIED = 1 << 20
+"""Bytes that are held against a check sum at a time."""
 
 
 class Piece(NamedTuple):
@@ -52,6 +54,10 @@ class Storage(Protocol):
     def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:
         """The columns of these pieces, one behind the other, all or `only` some; a column without a
         last row has zeros there."""
+        ...
+
+    def verify(self, episode: int) -> None:
+        """Holds an episode that is read in parts against its check sum, if it has one."""
         ...
 
     def close(self) -> None:
@@ -207,14 +213,32 @@ class IndexedFile:
                 self._fill(part, offsets[number] + piece.start * width)
                 check = zlib.crc32(part, check)
             whole = not only and piece.start == 0 and piece.stop == steps + 1
-            if whole and check != self._sums[piece.episode]:
-                raise UserError(
-                    f"{self._file} is damaged: episode {piece.episode} is not what was written; "
-                    "take it from a copy of the dataset."
-                )
+            if whole:
+                self._compare(piece.episode, check)
             at += piece.stop - piece.start
         found = zip(self._columns, arrays, wanted, strict=True)
         return {column.path: x for column, x, want in found if want}
+
+    def verify(self, episode: int) -> None:
+        """Holds an episode that is read in parts against its check sum."""
+        steps, check = int(self.episodes.lengths[episode]), 0
+        buffer = memoryview(bytearray(VERIFIED))
+        for number, (column, offset) in enumerate(
+            zip(self._columns, self._offsets[episode].tolist(), strict=True)
+        ):
+            size = column.row_bytes * (steps + (number < self._observed))
+            for begin in range(0, size, VERIFIED):
+                part = buffer[: min(VERIFIED, size - begin)]
+                self._fill(part, offset + begin)
+                check = zlib.crc32(part, check)
+        self._compare(episode, check)
+
+    def _compare(self, episode: int, check: int) -> None:
+        if check != self._sums[episode]:
+            raise UserError(
+                f"{self._file} is damaged: episode {episode} is not what was written; take it from "
+                "a copy of the dataset."
+            )
 
     def _fill(self, part: memoryview, offset: int) -> None:
         done = 0
@@ -287,6 +311,9 @@ class LinkedFile:
         if column.path == "truncations" and stop == steps and self.episodes.cut[piece.episode]:
             whole[steps - 1 - piece.start] = True
         return whole
+
+    def verify(self, episode: int) -> None:
+        """Minari writes no check sums."""
 
     def close(self) -> None:
         """Closes the file; safe to call twice."""

@@ -1,12 +1,13 @@
 """Reading a dataset: any episode, any steps of it, any rows in a line; never all of it at once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 import numpy as np
 
+from dovetail.data.blocks import grouped, last_rows
 from dovetail.data.episode import LOG_PROBABILITY, SAMPLED_ACTION, VERSION, Episode, Rows
 from dovetail.data.hdf5 import Array, Episodes, Piece, Storage, open_hdf5
 from dovetail.data.metadata import TABLE, read_metadata
@@ -15,6 +16,9 @@ from dovetail.data.spaces import Codec, unflatten
 from dovetail.data.values import check_values
 from dovetail.envs.interface import EnvSpec
 from dovetail.errors import UserError
+
+READ_BYTES = 1 << 24
+"""The most bytes that are read at a time, where a row has no more."""
 
 
 class Reader:
@@ -87,10 +91,8 @@ class Reader:
         arrays = self.storage.read(pieces)
         self.check(arrays, pieces)
         total = len(arrays["rewards"])
-        ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
-        whole = [piece.stop > self.episodes.lengths[piece.episode] for piece in pieces]
         last = np.zeros(total, np.bool_)
-        last[ends[np.array(whole, np.bool_)]] = True
+        last[last_rows(pieces, self.episodes.lengths)] = True
         info = {name: arrays[f"infos/{name}"] for name in self.metadata.infos}
         unsaid = {LOG_PROBABILITY: np.float32(np.nan), VERSION: np.int32(-1)}
         for name, value in unsaid.items():
@@ -107,6 +109,34 @@ class Reader:
             version=info[VERSION],
             last=last,
         )
+
+    def parts(self, pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
+        """Pieces in groups of at most `rows` rows, to be read one after the other. A whole episode
+        that this cuts is held against its check sum before."""
+
+        def verified() -> Iterator[Piece]:
+            for piece in pieces:
+                whole = piece.start == 0 and piece.stop > self.episodes.lengths[piece.episode]
+                if whole and piece.stop > rows:
+                    self.storage.verify(piece.episode)
+                yield piece
+
+        return grouped(verified(), rows)
+
+    def through(
+        self, only: Sequence[str] = (), memory: int = READ_BYTES
+    ) -> Iterator[tuple[list[Piece], dict[str, Array]]]:
+        """All of the dataset from end to end, `memory` bytes at a time: (pieces, columns), all of
+        which are checked, or `only` some, which are not."""
+        columns = [c for c in self.metadata.columns if not only or c.path in only]
+        rows = max(memory // sum(column.row_bytes for column in columns), 1)
+        lengths = self.episodes.lengths.tolist()
+        whole = (Piece(number, 0, steps + 1) for number, steps in enumerate(lengths))
+        for pieces in grouped(whole, rows) if only else self.parts(whole, rows):
+            arrays = self.storage.read(pieces, only)
+            if not only:
+                self.check(arrays, pieces)
+            yield pieces, arrays
 
     def check(self, arrays: dict[str, Array], pieces: Sequence[Piece]) -> None:
         """Refuses numbers in what was read of these pieces that cannot be; names the first."""

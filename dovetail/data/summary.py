@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.data.blocks import whole_episodes
-from dovetail.data.hdf5 import Array, Piece
+from dovetail.data.blocks import last_rows
+from dovetail.data.hdf5 import Array
 from dovetail.data.reader import Reader
 from dovetail.data.spaces import leaves
 from dovetail.data.writer import Tell
-
-STEPS = 1 << 16
-"""Steps that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -71,21 +68,17 @@ def info(dataset: str | Path, *, check: bool = False, tell: Tell | None = None) 
         metadata, lengths = reader.metadata, reader.episodes.lengths
         names = ["rewards", "terminations"]
         names += [f"infos/{n}" for n in ("log_probability", "version") if n in metadata.infos]
-        returns: list[Array] = []
+        returns = np.zeros(reader.num_episodes)
         terminated = known = 0
         versions: list[int] = []
-        for run in whole_episodes(lengths, STEPS):
+        for pieces, rows in reader.through(() if check else names):
             if tell is not None:
-                tell(run.start, reader.num_episodes)
-            pieces = [Piece(number, 0, int(lengths[number]) + 1) for number in run]
-            rows = reader.storage.read(pieces, () if check else names)
-            if check:
-                reader.check(rows, pieces)
-            begins = np.cumsum([0, *(lengths[run.start : run.stop - 1] + 1)])
-            returns.append(np.add.reduceat(rows["rewards"].astype(np.float64), begins))
+                tell(pieces[0].episode, reader.num_episodes)
+            numbers = np.repeat([p.episode for p in pieces], [p.stop - p.start for p in pieces])
+            np.add.at(returns, numbers, rows["rewards"])
             terminated += int(rows["terminations"].sum())
             step = np.ones(len(rows["rewards"]), np.bool_)
-            step[begins + lengths[run.start : run.stop]] = False
+            step[last_rows(pieces, lengths)] = False
             if "infos/log_probability" in rows:
                 known += int((~np.isnan(rows["infos/log_probability"][step])).sum())
             if "infos/version" in rows:
@@ -103,7 +96,7 @@ def info(dataset: str | Path, *, check: bool = False, tell: Tell | None = None) 
             megabytes=round(sum(file.stat().st_size for file in files) / 1e6, 3),
             observation=_words(list(leaves(metadata.observation, "observations"))),
             action=_words(list(leaves(metadata.action, "actions"))),
-            returns=Spread.of(np.concatenate(returns)),
+            returns=Spread.of(returns),
             lengths=Spread.of(lengths),
             terminated=terminated,
             truncated=reader.num_episodes - terminated,

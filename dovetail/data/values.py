@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from dovetail.data.blocks import last_rows
 from dovetail.data.hdf5 import Array, Piece
 from dovetail.data.metadata import Metadata
 from dovetail.data.spaces import Space, leaves
@@ -31,7 +32,6 @@ def check_values(
         if not fine and not np.isfinite(array).all():
             raise _wrong(folder, column.path, array, ~np.isfinite(array), pieces)
     observed = leaves(metadata.observation, "observations")
-    behind: Array | None = None
     for path, space in (*observed, *leaves(metadata.action, "actions")):
         bounds = _choices(space)
         if bounds is None:
@@ -39,8 +39,7 @@ def check_values(
         array = arrays[path]
         wrong = (array < bounds[0]) | (array > bounds[1])
         if wrong.any() and path.startswith("actions"):
-            behind = _behind(pieces, lengths) if behind is None else behind
-            wrong[behind] = False
+            wrong[last_rows(pieces, lengths)] = False
         if wrong.any():
             raise _wrong(folder, path, array, wrong, pieces, f", which is outside of {space}")
 
@@ -56,12 +55,6 @@ def _choices(space: Space) -> tuple[Any, Any] | None:
             return 0, 1
         case _:
             return None
-
-
-def _behind(pieces: Sequence[Piece], lengths: Array) -> Array:
-    """The rows behind the last step of an episode, in which nothing was done."""
-    ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
-    return ends[[piece.stop > lengths[piece.episode] for piece in pieces]]
 
 
 def _wrong(

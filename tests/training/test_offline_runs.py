@@ -320,7 +320,7 @@ def test_a_dataset_on_the_disk_is_read_as_it_is_needed(
     from dovetail.data import rounds
 
     folder = record_random(tmp_path / "data", "Pendulum-v1", 30, 20)
-    monkeypatch.setattr("dovetail.training.recorded.MEGABYTE", 7_000)  # 600 steps are not 7 kB
+    monkeypatch.setattr("dovetail.training.recorded.MEGABYTE", 14_000)  # 600 steps take 20 kB
     taken: list[int] = []
     take = rounds.Feed.take
 
