@@ -290,6 +290,7 @@ def _print_made(given: Mapping[str, Any], made: list[Any]) -> None:
             "episodes": one.metadata.episodes,
             "steps": one.metadata.steps,
             "dropped": one.dropped,
+            "unread": one.unread,
         }
         for one in made
     ]
@@ -299,6 +300,8 @@ def _print_made(given: Mapping[str, Any], made: list[Any]) -> None:
     for one in told:
         left = f"; {one['dropped']:,} were left out" if one["dropped"] else ""
         print(f"{one['dataset']} has {one['episodes']:,} episodes, {one['steps']:,} steps{left}.")
+    if unread := told[0]["unread"]:
+        print(f"Minari's own {', '.join(unread)} were left out: they are not read here.")
 
 
 def _plain(told: Any) -> Any:

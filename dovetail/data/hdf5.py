@@ -26,6 +26,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FILE = "main_data.hdf5"
 INDEX = "index.npz"
 ALIGNMENT = 8
+ATTRIBUTES = {"id", "total_steps", "source"}
+"""Those of an episode that are read."""
 VERIFIED = 1 << 20
 """Bytes that are held against a check sum at a time."""
 
@@ -58,6 +60,10 @@ class Storage(Protocol):
 
     def verify(self, episode: int) -> None:
         """Holds an episode that is read in parts against its check sum, if it has one."""
+        ...
+
+    def unread(self) -> list[str]:
+        """What else it holds of episodes: names of infos, attributes."""
         ...
 
     def close(self) -> None:
@@ -233,6 +239,10 @@ class IndexedFile:
                 check = zlib.crc32(part, check)
         self._compare(episode, check)
 
+    def unread(self) -> list[str]:
+        """Dovetail writes nothing else."""
+        return []
+
     def _compare(self, episode: int, check: int) -> None:
         if check != self._sums[episode]:
             raise UserError(
@@ -314,6 +324,19 @@ class LinkedFile:
 
     def verify(self, episode: int) -> None:
         """Minari writes no check sums."""
+
+    def unread(self) -> list[str]:
+        """What else the file holds of episodes: other infos, and attributes such as seeds."""
+        found: set[str] = set()
+        try:
+            for number in range(len(self.episodes.lengths)):
+                group = self._file[f"episode_{number}"]
+                infos = set(group["infos"]) if "infos" in group else set[str]()
+                found |= {f"infos/{name}" for name in infos - set(self._metadata.infos)}
+                found |= set(group.attrs) - ATTRIBUTES
+        except Exception as error:  # h5py's own
+            raise _damaged(self._path, error) from error
+        return sorted(found)
 
     def close(self) -> None:
         """Closes the file; safe to call twice."""

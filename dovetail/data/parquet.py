@@ -216,6 +216,10 @@ class Tables:
     def verify(self, episode: int) -> None:
         """Every page is held against its check sum when it is read."""
 
+    def unread(self) -> list[str]:
+        """Dovetail writes nothing else."""
+        return []
+
     def close(self) -> None:
         """Closes the files; safe to call twice."""
         for file in self._files:

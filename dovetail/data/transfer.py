@@ -27,6 +27,8 @@ class Made(NamedTuple):
     metadata: Metadata
     dropped: int
     """Episodes that were left out because they hold numbers that cannot be."""
+    unread: list[str]
+    """What Minari's datasets held of episodes beside what is read here, and is not in this one."""
 
 
 def merge(
@@ -50,7 +52,8 @@ def merge(
         episodes = _all(readers, shifts, keep, metadata, dropped if drop_invalid else None)
         total = sum(reader.num_episodes for reader in readers)
         made = _write(Path(out), metadata, _told(episodes, tell, total))
-        return Made(Path(out), made, len(dropped))
+        unread = {name for reader in readers for name in reader.storage.unread()}
+        return Made(Path(out), made, len(dropped), sorted(unread))
     finally:
         for reader in readers:
             reader.close()
@@ -77,12 +80,12 @@ def split(
         for out in outs:
             make_new(Path(out), "dataset")
         made: list[Made] = []
-        done = 0
+        done, unread = 0, reader.storage.unread()
         for part, out in enumerate(outs):
             metadata, shifts = _joined([reader], _format(reader.metadata))
             episodes = _all([reader], shifts, [parts == part], metadata, None)
             told = _told(episodes, tell, reader.num_episodes, done)
-            made.append(Made(Path(out), _write(Path(out), metadata, told), 0))
+            made.append(Made(Path(out), _write(Path(out), metadata, told), 0, unread))
             done += counts[part]
         return made
 

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -96,6 +97,21 @@ def test_merge_split_and_export(capsys: pytest.CaptureFixture[str]) -> None:
     with Reader("back") as reader:
         assert reader.episode(1).rewards.tolist() == [1, 1, 1, 1]
         assert len(reader.metadata.sources) == 2
+
+
+def test_what_of_minaris_is_left_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make("theirs", [2, 4]) / "data"
+    with h5py.File(folder / "main_data.hdf5", "a") as file:
+        file["episode_0"].attrs["seed"] = 7
+        file["episode_1/infos/wind"] = np.zeros((4, 2))
+    (folder / "index.npz").unlink()  # as Minari leaves it
+    sentence = "Minari's own infos/wind, seed were left out: they are not read here.\n"
+    assert told(capsys, "merge theirs --out ours") == f"ours has 2 episodes, 6 steps.\n{sentence}"
+    assert told(capsys, "export theirs --format parquet --out t").endswith(sentence)
+    assert told(capsys, "split theirs --shares 0.5,0.5 --out x,y").endswith(f"steps.\n{sentence}")
+    made = json.loads(told(capsys, "merge theirs --out again --json"))
+    assert made["unread"] == ["infos/wind", "seed"]
+    assert told(capsys, "merge ours t --out both") == "both has 4 episodes, 12 steps.\n"
 
 
 def test_repair(capsys: pytest.CaptureFixture[str]) -> None:
