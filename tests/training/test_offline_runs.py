@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -196,6 +197,18 @@ def test_what_does_not_fit_is_refused(pendulum: Path, capsys: pytest.CaptureFixt
     assert "learned from on this machine, not on a cluster" in told
     told = refused(capsys, HERE, "--data", data, "--data-memory", "0")
     assert "--data-memory is 0: give 1 megabyte or more" in told
+
+
+def test_actions_of_other_bounds_are_refused(pendulum: Path, tmp_path: Path) -> None:
+    def scaled() -> Any:
+        low, high = np.array([[-1], [1]], np.float32)
+        return gymnasium.wrappers.RescaleAction(gymnasium.make("Pendulum-v1"), low, high)
+
+    told: dict[str, Any] = {"data": pendulum, "steps": 4, "settings": quiet(tmp_path / "run")}
+    sentence = r"has actions from -2 to 2 \(entry 0\), but python:scaled takes them from -1 to 1: "
+    with pytest.raises(UserError, match=sentence):
+        dovetail.train(ALGORITHM, scaled, **told)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("field", ["observations", "actions", "rewards"])
