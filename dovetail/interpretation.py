@@ -61,6 +61,7 @@ def interpret(
             recorded = RecordedData(data, data_memory)
             stack.callback(recorded.close)
             spec = recorded.prepare(algorithm, found.spec, seed)
+            recorded.check()
             task = dataclasses.replace(task, data=spec)
             feed = recorded.feed(algorithm.bind(task))
             stack.callback(feed.close)

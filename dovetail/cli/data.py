@@ -84,7 +84,7 @@ def _info(argv: list[str]) -> None:
         "dovetail data info data/cartpole --check",
     )
     parser.add_argument("datasets", metavar="DATASET", nargs="+", help="The datasets' folders")
-    parser.flag("--check", "Read all of it, and name what is damaged or not finite")
+    parser.flag("--check", "Read all of it, and name what is damaged or cannot be")
     parser.flag("--json", "Print one JSON object per line, one for each dataset")
     given = parser.read(argv)
 
@@ -122,7 +122,9 @@ def _summary(told: Mapping[str, Any]) -> str:
     rows = [f"{name:<{width}}  {text}" for name, text in lines.items()]
     rows += [f"{'source':<{width}}  {_source(source)}" for source in told["sources"]]
     if told["checked"]:
-        rows.append(f"{'checked':<{width}}  all of it is whole and finite")
+        rows.append(
+            f"{'checked':<{width}}  all of it is whole and finite, every choice is in its space"
+        )
     return "\n".join(rows)
 
 
@@ -154,7 +156,10 @@ def _merge(argv: list[str]) -> None:
     )
     parser.add_argument("datasets", metavar="DATASET", nargs="+", help="The datasets' folders")
     parser.flag("--out", "The new dataset's folder", "FOLDER")
-    parser.flag("--drop-invalid", "Leave out episodes with numbers that are not finite")
+    parser.flag(
+        "--drop-invalid",
+        "Leave out episodes with numbers that are not finite or not in their space",
+    )
     parser.flag("--json", "Print one line of JSON")
     given = parser.read(argv)
     _transfer(given, given["datasets"], "minari", "drop-invalid" in given)
@@ -295,6 +300,7 @@ def _print_made(given: Mapping[str, Any], made: list[Any]) -> None:
             "episodes": one.metadata.episodes,
             "steps": one.metadata.steps,
             "dropped": one.dropped,
+            "unread": one.unread,
         }
         for one in made
     ]
@@ -304,6 +310,8 @@ def _print_made(given: Mapping[str, Any], made: list[Any]) -> None:
     for one in told:
         left = f"; {one['dropped']:,} were left out" if one["dropped"] else ""
         print(f"{one['dataset']} has {one['episodes']:,} episodes, {one['steps']:,} steps{left}.")
+    if unread := told[0]["unread"]:
+        print(f"Minari's own {', '.join(unread)} were left out: they are not read here.")
 
 
 def _plain(told: Any) -> Any:

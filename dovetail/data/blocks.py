@@ -1,11 +1,14 @@
 """A dataset in blocks: runs of steps of about equal size, in which it is read from end to end."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from dovetail.data.hdf5 import Array, Piece
+
+ROUND_BLOCKS = 64
+"""Blocks that are in memory together: the more, the better mixed."""
 
 
 class Block(NamedTuple):
@@ -58,6 +61,56 @@ class Blocks:
                 steps.append(np.arange(a, b))
                 at += piece.stop - piece.start
         return Block(pieces, *(np.concatenate(x) for x in (begins, left, steps)))
+
+
+def fitting(
+    lengths: Array, window: int, row_bytes: int, step_bytes: int, room: int
+) -> tuple[int, int]:
+    """(steps of a block, blocks): as many steps as `room` bytes hold with the rows behind them,
+    one at least, in about `ROUND_BLOCKS` blocks. Besides its row, a step takes `step_bytes`."""
+    steps = min(max(room // (row_bytes + step_bytes), 1), int(lengths.sum()))
+    while True:
+        block = max(steps // ROUND_BLOCKS, 1)
+        count = steps // block
+        needed = most_rows(lengths, block, count, window) * row_bytes + count * block * step_bytes
+        if needed <= room or steps == 1:
+            return block, count
+        steps = max(min(steps - 1, steps * room // needed), 1)
+
+
+def most_rows(lengths: Array, block: int, count: int, behind: int) -> int:
+    """The most rows of `count` blocks of `block` steps: the steps, and those behind each run of
+    them in an episode."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts = np.arange(0, int(ends[-1]), block)
+    stops = np.minimum(starts + block, ends[-1])
+    episodes = np.searchsorted(ends, stops, "left") - np.searchsorted(ends, starts, "right") + 1
+    rows = np.sort(stops - starts + behind * episodes)[::-1]
+    return int(rows[:count].sum())
+
+
+def grouped(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
+    """Pieces in groups of at most `rows` rows; only a longer one is cut."""
+    group: list[Piece] = []
+    room = rows
+    for episode, begin, stop in pieces:
+        start = begin
+        if stop - start > room and group:
+            yield group
+            group, room = [], rows
+        while stop - start > rows:
+            yield [Piece(episode, start, start + rows)]
+            start += rows
+        group.append(Piece(episode, start, stop))
+        room -= stop - start
+    if group:
+        yield group
+
+
+def last_rows(pieces: Sequence[Piece], lengths: Array) -> Array:
+    """The rows of pieces that are behind the last step of an episode, in which nothing is done."""
+    ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
+    return ends[[piece.stop > lengths[piece.episode] for piece in pieces]]
 
 
 def whole_episodes(lengths: Array, steps: int) -> Iterator[range]:

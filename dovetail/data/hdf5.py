@@ -29,6 +29,10 @@ INDEX = "index.npz"
 ALIGNMENT = 8
 FILE_ROOM, EPISODE_ROOM, COLUMN_ROOM = 1 << 16, 2048, 768
 """Bytes that HDF5 takes beside the arrays themselves, at most."""
+ATTRIBUTES = {"id", "total_steps", "source", "cut", "begun"}
+"""Those of an episode that are read."""
+VERIFIED = 1 << 20
+"""Bytes that are held against a check sum at a time."""
 
 
 class Piece(NamedTuple):
@@ -61,6 +65,14 @@ class Storage(Protocol):
     def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:
         """The columns of these pieces, one behind the other, all or `only` some; a column without a
         last row has zeros there."""
+        ...
+
+    def verify(self, episode: int) -> None:
+        """Holds an episode that is read in parts against its check sum, if it has one."""
+        ...
+
+    def unread(self) -> list[str]:
+        """What else it holds of episodes: names of infos, attributes."""
         ...
 
     def close(self) -> None:
@@ -234,14 +246,36 @@ class IndexedFile:
                 self._fill(part, offsets[number] + piece.start * width)
                 check = zlib.crc32(part, check)
             whole = not only and piece.start == 0 and piece.stop == steps + 1
-            if whole and check != self._sums[piece.episode]:
-                raise UserError(
-                    f"{self._file} is damaged: episode {piece.episode} is not what was written; "
-                    "take it from a copy of the dataset."
-                )
+            if whole:
+                self._compare(piece.episode, check)
             at += piece.stop - piece.start
         found = zip(self._columns, arrays, wanted, strict=True)
         return {column.path: x for column, x, want in found if want}
+
+    def verify(self, episode: int) -> None:
+        """Holds an episode that is read in parts against its check sum."""
+        steps, check = int(self.episodes.lengths[episode]), 0
+        buffer = memoryview(bytearray(VERIFIED))
+        for number, (column, offset) in enumerate(
+            zip(self._columns, self._offsets[episode].tolist(), strict=True)
+        ):
+            size = column.row_bytes * (steps + (number < self._observed))
+            for begin in range(0, size, VERIFIED):
+                part = buffer[: min(VERIFIED, size - begin)]
+                self._fill(part, offset + begin)
+                check = zlib.crc32(part, check)
+        self._compare(episode, check)
+
+    def unread(self) -> list[str]:
+        """Dovetail writes nothing else."""
+        return []
+
+    def _compare(self, episode: int, check: int) -> None:
+        if check != self._sums[episode]:
+            raise UserError(
+                f"{self._file} is damaged: episode {episode} is not what was written; take it from "
+                "a copy of the dataset."
+            )
 
     def _fill(self, part: memoryview, offset: int) -> None:
         done = 0
@@ -273,7 +307,7 @@ class LinkedFile:
             ends = [bool(g["terminations"][-1] | g["truncations"][-1]) for g in groups]
             cut = [bool(group.attrs.get("cut", False)) for group in groups]
             begun = [bool(group.attrs.get("begun", True)) for group in groups]
-        except (OSError, KeyError, ValueError, RuntimeError, IndexError) as error:
+        except Exception as error:  # h5py's own: what is there, but is something else
             raise _damaged(file, error) from error
         self.episodes = Episodes(
             np.array(lengths, np.int64),
@@ -305,10 +339,11 @@ class LinkedFile:
                 whole[...] = unknown(column)  # Minari has added this episode
                 return whole
             stored = group[column.path][piece.start : stop]
-        except (OSError, KeyError, ValueError, RuntimeError) as error:
-            raise _damaged(self._path, error, f"episode {piece.episode}, ") from error
-        if column.path in self._images:
-            stored = np.stack([_picture(frame) for frame in stored])
+            if column.path in self._images:
+                stored = np.stack([_picture(frame) for frame in stored])
+        except Exception as error:  # h5py's own, and Pillow's
+            where = f"episode {piece.episode}, {column.path}: "
+            raise _damaged(self._path, error, where) from error
         if stored.shape != (stop - piece.start, *column.shape):
             raise UserError(
                 f"{self._path}: episode {piece.episode} has {column.path} of shape "
@@ -318,6 +353,22 @@ class LinkedFile:
         if column.path == "truncations" and stop == steps and self.episodes.cut[piece.episode]:
             whole[steps - 1 - piece.start] = True
         return whole
+
+    def verify(self, episode: int) -> None:
+        """Minari writes no check sums."""
+
+    def unread(self) -> list[str]:
+        """What else the file holds of episodes: other infos, and attributes such as seeds."""
+        found: set[str] = set()
+        try:
+            for number in range(len(self.episodes.lengths)):
+                group = self._file[f"episode_{number}"]
+                infos = set(group["infos"]) if "infos" in group else set[str]()
+                found |= {f"infos/{name}" for name in infos - set(self._metadata.infos)}
+                found |= set(group.attrs) - ATTRIBUTES
+        except Exception as error:  # h5py's own
+            raise _damaged(self._path, error) from error
+        return sorted(found)
 
     def close(self) -> None:
         """Closes the file; safe to call twice."""

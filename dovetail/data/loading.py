@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail.data.episode import Rows
 from dovetail.data.hdf5 import Array, Piece
-from dovetail.data.reader import Reader
+from dovetail.data.reader import READ_BYTES, Reader
 from dovetail.errors import UserError
 from dovetail.replay import device
 from dovetail.replay.leaves import leaves_of
@@ -20,7 +20,7 @@ from dovetail.replay.replay import Replay
 from dovetail.replay.table import Table, Transitions, make_layout, stored_bytes
 
 CHUNK = 1 << 14
-"""Steps that are inserted at a time."""
+"""Steps that are inserted at a time, at most."""
 
 
 def load(
@@ -46,7 +46,8 @@ def load(
             f"{max_bytes / 1e6:,.0f} MB are allowed: stream it from the disk instead."
         )
     replay = Replay.empty(table, example, num_envs)
-    chunk = min(CHUNK // num_envs or 1, make_layout(table, leaves_of(example), num_envs).chunk)
+    most = min(CHUNK, READ_BYTES // reader.metadata.row_bytes)
+    chunk = min(most // num_envs or 1, make_layout(table, leaves_of(example), num_envs).chunk)
     insert = jax.jit(partial(_inserted, table), donate_argnums=0)
     state = replay.state
     for rows, following, ends, valid in _grids(reader, plan, chunk):

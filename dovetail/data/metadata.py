@@ -25,6 +25,8 @@ HDF5, TABLE = "hdf5", "dovetail-parquet"
 FILE = "metadata.json"
 JOURNAL = "recording.part"
 """What a recording writes until it is closed."""
+INFOS = (LOG_PROBABILITY, VERSION, SAMPLED_ACTION)
+"""What may be known of every step."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +125,10 @@ def read_metadata(folder: Path) -> Metadata:
         return _parsed(record, place)
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # Gymnasium's own among them: a space that cannot be
         raise UserError(
-            f"{place} is damaged ({type(error).__name__}: {error}): take it from a copy of the "
-            "dataset."
+            f"{place} is damaged ({type(error).__name__}: {' '.join(str(error).split())}): take it "
+            "from a copy of the dataset."
         ) from error
 
 
@@ -160,7 +162,14 @@ def _parsed(record: dict[str, Any], place: Path) -> Metadata:
             f"{place.parent.parent} is in Minari's format {record['data_format']!r}, which is not "
             "read here: write it as hdf5 with Minari first."
         )
+    infos = tuple(own.get("infos", ()))
+    if strange := [name for name in infos if name not in INFOS]:
+        raise UserError(
+            f"{place} says that every step has {strange[0]!r}, which this Dovetail does not know: "
+            "use the Dovetail that wrote it, or take it from a copy of the dataset."
+        )
     observation, action = _spaces(record, place)
+    size = own.get("size")
     fresh = own.get("episodes") == record["total_episodes"]  # else Minari has added to it
     spec = record.get("env_spec")
     environment = own.get("environment") or _environment(spec)
@@ -171,22 +180,26 @@ def _parsed(record: dict[str, Any], place: Path) -> Metadata:
         environment=environment,
         env_spec=spec,
         sources=sources or (Source(environment, algorithm=record.get("algorithm_name")),),
-        infos=tuple(own.get("infos", ())),
+        infos=infos,
         data_format=record["data_format"],
         episodes=int(record["total_episodes"]),
         steps=int(record["total_steps"]),
         jpeg=bool(record.get("jpeg_encoding", True)),
-        size=own.get("size") if fresh else None,
-        files=dict(own.get("files", {})),
+        size=int(size) if fresh and size is not None else None,
+        files={name: int(count) for name, count in own.get("files", {}).items()},
     )
 
 
 def _spaces(record: dict[str, Any], place: Path) -> tuple[Space, Space]:
     if "observation_space" in record and "action_space" in record:
-        return (
-            from_json(json.loads(record["observation_space"])),
-            from_json(json.loads(record["action_space"])),
-        )
+        try:
+            observation, action = (
+                from_json(json.loads(record[name]))
+                for name in ("observation_space", "action_space")
+            )
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from error
+        return observation, action
     try:  # Minari may leave them to the environment
         import gymnasium
         from gymnasium.envs.registration import EnvSpec

@@ -133,6 +133,11 @@ class Tables:
             for number, file in enumerate(self._files)
             for group in range(file.num_row_groups)
         ]
+        if not self._groups:
+            raise UserError(
+                f"{self._place} has no table with a row, but its metadata.json says "
+                f"{metadata.episodes} episodes: take both from a copy of the dataset."
+            )
         counts = [self._index(*group) for group in self._groups]
         self.episodes = Episodes(*(np.concatenate(column) for column in zip(*counts, strict=True)))
         self._first = np.cumsum([0, *(len(count[0]) for count in counts)])
@@ -161,7 +166,9 @@ class Tables:
 
     def _index(self, number: int, group: int) -> Episodes:
         """Those of a row group; tables that do not say where an episode began hold whole ones."""
-        table = self._table(number, group, ["step", *PER_EPISODE])
+        older = "begun" not in self._files[number].schema_arrow.names
+        told = [name for name in PER_EPISODE if not (older and name == "begun")]
+        table = self._table(number, group, ["step", *told])
         step = table["step"].to_numpy()
         begins = np.flatnonzero(step == 0)
         lengths = np.diff(np.append(begins, len(step))) - 1
@@ -175,13 +182,14 @@ class Tables:
         )
 
     def _table(self, number: int, group: int, names: list[str]) -> Any:
-        file = self._files[number]
         try:
-            return file.read_row_group(group, columns=names)
+            table = self._files[number].read_row_group(group, columns=names)
+            return table.select(names)  # which refuses names that it does not have
         except Exception as error:
-            raise self._damaged(
-                self._place / sorted(self._metadata.files)[number], error
-            ) from error
+            raise self._damaged(self._path(number), error) from error
+
+    def _path(self, number: int) -> Path:
+        return self._place / sorted(self._metadata.files)[number]
 
     def _damaged(self, path: Path, error: Exception) -> UserError:
         what = " ".join(str(error).split())[:200]
@@ -190,9 +198,12 @@ class Tables:
     def _rows(self, group: int) -> dict[str, Array]:
         """All columns of a row group."""
         if self._kept is None or self._kept[0] != group:
-            columns = self._metadata.columns
-            table = self._table(*self._groups[group], [column.path for column in columns])
-            self._kept = (group, {c.path: _numpy(c, table[c.path]) for c in columns})
+            columns, place = self._metadata.columns, self._groups[group]
+            table = self._table(*place, [column.path for column in columns])
+            try:
+                self._kept = (group, {c.path: _numpy(c, table[c.path]) for c in columns})
+            except Exception as error:  # other arrays than the spaces say
+                raise self._damaged(self._path(place[0]), error) from error
         return self._kept[1]
 
     def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:
@@ -206,6 +217,13 @@ class Tables:
             rows = self._rows(group)
             parts.append({p: rows[p][at + piece.start : at + piece.stop] for p in names})
         return {name: np.concatenate([part[name] for part in parts]) for name in names}
+
+    def verify(self, episode: int) -> None:
+        """Every page is held against its check sum when it is read."""
+
+    def unread(self) -> list[str]:
+        """Dovetail writes nothing else."""
+        return []
 
     def close(self) -> None:
         """Closes the files; safe to call twice."""

@@ -1,19 +1,24 @@
 """Reading a dataset: any episode, any steps of it, any rows in a line; never all of it at once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import jax
 import numpy as np
 
+from dovetail.data.blocks import grouped, last_rows
 from dovetail.data.episode import LOG_PROBABILITY, SAMPLED_ACTION, VERSION, Episode, Rows
 from dovetail.data.hdf5 import Array, Episodes, Piece, Storage, open_hdf5
 from dovetail.data.metadata import TABLE, read_metadata
 from dovetail.data.parquet import Tables
-from dovetail.data.spaces import Codec, Column, unflatten
+from dovetail.data.spaces import Codec, unflatten
+from dovetail.data.values import check_values
 from dovetail.envs.interface import EnvSpec
 from dovetail.errors import UserError
+
+READ_BYTES = 1 << 24
+"""The most bytes that are read at a time, where a row has no more."""
 
 
 class Reader:
@@ -23,7 +28,7 @@ class Reader:
         """Opens the dataset; what is missing, half-written or damaged is named."""
         self.folder = Path(folder)
         self.metadata = read_metadata(self.folder)
-        if self.metadata.episodes == 0:
+        if self.metadata.episodes < 1:
             raise UserError(f"The dataset {self.folder} is empty: it has no episode.")
         self.storage: Storage = (
             Tables(self.folder, self.metadata)
@@ -53,7 +58,8 @@ class Reader:
     def spec(self) -> EnvSpec:
         """The environment as algorithms see it, as far as the dataset tells."""
         name = self.metadata.environment or f"dataset:{self.folder.name}"
-        return EnvSpec(name, self.codec.observation, self.codec.action)
+        codec = self.codec
+        return EnvSpec(name, codec.observation, codec.action, bounds=codec.bounds)
 
     @property
     def has_log_probabilities(self) -> bool:
@@ -85,12 +91,10 @@ class Reader:
     def pieces(self, pieces: Sequence[Piece]) -> Rows:
         """The rows of these pieces, one behind the other, as algorithms see them."""
         arrays = self.storage.read(pieces)
-        check_finite(self.folder, arrays, pieces, self.metadata.columns)
+        self.check(arrays, pieces)
         total = len(arrays["rewards"])
-        ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
-        whole = [piece.stop > self.episodes.lengths[piece.episode] for piece in pieces]
         last = np.zeros(total, np.bool_)
-        last[ends[np.array(whole, np.bool_)]] = True
+        last[last_rows(pieces, self.episodes.lengths)] = True
         info = {name: arrays[f"infos/{name}"] for name in self.metadata.infos}
         unsaid = {LOG_PROBABILITY: np.float32(np.nan), VERSION: np.int32(-1)}
         for name, value in unsaid.items():
@@ -107,6 +111,38 @@ class Reader:
             version=info[VERSION],
             last=last,
         )
+
+    def parts(self, pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
+        """Pieces in groups of at most `rows` rows, to be read one after the other. A whole episode
+        that this cuts is held against its check sum before."""
+
+        def verified() -> Iterator[Piece]:
+            for piece in pieces:
+                whole = piece.start == 0 and piece.stop > self.episodes.lengths[piece.episode]
+                if whole and piece.stop > rows:
+                    self.storage.verify(piece.episode)
+                yield piece
+
+        return grouped(verified(), rows)
+
+    def through(
+        self, only: Sequence[str] = (), memory: int = READ_BYTES
+    ) -> Iterator[tuple[list[Piece], dict[str, Array]]]:
+        """All of the dataset from end to end, `memory` bytes at a time: (pieces, columns), all of
+        which are checked, or `only` some, which are not."""
+        columns = [c for c in self.metadata.columns if not only or c.path in only]
+        rows = max(memory // sum(column.row_bytes for column in columns), 1)
+        lengths = self.episodes.lengths.tolist()
+        whole = (Piece(number, 0, steps + 1) for number, steps in enumerate(lengths))
+        for pieces in grouped(whole, rows) if only else self.parts(whole, rows):
+            arrays = self.storage.read(pieces, only)
+            if not only:
+                self.check(arrays, pieces)
+            yield pieces, arrays
+
+    def check(self, arrays: dict[str, Array], pieces: Sequence[Piece]) -> None:
+        """Refuses numbers in what was read of these pieces that cannot be; names the first."""
+        check_values(self.folder, self.metadata, self.episodes.lengths, arrays, pieces)
 
     def _given(self, arrays: dict[str, Array], sampled: Array | None) -> Array:
         """What the policy chose, where that is known; else what the environment took."""
@@ -141,31 +177,6 @@ class Reader:
         self.close()
 
 
-def check_finite(
-    folder: Path, arrays: dict[str, Array], pieces: Sequence[Piece], columns: Sequence[Column]
-) -> None:
-    """Refuses observations, actions or rewards that are not finite; names the first."""
-    for column in columns:
-        if column.dtype.kind != "f" or column.path.startswith("infos/"):
-            continue
-        array = arrays[column.path]
-        with np.errstate(invalid="ignore", over="ignore"):
-            fine = np.isfinite(array.sum())  # one pass; a NaN or an infinity is never lost in it
-        if fine or np.isfinite(array).all():
-            continue
-        row = int(np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0])
-        ends = np.cumsum([piece.stop - piece.start for piece in pieces])
-        at = int(np.searchsorted(ends, row, side="right"))
-        piece = pieces[at]
-        step = row - int(ends[at]) + piece.stop
-        value = array[row].ravel()
-        raise UserError(
-            f"The dataset {folder} has {float(value[~np.isfinite(value)][0])} in {column.path} of "
-            f"episode {piece.episode}, step {step}: leave such episodes out with "
-            f"dovetail data merge {folder} --drop-invalid --out NEW."
-        )
-
-
 def check_fits(reader: Reader, spec: EnvSpec) -> None:
     """Refuses a dataset whose observations or actions are not those of an environment."""
     found = reader.spec
@@ -180,6 +191,22 @@ def check_fits(reader: Reader, spec: EnvSpec) -> None:
         raise UserError(
             f"The dataset {reader.folder} has actions {found.action}, but {spec.id} takes "
             f"{spec.action}: give a dataset of this environment."
+        )
+    if found.bounds is not None and spec.bounds is not None:
+        _refuse_other_bounds(reader.folder, np.array(found.bounds), spec.id, np.array(spec.bounds))
+
+
+def _refuse_other_bounds(folder: Path, own: Array, env_id: str, wanted: Array) -> None:
+    """Refuses actions whose bounds [2, size] are others than an environment's: one number would
+    stand for two actions. Where either has none, nothing is known."""
+    both = np.isfinite(own) & np.isfinite(wanted)
+    other = (both & ~np.isclose(own, wanted, rtol=1e-5, atol=1e-6)).any(axis=0)
+    if other.any():
+        at = int(other.argmax())
+        raise UserError(
+            f"The dataset {folder} has actions from {own[0, at]:g} to {own[1, at]:g} (entry {at}), "
+            f"but {env_id} takes them from {wanted[0, at]:g} to {wanted[1, at]:g}: give a dataset "
+            "of this environment, or an environment with the dataset's bounds."
         )
 
 

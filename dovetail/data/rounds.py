@@ -10,24 +10,21 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import jax
 import numpy as np
 
-from dovetail.data.blocks import Blocks, whole_episodes
+from dovetail.data.blocks import Blocks, fitting, most_rows
 from dovetail.data.episode import Rows
-from dovetail.data.hdf5 import Array, Piece
-from dovetail.data.reader import Reader, check_finite
+from dovetail.data.reader import READ_BYTES, Reader
+from dovetail.data.rows import RowReader
 from dovetail.replay.data import Data, DataSpec
 
-TOGETHER = 1 << 16
-"""Rows that are read at a time."""
-ROUND_BLOCKS = 64
-"""Blocks of a round: the more, the better mixed."""
 AT_ONCE = 3
 """Rounds in memory: one that is drawn from, one that is read, and one that is not yet let go."""
+READING = 8
+"""The part of the memory that reading takes meanwhile: one in so many."""
 
 
 class Rounds:
@@ -44,63 +41,47 @@ class Rounds:
     ) -> None:
         """`row` makes a learner's rows of `Rows`; an item has `window` steps; `memory` is the most
         bytes to take."""
-        self._reader, self._row, self._window, self._seed = reader, row, window, seed
-        self._example = row(reader.pieces([Piece(0, 0, 1)]))
-        per_row = sum(x.nbytes for x in jax.tree.leaves(self._example))
+        self._reader, self._window, self._seed = reader, window, seed
+        self._memory = memory
+        self._checked: Data | None = None
+        self._rows = RowReader(reader, row, memory // READING)
+        per_row = self._rows.row_bytes
         lengths, total = reader.episodes.lengths, reader.num_steps
-        whole = (total + reader.num_episodes) * per_row + 8 * total
-        held = total if whole <= memory else max(memory // (AT_ONCE * (per_row + 8)), 1)
-        block = total if held == total else max(held // ROUND_BLOCKS, 1)
+        block, self._at_once, behind = total, 1, 1
+        if (total + reader.num_episodes) * per_row + 8 * total > memory:
+            room = (memory - memory // READING) // AT_ONCE
+            block, self._at_once = fitting(lengths, window, per_row, 8, room)
+            behind = window
         self._blocks = Blocks(lengths, block, window)
-        self._at_once = max(held // block, 1)
         self.count = -(-len(self._blocks) // self._at_once)
         """Rounds of an epoch; 1 if all of the dataset is in memory."""
-        held = min(self._at_once * block, total)
-        self.spec = DataSpec(total, held, self._most_rows(lengths, block))
-
-    def _most_rows(self, lengths: Array, block: int) -> int:
-        """The most rows of a round: the steps, and those behind each run of them."""
-        ends = np.cumsum(lengths, dtype=np.int64)
-        starts = np.arange(0, int(ends[-1]), block)
-        stops = np.minimum(starts + block, ends[-1])
-        episodes = np.searchsorted(ends, stops, "left") - np.searchsorted(ends, starts, "right") + 1
-        behind = 1 if self.count == 1 else self._window
-        rows = np.sort(stops - starts + behind * episodes)[::-1]
-        return int(rows[: self._at_once].sum())
+        rows = most_rows(lengths, block, self._at_once, behind)
+        self.spec = DataSpec(total, self._at_once * block, rows)
 
     def read(self, number: int) -> Data:
         """A round, in numpy arrays."""
+        checked, self._checked = self._checked, None
+        if checked is not None:
+            return checked
         epoch, at = divmod(number, self.count)
         order = np.arange(len(self._blocks))
         if self.count > 1:
             order = np.random.default_rng([self._seed, epoch]).permutation(len(self._blocks))
         found = self._blocks.get(np.sort(order[at * self._at_once : (at + 1) * self._at_once]))
         spec = self.spec
-        rows = jax.tree.map(lambda x: np.zeros((spec.rows, *x.shape[1:]), x.dtype), self._example)
-        first = 0
-        for pieces in _together(found.pieces):
-            part = self._row(self._reader.pieces(pieces))
-            stop = first + sum(piece.stop - piece.start for piece in pieces)
-            jax.tree.map(lambda to, x, a=first, b=stop: np.copyto(to[a:b], x), rows, part)
-            first = stop
+        rows = self._rows.read(found.pieces, spec.rows)
         begins, left = np.zeros((2, spec.held), np.int32)
         begins[: len(found.begins)], left[: len(found.left)] = found.begins, found.left
         return Data(rows, begins, left, np.int32(len(found.begins)), self._window)
 
     def check(self) -> None:
-        """Reads all of a dataset that is not read at once, and names what is not finite in it."""
-        lengths, columns = self._reader.episodes.lengths, self._reader.metadata.columns
-        for run in whole_episodes(lengths, TOGETHER):
-            pieces = [Piece(number, 0, int(lengths[number]) + 1) for number in run]
-            check_finite(self._reader.folder, self._reader.storage.read(pieces), pieces, columns)
-
-
-def _together(pieces: list[Piece]) -> list[list[Piece]]:
-    """Pieces in groups of about `TOGETHER` rows."""
-    sizes = np.array([piece.stop - piece.start for piece in pieces])
-    bounds = np.flatnonzero(np.diff(np.cumsum(sizes) // TOGETHER, prepend=0)).tolist()
-    edges = [0, *bounds, len(pieces)]
-    return [pieces[a:b] for a, b in pairwise(edges) if b > a]
+        """Reads all of a dataset, and names what cannot be in it. If it is one round, that is kept
+        for who asks for it next."""
+        if self.count == 1:
+            self._checked = self.read(0)
+            return
+        for _ in self._reader.through(memory=min(self._memory, READ_BYTES)):
+            pass  # it is checked on the way
 
 
 class Feed:

@@ -172,6 +172,11 @@ class Codec:
         """What algorithms choose from."""
         return self._map.action
 
+    @property
+    def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Those of continuous actions, as in `EnvSpec`."""
+        return self._map.bounds
+
     def observations(self, own: Any) -> Any:
         """The environment's observations as algorithms see them."""
         return self._map.encode(own)
@@ -256,7 +261,11 @@ def _own(space: Space, seen: Array) -> Array:
 
 
 def spaces_of(spec: EnvSpec) -> tuple[Space, Space]:
-    """(observation, action): spaces of what algorithms see, where no others are known."""
+    """(observation, action): spaces of what algorithms see, where no others are known; actions in
+    the environment's own bounds, where these are."""
+    if spec.bounds is not None:
+        low, high = (np.array(bound, np.float32) for bound in spec.bounds)
+        return _shown(spec.observation), spaces.Box(low, high)
     return _shown(spec.observation), _taken(spec.action)
 
 

@@ -15,19 +15,20 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from dovetail.data.blocks import Blocks
+from dovetail.data.blocks import Blocks, fitting
 from dovetail.data.episode import Rows
 from dovetail.data.hdf5 import Array
 from dovetail.data.reader import Reader
+from dovetail.data.rows import RowReader
 from dovetail.errors import check_option
 from dovetail.replay.sample import Keys, Sample
 
 MEMORY = 1 << 28
-"""Bytes that a stream takes, about, unless told."""
-ROUND_BLOCKS = 64
-"""Blocks that are read together, at least: the more, the better mixed."""
+"""Bytes that a stream takes, unless told."""
 TOGETHER = 1 << 13
-"""Windows that are put together at a time, about."""
+"""Windows that are put together at a time, at most."""
+STEP_BYTES = 32
+"""Of a step in a round, beside its rows: four numbers."""
 POLL = 0.1
 """Seconds between two looks at whether the stream was closed."""
 
@@ -63,17 +64,20 @@ class Stream:
         memory: int = MEMORY,
         ahead: int = 8,
     ) -> None:
-        """`start` is the number of the first batch, `ahead` how many are made in advance."""
+        """`start` is the number of the first batch, `memory` the most bytes to take, but for a few
+        batches, `ahead` how many of these are made in advance, if there is memory for them."""
         for name, value in (("batch", batch), ("steps", steps), ("ahead", ahead)):
             check_option(name, value, value >= 1, "1 or more")
-        self._reader, self._batch, self._window, self._row = reader, batch, steps, row
-        self._seed = seed
-        per_step = max(2 * (reader.metadata.row_bytes + 32), 1)  # two rounds, and their numbers
-        round_steps = max(memory // per_step, batch, 1)
-        block = max(round_steps // ROUND_BLOCKS, 1)
-        self._blocks = Blocks(reader.episodes.lengths, block, steps)
-        self._at_once = max(round_steps // block, 1)
-        self._together = max(TOGETHER // batch, 1)
+        self._batch, self._window, self._seed = batch, steps, seed
+        # of the memory, 5/16 are each of two rounds, 1/8 is reading, 1/4 are batches: those that
+        # wait, and twice those that are put together
+        self._rows = RowReader(reader, row, memory // 8)
+        lengths, per_row = reader.episodes.lengths, self._rows.row_bytes
+        block, count = fitting(lengths, steps, per_row, STEP_BYTES, memory * 5 // 16)
+        self._blocks, self._at_once = Blocks(lengths, block, steps), max(count, -(-batch // block))
+        per_batch = batch * (steps + 1) * per_row
+        self._together = max(min(TOGETHER // batch, memory // 16 // per_batch), 1)
+        ahead = max(min(ahead, memory // 8 // per_batch), 1)
         self.position = start
         """How many batches were given, those before `start` included."""
         self.waited = 0.0
@@ -147,7 +151,7 @@ class Stream:
                 if self._closed.is_set():
                     return
                 found = self._blocks.get(np.sort(blocks))
-                rows = self._row(self._reader.pieces(found.pieces))
+                rows = self._rows.read(found.pieces)
                 order = np.random.default_rng([self._seed, *place]).permutation(len(found.begins))
                 self._rounds.put(_Round(rows, *found[1:], order, skip))
         except BaseException as error:

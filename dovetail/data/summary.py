@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.data.blocks import whole_episodes
-from dovetail.data.hdf5 import Array, Piece
-from dovetail.data.reader import Reader, check_finite
+from dovetail.data.blocks import last_rows
+from dovetail.data.hdf5 import Array
+from dovetail.data.reader import Reader
 from dovetail.data.spaces import leaves
 from dovetail.data.writer import Tell
-
-STEPS = 1 << 16
-"""Steps that are read at a time."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,8 @@ class Summary:
     """The oldest and the newest policy; None if that is not known."""
     sources: list[dict[str, Any]]
     checked: bool
-    """Whether all of it was read and found whole and finite."""
+    """Whether all of it was read and found whole, its numbers finite and its choices
+    such as their spaces have."""
 
     def described(self) -> dict[str, Any]:
         """For JSON."""
@@ -75,21 +73,17 @@ def info(dataset: str | Path, *, check: bool = False, tell: Tell | None = None) 
         metadata, lengths = reader.metadata, reader.episodes.lengths
         names = ["rewards", "terminations"]
         names += [f"infos/{n}" for n in ("log_probability", "version") if n in metadata.infos]
-        returns: list[Array] = []
+        returns = np.zeros(reader.num_episodes)
         terminated = known = 0
         versions: list[int] = []
-        for run in whole_episodes(lengths, STEPS):
+        for pieces, rows in reader.through(() if check else names):
             if tell is not None:
-                tell(run.start, reader.num_episodes)
-            pieces = [Piece(number, 0, int(lengths[number]) + 1) for number in run]
-            rows = reader.storage.read(pieces, () if check else names)
-            if check:
-                check_finite(reader.folder, rows, pieces, metadata.columns)
-            begins = np.cumsum([0, *(lengths[run.start : run.stop - 1] + 1)])
-            returns.append(np.add.reduceat(rows["rewards"].astype(np.float64), begins))
+                tell(pieces[0].episode, reader.num_episodes)
+            numbers = np.repeat([p.episode for p in pieces], [p.stop - p.start for p in pieces])
+            np.add.at(returns, numbers, rows["rewards"])
             terminated += int(rows["terminations"].sum())
             step = np.ones(len(rows["rewards"]), np.bool_)
-            step[begins + lengths[run.start : run.stop]] = False
+            step[last_rows(pieces, lengths)] = False
             if "infos/log_probability" in rows:
                 known += int((~np.isnan(rows["infos/log_probability"][step])).sum())
             if "infos/version" in rows:
@@ -98,7 +92,7 @@ def info(dataset: str | Path, *, check: bool = False, tell: Tell | None = None) 
                 versions += [int(found.min()), int(found.max())] if len(found) else []
         files = (file for file in (reader.folder / "data").rglob("*") if file.is_file())
         episodes = reader.episodes
-        counted = np.concatenate(returns)[episodes.whole]
+        counted = returns[episodes.whole]
         return Summary(
             dataset=str(reader.folder),
             format="minari" if metadata.data_format == "hdf5" else "parquet",

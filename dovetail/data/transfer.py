@@ -11,7 +11,7 @@ import numpy as np
 from dovetail.data.hdf5 import Array, Piece, Stored, unknown, write_hdf5
 from dovetail.data.metadata import HDF5, TABLE, Metadata
 from dovetail.data.parquet import write_parquet
-from dovetail.data.reader import Reader, check_finite
+from dovetail.data.reader import Reader
 from dovetail.data.spaces import Space, same
 from dovetail.data.writer import Tell
 from dovetail.errors import UserError, nearest
@@ -26,7 +26,9 @@ class Made(NamedTuple):
     folder: Path
     metadata: Metadata
     dropped: int
-    """Episodes that were left out because they hold numbers that are not finite."""
+    """Episodes that were left out because they hold numbers that cannot be."""
+    unread: list[str]
+    """What Minari's datasets held of episodes beside what is read here, and is not in this one."""
 
 
 def merge(
@@ -39,7 +41,8 @@ def merge(
 ) -> Made:
     """All episodes of `datasets`, in order, as a new dataset `out`.
 
-    `drop_invalid` leaves out episodes with observations, actions or rewards that are not finite.
+    `drop_invalid` leaves out episodes with observations, actions or rewards that are not finite, or
+    with choices that their space does not have.
     """
     readers = [Reader(folder) for folder in datasets]
     try:
@@ -49,7 +52,8 @@ def merge(
         episodes = _all(readers, shifts, keep, metadata, dropped if drop_invalid else None)
         total = sum(reader.num_episodes for reader in readers)
         made = _write(Path(out), metadata, _told(episodes, tell, total))
-        return Made(Path(out), made, len(dropped))
+        unread = {name for reader in readers for name in reader.storage.unread()}
+        return Made(Path(out), made, len(dropped), sorted(unread))
     finally:
         for reader in readers:
             reader.close()
@@ -76,12 +80,12 @@ def split(
         for out in outs:
             make_new(Path(out), "dataset")
         made: list[Made] = []
-        done = 0
+        done, unread = 0, reader.storage.unread()
         for part, out in enumerate(outs):
             metadata, shifts = _joined([reader], _format(reader.metadata))
             episodes = _all([reader], shifts, [parts == part], metadata, None)
             told = _told(episodes, tell, reader.num_episodes, done)
-            made.append(Made(Path(out), _write(Path(out), metadata, told), 0))
+            made.append(Made(Path(out), _write(Path(out), metadata, told), 0, unread))
             done += counts[part]
         return made
 
@@ -159,7 +163,7 @@ def _all(
     metadata: Metadata,
     dropped: list[int] | None,
 ) -> Iterator[Stored]:
-    """The episodes marked in `keep`; those that are not finite go to `dropped`, if given."""
+    """The episodes marked in `keep`; those that are not valid go to `dropped`, if given."""
     for reader, shift, marked in zip(readers, shifts, keep, strict=True):
         lengths, sources, cut, begun = reader.episodes
         for number in np.flatnonzero(marked).tolist():
@@ -175,7 +179,7 @@ def _all(
 
 def _fine(reader: Reader, arrays: dict[str, Array], piece: Piece) -> bool:
     try:
-        check_finite(reader.folder, arrays, [piece], reader.metadata.columns)
+        reader.check(arrays, [piece])
     except UserError:
         return False
     return True

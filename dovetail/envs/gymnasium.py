@@ -148,7 +148,9 @@ def _from_single(one: Maker, asked: Options, env_id: str, threshold: float | Non
     env = created(one, env_id)
     mapped = space_map(env.observation_space, env.action_space, env_id)
     env.close()
-    spec = EnvSpec(env_id, mapped.observation, mapped.action, threshold, threads=False)
+    spec = EnvSpec(
+        env_id, mapped.observation, mapped.action, threshold, threads=False, bounds=mapped.bounds
+    )
     resets = AUTORESETS[asked.autoreset or "same_step"]
     build = partial(synchronous, one, resets)
     if asked.vectorization == "async":

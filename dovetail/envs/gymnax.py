@@ -36,7 +36,8 @@ class GymnaxEnv:
             xp=jnp,
             batched=False,
         )
-        self.spec = EnvSpec(env_id, self._spaces.observation, self._spaces.action, threshold)
+        observation, action = self._spaces.observation, self._spaces.action
+        self.spec = EnvSpec(env_id, observation, action, threshold, bounds=self._spaces.bounds)
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """A new episode."""

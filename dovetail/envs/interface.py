@@ -59,6 +59,9 @@ class EnvSpec:
     threads: bool = True
     """Whether threads step it side by side: not so for environments written in Python, which hold
     its lock."""
+    bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """(lowest, highest) of each entry of continuous actions in the environment's own numbers, where
+    its adapter knows them: what [-1, 1] stands for."""
 
 
 class JaxStep(NamedTuple):

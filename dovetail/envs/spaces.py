@@ -34,6 +34,8 @@ class SpaceMap:
     """Environment's observation → ours."""
     decode: Callable[[Any], Any]
     """Our action → the environment's."""
+    bounds: tuple[tuple[float, ...], tuple[float, ...]] | None
+    """Those of continuous actions, as in `EnvSpec`."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,10 @@ def space_map(
     leaves = list(_leaves(observation, (), env_id, xp, batched))
     spec, encode = _observation(observation, leaves, env_id, xp)
     action_space, decode = _action(action, env_id, xp, batched)
-    return SpaceMap(spec, action_space, encode, decode)
+    bounds = None
+    if isinstance(action, gym_spaces.Box):
+        bounds = tuple(map(float, action.low.ravel())), tuple(map(float, action.high.ravel()))
+    return SpaceMap(spec, action_space, encode, decode, bounds)
 
 
 def _leaves(

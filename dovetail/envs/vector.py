@@ -57,8 +57,9 @@ class VectorHost:
             venv.single_observation_space, venv.single_action_space, env_id
         )
         self._decode = self._spaces.decode
+        mapped = self._spaces
         self.spec = EnvSpec(
-            env_id, self._spaces.observation, self._spaces.action, threshold, threads
+            env_id, mapped.observation, mapped.action, threshold, threads, mapped.bounds
         )
         self.num_envs = int(venv.num_envs)
         self._first = first

@@ -46,12 +46,12 @@ class Preparation:
     seed: int
 
     def phases(
-        self, policy: Policy, steps: int, online_steps: int, stack: ExitStack, check: bool
+        self, policy: Policy, steps: int, online_steps: int, stack: ExitStack
     ) -> list[Prepared]:
         """The phases of a run, each with its plan."""
         data = None
         if self.recorded is not None:
-            data = self.recorded.prepare(self.algorithm, self.env.spec, self.seed, check)
+            data = self.recorded.prepare(self.algorithm, self.env.spec, self.seed)
         found: list[Prepared] = []
         for one in phases(self.algorithm, policy, steps, online_steps, data is not None):
             end = found[0].last_step + online_steps if found else one.end

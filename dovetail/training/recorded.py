@@ -68,11 +68,8 @@ class RecordedData:
             return Env(self.reader.spec, None, None), str(error).rstrip(".")
         return name, None
 
-    def prepare(
-        self, algorithm: Algorithm, spec: EnvSpec, seed: int, check: bool = True
-    ) -> DataSpec:
-        """Refuses what does not fit; how much room the data take on the device. With `check`, data
-        that are not read at once are read beforehand, and what is not finite in them is named."""
+    def prepare(self, algorithm: Algorithm, spec: EnvSpec, seed: int) -> DataSpec:
+        """Refuses what does not fit; how much room the data take on the device."""
         check_fits(self.reader, spec)
         bound = algorithm.bind(Task(spec, 1, 1))
         self._rounds = Rounds(
@@ -82,9 +79,13 @@ class RecordedData:
             memory=self.memory * MEGABYTE,
             seed=seed,
         )
-        if check and self._rounds.count > 1:
-            self._rounds.check()
         return self._rounds.spec
+
+    def check(self) -> None:
+        """Reads all of the prepared data, and names what cannot be in them. What is in memory as a
+        whole is not read again for its first learner."""
+        assert self._rounds is not None
+        self._rounds.check()
 
     def feed(self, algorithm: Algorithm) -> Feed:
         """What gives a bound algorithm its recorded steps."""

@@ -77,7 +77,9 @@ def train(
             known = "data" if silent else config["env_given"]
             config |= {"data": recorded.identity, "env": found.spec.id, "env_given": known}
         making = Preparation(algorithm, given, found, where, settings, recorded, seed)
-        prepared = making.phases(chosen, steps, online_steps, stack, check=True)
+        prepared = making.phases(chosen, steps, online_steps, stack)
+        if recorded is not None:
+            recorded.check()  # while there is no folder that it could leave behind
         run = Run.create(settings.folder, _run_name(config), config)
         _write_plan(run, prepared[-1].planned)
         start = Start(run, found, prepared, config, settings, began, recorded, silent, False)
@@ -128,7 +130,7 @@ def resume(
             policy = acting_policy(policy, given, found)
             config |= {"policy": name_of(policy, POLICIES), "policy_options": options_of(policy)}
         making = Preparation(algorithm, given, found, where, settings, recorded, config["seed"])
-        prepared = making.phases(policy, *totals, stack, check=False)
+        prepared = making.phases(policy, *totals, stack)
         start = Start(opened, found, prepared, config, settings, began, recorded, silent, True)
         return conduct(start, stop)
 

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -13,6 +14,7 @@ import dovetail
 from dovetail.cli import data as command
 from dovetail.cli.main import main
 from dovetail.data import Episode, Metadata, Reader, Source, Writer
+from dovetail.data.spaces import to_json
 from dovetail.estimation import Estimate, FittedQ
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
@@ -66,7 +68,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
         "probabilities  of actions are not known",
         "versions       0 to 1",
         "source         training, of DQN, on test:Env-v0, seed 3, run runs/x",
-        "checked        all of it is whole and finite",
+        "checked        all of it is whole and finite, every choice is in its space",
     ]
     make("e", [1])
     first, second = map(json.loads, told(capsys, "info d e --json").splitlines())
@@ -95,6 +97,21 @@ def test_merge_split_and_export(capsys: pytest.CaptureFixture[str]) -> None:
     with Reader("back") as reader:
         assert reader.episode(1).rewards.tolist() == [1, 1, 1, 1]
         assert len(reader.metadata.sources) == 2
+
+
+def test_what_of_minaris_is_left_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make("theirs", [2, 4]) / "data"
+    with h5py.File(folder / "main_data.hdf5", "a") as file:
+        file["episode_0"].attrs["seed"] = 7
+        file["episode_1/infos/wind"] = np.zeros((4, 2))
+    (folder / "index.npz").unlink()  # as Minari leaves it
+    sentence = "Minari's own infos/wind, seed were left out: they are not read here.\n"
+    assert told(capsys, "merge theirs --out ours") == f"ours has 2 episodes, 6 steps.\n{sentence}"
+    assert told(capsys, "export theirs --format parquet --out t").endswith(sentence)
+    assert told(capsys, "split theirs --shares 0.5,0.5 --out x,y").endswith(f"steps.\n{sentence}")
+    made = json.loads(told(capsys, "merge theirs --out again --json"))
+    assert made["unread"] == ["infos/wind", "seed"]
+    assert told(capsys, "merge ours t --out both") == "both has 4 episodes, 12 steps.\n"
 
 
 def test_repair(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,6 +187,54 @@ def test_a_mistake_is_a_sentence(
     assert sentence in err and err.count("\n") == 1
     assert out == ""
     assert not Path("new/data").exists()
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (
+            {"action_space": json.dumps({"type": "Discrete", "n": 0})},
+            "d/data/metadata.json is damaged (AssertionError: ",
+        ),
+        (
+            {"action_space": json.dumps({"type": "Discreet", "n": 3})},
+            "d/data/metadata.json: A dataset with elements of the space {'type': 'Discreet', 'n'",
+        ),
+        (
+            {"dovetail": {"infos": ["version", "moods"]}},
+            "d/data/metadata.json says that every step has 'moods', which this Dovetail does not",
+        ),
+        ({"total_episodes": -1}, "The dataset d is empty: it has no episode."),
+        (
+            {"data_format": "dovetail-parquet", "dovetail": {"files": {}}},
+            "d/data has no table with a row, but its metadata.json says 2 episodes: take both",
+        ),
+    ],
+)
+def test_metadata_that_cannot_be_are_a_sentence(
+    change: dict[str, Any], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = make("d", [2, 4]) / "data" / "metadata.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | change))
+    assert main(["data", "info", "d"]) == 2
+    err = capsys.readouterr().err
+    assert sentence in err and err.count("\n") == 1
+
+
+def test_a_table_of_other_columns_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as a file of another dataset that has as many bytes."""
+    told(capsys, f"export {make('d', [2, 4])} --format parquet --out t")
+    place = Path("t/data/metadata.json")
+    record = json.loads(place.read_text())
+    record["dovetail"]["infos"] = ["version", "log_probability"]
+    place.write_text(json.dumps(record))
+    assert main(["data", "info", "t", "--check"]) == 2
+    assert "t/data/part-00000.parquet is damaged (" in capsys.readouterr().err
+    record["dovetail"]["infos"] = ["version"]
+    record["observation_space"] = json.dumps(to_json(spaces.Box(0, 1, (3,), np.float32)))
+    place.write_text(json.dumps(record))
+    assert main(["data", "info", "t", "--check"]) == 2
+    assert "t/data/part-00000.parquet is damaged (" in capsys.readouterr().err
 
 
 def test_what_takes_long_is_told(

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,14 @@ from recorded_episodes import (
     plain_dataset,
     plain_episode,
     plain_metadata,
+    stacked,
 )
 
 from dovetail.data import Episode, Metadata, Reader, Source, Writer, check_fits, info, merge, repair
 from dovetail.data.hdf5 import Piece
-from dovetail.data.spaces import Codec, from_json, to_json
+from dovetail.data.spaces import Codec, from_json, spaces_of, to_json
 from dovetail.envs.interface import Continuous, Discrete, EnvSpec
+from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
 
 FORMATS = ("minari", "parquet")
@@ -153,6 +156,28 @@ def test_what_minari_writes_is_read_here(tmp_path: Path, jpeg: bool) -> None:
         assert_same(again[2], episodes[2])
 
 
+def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
+    minari: Any = pytest.importorskip("minari")
+    from minari.dataset.minari_storage import MinariStorage
+
+    storage = MinariStorage.new(tmp_path / "data", MIXED, WHEEL, jpeg_encoding=True)
+    names = ("observations", "actions", "rewards", "terminations", "truncations")
+    for seed in range(2):
+        whole = {name: getattr(mixed_episode(3, seed), name) for name in names}
+        storage.update_episodes([minari.data_collector.EpisodeBuffer(**whole)])
+    file = tmp_path / "data" / "main_data.hdf5"
+    with h5py.File(file, "a") as opened:
+        frames: Any = opened["episode_1/observations/camera"]
+        frames[2] = frames[2][:20]
+    with Reader(tmp_path) as reader:
+        reader.rows(0, 1)
+    with pytest.raises(UserError) as raised:
+        info(tmp_path, check=True)
+    assert str(raised.value).startswith(
+        f"{file} is damaged or half-written (episode 1, observations/camera: "
+    )
+
+
 def test_what_minari_added_is_read_here(tmp_path: Path) -> None:
     minari: Any = pytest.importorskip("minari")
     folder = plain_dataset(tmp_path / "d", [4, 2])
@@ -274,6 +299,65 @@ def test_numbers_that_are_none_are_named(tmp_path: Path, what: str) -> None:
     assert info(tmp_path / "clean", check=True).checked
 
 
+CHOICES = spaces.Dict(
+    {
+        "gear": spaces.Discrete(4, start=1),
+        "lamps": spaces.MultiBinary(3),
+        "pair": spaces.MultiDiscrete([2, 3], start=[0, 5]),
+    }
+)
+PEDAL = spaces.Discrete(3, start=5)
+
+
+def choices_dataset(folder: Path, path: str, value: int) -> Path:
+    """Three episodes of four steps; `value` is in the second one's step 2, at `path`."""
+    CHOICES.seed(0)
+    end = np.arange(4) == 3
+    with Writer(folder, Metadata(CHOICES, PEDAL, sources=(Source("e"),))) as writer:
+        for number in range(3):
+            seen = stacked([dict(CHOICES.sample()) for _ in range(5)])
+            actions = np.array([5, 6, 7, 5])
+            if number == 1:
+                place = actions if path == "actions" else seen[path.partition("/")[2]]
+                place.reshape(len(place), -1)[2, -1] = value
+            writer.write(Episode(seen, actions, np.ones(4), end, ~end & False))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "path, value, space",
+    [
+        ("observations/gear", 5, "Discrete(4, start=1)"),
+        ("observations/gear", 0, "Discrete(4, start=1)"),
+        ("observations/pair", 8, str(CHOICES["pair"])),
+        ("observations/lamps", 2, "MultiBinary(3)"),
+        ("actions", 8, "Discrete(3, start=5)"),
+        ("actions", 0, "Discrete(3, start=5)"),
+    ],
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_choices_that_their_space_does_not_have_are_named(
+    tmp_path: Path, path: str, value: int, space: str, format: str
+) -> None:
+    choices_dataset(tmp_path / "written", path, value)
+    folder = tmp_path / "d"
+    merge([tmp_path / "written"], folder, format=format)
+    with Reader(folder) as reader:
+        assert reader.rows(2, 3).action[:4].tolist() == [0, 1, 2, 0]
+        with pytest.raises(UserError) as raised:
+            reader.rows(0, 3)
+    assert str(raised.value) == (
+        f"The dataset {folder} has {value} in {path} of episode 1, step 2, which is outside of "
+        f"{space}: leave such episodes out with dovetail data merge {folder} --drop-invalid --out "
+        "NEW."
+    )
+    with pytest.raises(UserError, match="episode 1, step 2, which is outside of"):
+        info(folder, check=True)
+    made = merge([folder], tmp_path / "clean", drop_invalid=True)
+    assert (made.dropped, made.metadata.episodes) == (1, 2)
+    assert info(tmp_path / "clean", check=True).checked
+
+
 @pytest.mark.parametrize(
     "spec, sentence",
     [
@@ -292,6 +376,36 @@ def test_spaces_that_do_not_fit(tmp_path: Path, spec: EnvSpec, sentence: str) ->
         with pytest.raises(UserError, match=re.escape(sentence)):
             check_fits(reader, spec)
         check_fits(reader, reader.spec)
+
+
+def test_actions_of_other_bounds_do_not_fit(tmp_path: Path) -> None:
+    """Else 1 would stand for a whole turn of the wheel in one, and for half of one in the other."""
+    with Writer(tmp_path / "d", mixed_metadata()) as writer:
+        writer.write(mixed_episode(3))
+    with Reader(tmp_path / "d") as reader:
+        spec = reader.spec
+        assert spec.bounds == ((-2, 0), (2, 1))
+        with pytest.raises(UserError) as raised:
+            check_fits(reader, replace(spec, id="a:B", bounds=((-2, -1), (2, 1))))
+        assert str(raised.value) == (
+            f"The dataset {tmp_path / 'd'} has actions from 0 to 1 (entry 1), but a:B takes them "
+            "from -1 to 1: give a dataset of this environment, or an environment with the "
+            "dataset's bounds."
+        )
+        for bounds in (spec.bounds, None, ((-np.inf, 0), (2.000001, np.inf))):
+            check_fits(reader, replace(spec, bounds=bounds))
+
+
+@pytest.mark.parametrize("name", ["gymnasium:Pendulum-v1", "gymnax:Pendulum-v1"])
+def test_bounds_of_actions_are_the_environments_own(name: str) -> None:
+    found = resolve(name)
+    assert found.spec.bounds == ((-2,), (2,))
+    if found.host is not None:
+        with closing(found.host(1)) as host:
+            assert host.spec.bounds == found.spec.bounds
+    _, action = spaces_of(found.spec)
+    assert action == spaces.Box(-2, 2, (1,), np.float32)
+    assert resolve("CartPole-v1").spec.bounds is None
 
 
 @pytest.mark.parametrize(

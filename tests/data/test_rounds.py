@@ -13,7 +13,10 @@ from dovetail.data import Reader
 from dovetail.data.rounds import Feed, Rounds
 from dovetail.replay.data import Data, DataSpec, data_leaves, with_data, without_data
 
-LENGTHS = [5, 3, 7, 1, 4]
+LENGTHS = [5, 3, 7, 1, 4] * 4
+SIX = {1: 754, 3: 1337}
+"""Bytes for which six steps are a round, by their window: seven eighths are for three rounds of
+6 * (1 + window) rows of 13 bytes and 6 * 8 bytes more."""
 
 
 def seen(rows: Any) -> Any:
@@ -37,9 +40,9 @@ EVERY = {(e, t) for e, length in enumerate(LENGTHS) for t in range(length)}
 
 def test_what_fits_is_one_round(reader: Reader) -> None:
     rounds = Rounds(reader, seen, memory=1 << 20)
-    assert rounds.spec == DataSpec(steps=20, held=20, rows=25) and rounds.count == 1
+    assert rounds.spec == DataSpec(steps=80, held=80, rows=100) and rounds.count == 1
     found = rounds.read(0)
-    assert int(found.size) == 20 and steps(found) == EVERY
+    assert int(found.size) == 80 and steps(found) == EVERY
     feed = Feed(rounds, draws=4)
     assert feed.due(0) and feed.left(10**9) > 10**9
     feed.take(0)
@@ -49,21 +52,21 @@ def test_what_fits_is_one_round(reader: Reader) -> None:
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_an_epoch_has_every_step_once(reader: Reader, window: int) -> None:
-    rounds = Rounds(reader, seen, window=window, memory=3 * 6 * (13 + 8))
-    assert rounds.spec.held == 6 and rounds.count == 4
-    epochs = [[rounds.read(4 * epoch + i) for i in range(4)] for epoch in range(2)]
+    rounds = Rounds(reader, seen, window=window, memory=SIX[window])
+    assert rounds.spec.held == 6 and rounds.count == 14
+    epochs = [[rounds.read(14 * epoch + i) for i in range(14)] for epoch in range(2)]
     for epoch in epochs:
-        assert sum(int(data.size) for data in epoch) == 20
+        assert sum(int(data.size) for data in epoch) == 80
         assert set().union(*map(steps, epoch)) == EVERY
         assert all(len(data.rows["reward"]) == rounds.spec.rows for data in epoch)
     assert [steps(data) for data in epochs[0]] != [steps(data) for data in epochs[1]]
-    again = Rounds(reader, seen, window=window, memory=3 * 6 * (13 + 8)).read(5)
+    again = Rounds(reader, seen, window=window, memory=SIX[window]).read(15)
     jax.tree.map(np.testing.assert_array_equal, again, epochs[1][1])
-    other = Rounds(reader, seen, window=window, memory=3 * 6 * (13 + 8), seed=1).read(5)
+    other = Rounds(reader, seen, window=window, memory=SIX[window], seed=1).read(15)
     assert steps(other) != steps(again)
 
 
-@pytest.mark.parametrize("memory", [1 << 20, 3 * 6 * (13 + 8)])
+@pytest.mark.parametrize("memory", [1 << 20, SIX[3]])
 def test_a_window_is_cut_where_its_episode_ends(reader: Reader, memory: int) -> None:
     data = jax.device_put(Rounds(reader, seen, window=3, memory=memory).read(1))
     draws = jnp.arange(40, dtype=jnp.uint32).reshape(2, 20)
@@ -82,7 +85,7 @@ def test_a_window_is_cut_where_its_episode_ends(reader: Reader, memory: int) -> 
 
 
 def test_rounds_change_by_the_number_of_the_update(reader: Reader) -> None:
-    rounds = Rounds(reader, seen, memory=3 * 6 * (13 + 8))
+    rounds = Rounds(reader, seen, memory=SIX[1])
     feed = Feed(rounds, draws=2)  # three updates draw as many steps as a round has
     assert [feed.left(update) for update in range(5)] == [3, 2, 1, 3, 2]
     given = []

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import dovetail
 from dovetail.algorithms import DQN, R2D2, TD3
 from dovetail.checkpoint import Checkpoints
 from dovetail.cli.main import main
-from dovetail.data import Episode, Metadata, Source, Writer
+from dovetail.data import Episode, Metadata, Reader, Source, Writer
 from dovetail.errors import UserError
 from dovetail.policies import Local
 from dovetail.run import Run
@@ -198,28 +199,80 @@ def test_what_does_not_fit_is_refused(pendulum: Path, capsys: pytest.CaptureFixt
     assert "--data-memory is 0: give 1 megabyte or more" in told
 
 
-def test_numbers_that_are_not_finite_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_actions_of_other_bounds_are_refused(pendulum: Path, tmp_path: Path) -> None:
+    def scaled() -> Any:
+        low, high = np.array([[-1], [1]], np.float32)
+        return gymnasium.wrappers.RescaleAction(gymnasium.make("Pendulum-v1"), low, high)
+
+    told: dict[str, Any] = {"data": pendulum, "steps": 4, "settings": quiet(tmp_path / "run")}
+    sentence = r"has actions from -2 to 2 \(entry 0\), but python:scaled takes them from -1 to 1: "
+    with pytest.raises(UserError, match=sentence):
+        dovetail.train(ALGORITHM, scaled, **told)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("field", ["observations", "actions", "rewards"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_numbers_that_are_not_finite_are_named_before_there_is_a_run(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    streamed: bool,
 ) -> None:
     from gymnasium import spaces
 
     box = spaces.Box(-1, 1, (2,), np.float32)
-    for field in ("observations", "actions", "rewards"):
-        folder = tmp_path / field
-        with Writer(folder, Metadata(box, box, sources=(Source("none"),))) as writer:
-            for number in range(3):
-                arrays = {
-                    "observations": np.zeros((6, 2), np.float32),
-                    "actions": np.zeros((5, 2), np.float32),
-                    "rewards": np.zeros(5, np.float32),
-                }
-                if number == 1:
-                    arrays[field][3] = np.nan
-                end = np.arange(5) == 4
-                writer.write(Episode(**arrays, terminations=end, truncations=~end & False))
-        for memory in ("2000", "1"):
-            told = refused(capsys, HERE, "--data", str(folder), "--data-memory", memory)
-            assert f"has nan in {field} of episode 1, step 3" in told
+    folder, run = tmp_path / "data", tmp_path / "run"
+    with Writer(folder, Metadata(box, box, sources=(Source("none"),))) as writer:
+        for number in range(3):
+            arrays = {
+                "observations": np.zeros((6, 2), np.float32),
+                "actions": np.zeros((5, 2), np.float32),
+                "rewards": np.zeros(5, np.float32),
+            }
+            if number == 1:
+                arrays[field][3] = np.nan
+            end = np.arange(5) == 4
+            writer.write(Episode(**arrays, terminations=end, truncations=~end & False))
+    if streamed:  # a step at a time
+        monkeypatch.setattr("dovetail.training.recorded.MEGABYTE", 1)
+    words = ["--data", str(folder), "--data-memory", "2000" if not streamed else "100"]
+    told = refused(capsys, HERE, *words, "--steps", "4", "--run", str(run), "--no-video")
+    assert f"has nan in {field} of episode 1, step 3" in told
+    assert not run.exists()
+
+
+def test_choices_that_cannot_be_are_named_before_there_is_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not as a loss that diverged."""
+    folder = record_random(tmp_path / "data", "CartPole-v1", 3, 9)
+    with Reader(folder) as reader:
+        metadata, episodes = reader.metadata, list(reader)
+    episodes[1].actions[2] = 7
+    with Writer(tmp_path / "bad", metadata) as writer:
+        for episode in episodes:
+            writer.write(episode)
+    run = tmp_path / "run"
+    told = refused(capsys, "dqn", "--data", str(tmp_path / "bad"), "--run", str(run))
+    assert "has 7 in actions of episode 1, step 2, which is outside of Discrete(2)" in told
+    assert not run.exists()
+
+
+def test_data_that_are_in_memory_are_read_once(
+    pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    pieces = Reader.pieces
+
+    def noted(reader: Reader, asked: Any) -> Any:
+        read.append(sum(piece.stop - piece.start for piece in asked))
+        return pieces(reader, asked)
+
+    monkeypatch.setattr(Reader, "pieces", noted)
+    dovetail.train(ALGORITHM, data=pendulum, steps=4, settings=quiet(tmp_path / "run"))
+    assert read == [1, 120 + 6]  # a row to see what rows are like, and all
 
 
 def test_a_damaged_dataset_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +333,7 @@ def test_a_dataset_on_the_disk_is_read_as_it_is_needed(
     from dovetail.data import rounds
 
     folder = record_random(tmp_path / "data", "Pendulum-v1", 30, 20)
-    monkeypatch.setattr("dovetail.training.recorded.MEGABYTE", 7_000)  # 600 steps are not 7 kB
+    monkeypatch.setattr("dovetail.training.recorded.MEGABYTE", 14_000)  # 600 steps take 20 kB
     taken: list[int] = []
     take = rounds.Feed.take
 
