@@ -14,7 +14,7 @@ from dovetail.estimation.fitted_q import FittedQ, Tell, Values, fit
 from dovetail.estimation.target import STEPS, Array, Target
 from dovetail.functions import off_policy_evaluation as ope
 from dovetail.run import Run
-from dovetail.trained import load_trained
+from dovetail.trained import Trained, lacks_environment, load_trained
 
 SAMPLING = {
     "is": ope.ordinary,
@@ -80,15 +80,31 @@ def estimate(
 
     `methods` are those of `METHODS`, all that the dataset allows unless given; `discount` is the
     algorithm's own unless given. With `epsilon` the policy draws that share of its actions evenly.
+    A run that had no environment is taken to have seen what the dataset shows.
     """
     opened = run if isinstance(run, Run) else Run.open(run)
-    trained = load_trained(opened, env)
-    own = getattr(trained.algorithm, "discount", FittedQ.discount)
     with Reader(dataset) as reader:
-        check_fits(reader, trained.env.spec)
+        trained = _loaded(opened, reader, env)
+        own = getattr(trained.algorithm, "discount", FittedQ.discount)
         target = Target(trained.algorithm, trained.params[0], epsilon)
         chosen = own if discount is None else discount
         return estimate_policy(reader, target, methods, chosen, options, tell)
+
+
+def _loaded(run: Run, reader: Reader, env: Any) -> Trained:
+    """The run's policy, which sees and does what the dataset shows."""
+    try:
+        trained = load_trained(run, env, reader.spec)
+    except UserError as error:
+        if env is not None or not lacks_environment(run):
+            raise
+        raise UserError(
+            f"{run.path} was trained without an environment, and does not fit what the dataset "
+            f"{reader.folder} shows: give one like {run.config['data']['folder']}, from which it "
+            f"learned ({str(error).rstrip('.')})."
+        ) from error
+    check_fits(reader, trained.env.spec)
+    return trained
 
 
 def estimate_policy(

@@ -2,14 +2,18 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
+from recorded_control import OFFLINE, record_random
+from small import QUIET
 
 import dovetail
+from dovetail.algorithms import BC
 from dovetail.cli import data as command
 from dovetail.cli.main import main
 from dovetail.data import Episode, Metadata, Reader, Source, Writer
@@ -131,6 +135,21 @@ def test_estimate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     ]
     shown = json.loads(told(capsys, "estimate d runs/x --json"))
     assert [one["low"] for one in shown["estimates"]] == [10.0, None]
+
+
+def test_estimate_of_a_run_that_had_no_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    record_random(Path("d"), "CartPole-v1", 6, 9, environment="")
+    record_random(Path("other"), "Acrobot-v1", 2, 9, environment="")
+    settings = replace(QUIET, folder="runs/alone")
+    dovetail.train(BC(**OFFLINE), data="d", steps=8, settings=settings)
+    shown = json.loads(told(capsys, "estimate d runs/alone --updates 20 --json"))
+    assert [one["method"] for one in shown["estimates"]] == ["fqe"]
+    assert np.isfinite(shown["estimates"][0]["value"])
+    assert told(capsys, "estimate d runs/alone --updates 20").startswith("fqe ")
+    assert main(shlex.split("data estimate other runs/alone")) == 2
+    err = capsys.readouterr().err
+    assert "runs/alone was trained without an environment, and does not fit what the data" in err
+    assert "/d, from which it learned (" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
