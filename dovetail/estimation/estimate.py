@@ -119,6 +119,7 @@ def estimate_policy(
     for name in methods:
         if name not in METHODS:
             raise UserError(f"There is no method {name!r}: {nearest(name, METHODS)}.")
+    _refuse_discount(discount)
     _refuse_epsilon(target)
     why_not = _no_sampling(reader, target)
     sampled = [name for name in methods if name != "fqe"]
@@ -189,6 +190,11 @@ def _with_discount(options: FittedQ, discount: float) -> FittedQ:
             "1, or choose another method."
         )
     return replace(options, discount=discount)
+
+
+def _refuse_discount(discount: float) -> None:
+    if not 0 <= discount <= 1:
+        raise UserError(f"The discount is {discount}: give 0 to 1, less than 1 for dr and fqe.")
 
 
 def _refuse_epsilon(target: Target) -> None:

@@ -160,6 +160,9 @@ def test_a_policy_that_never_agrees(tmp_path: Path) -> None:
     [
         (("fgq",), 0.0, 0.9, "There is no method 'fgq': did you mean 'fqe'?"),
         (("is",), 1.5, 0.9, "epsilon is 1.5: give 0 to 1."),
+        (("is",), 0.0, 1.5, "The discount is 1.5: give 0 to 1, less than 1 for dr and fqe."),
+        (("wpdis",), 0.0, -0.1, "The discount is -0.1: give 0 to 1"),
+        (("pdis",), 0.0, float("nan"), "The discount is nan: give 0 to 1"),
         (("fqe",), 0.0, 1.0, "Fitted-Q evaluation was given the discount 1.0"),
     ],
 )
