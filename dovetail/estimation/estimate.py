@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dovetail.data.blocks import whole_episodes
+from dovetail.data.episode import LOG_PROBABILITY
+from dovetail.data.hdf5 import Piece
 from dovetail.data.reader import Reader, check_fits
 from dovetail.envs.interface import Continuous, Discrete
 from dovetail.errors import UserError, nearest
 from dovetail.estimation.fitted_q import FittedQ, Tell, Values, fit
-from dovetail.estimation.target import STEPS, Array, Target
+from dovetail.estimation.parts import STEPS, Array, parts
+from dovetail.estimation.target import Target
 from dovetail.functions import off_policy_evaluation as ope
 from dovetail.run import Run
 from dovetail.trained import Trained, lacks_environment, load_trained
@@ -61,6 +64,7 @@ class _Table(NamedTuple):
     ratios: Array
     rewards: Array
     action_values: Array
+    """Empty, as the values are, unless they were fitted."""
     values: Array
     """[episodes, steps + 1]"""
 
@@ -231,11 +235,11 @@ def _unknown(reader: Reader) -> int:
     """Steps whose action's probability was not recorded."""
     if not reader.has_log_probabilities:
         return reader.num_steps
-    return sum(
-        int(np.isnan(rows.log_probability[~rows.last]).sum())
-        for run in whole_episodes(reader.episodes.lengths, STEPS)
-        for rows in [reader.rows(run.start, run.stop)]
-    )
+    lengths, column, count = reader.episodes.lengths, f"infos/{LOG_PROBABILITY}", 0
+    for run in whole_episodes(lengths, STEPS):
+        pieces = [Piece(number, 0, int(lengths[number])) for number in run]
+        count += int(np.isnan(reader.storage.read(pieces, [column])[column]).sum())
+    return count
 
 
 def _table(reader: Reader, target: Target, greedy: Array, fitted: Values | None) -> _Table:
@@ -248,12 +252,16 @@ def _table(reader: Reader, target: Target, greedy: Array, fitted: Values | None)
             "sampling needs whole ones; record for longer, or use the method fqe."
         )
     line = np.cumsum(~cut) - 1
-    shape = (len(kept), int(lengths[kept].max()))
+    count, longest = len(kept), int(lengths[kept].max())
+    width = longest if fitted is not None else 0
     table = _Table(
-        np.ones(shape), np.zeros(shape), np.zeros(shape), np.zeros((shape[0], shape[1] + 1))
+        ratios=np.ones((count, longest)),
+        rewards=np.zeros((count, longest), np.float32),
+        action_values=np.zeros((count, width), np.float32),
+        values=np.zeros((count, width + 1), np.float32),
     )
     at = 0
-    for run in whole_episodes(lengths, STEPS):
+    for run in parts(reader):
         rows = reader.rows(run.start, run.stop)
         own = greedy[at : at + len(rows.reward)]
         at += len(rows.reward)

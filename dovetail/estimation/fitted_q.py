@@ -23,17 +23,15 @@ from dovetail.data.reader import Reader
 from dovetail.data.stream import Stream
 from dovetail.envs.interface import ActionSpace, Continuous, Discrete, MultiDiscrete
 from dovetail.errors import check_option
+from dovetail.estimation.parts import STEPS, Array, filled, rows_at_once
 from dovetail.networks.encoder import Encoder
 from dovetail.networks.layers import init_layers
 from dovetail.networks.mlp import MLP
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Tell = Callable[[int, int], None]
 
 PER_CALL = 20
 """Updates of one compiled call."""
-STEPS = 1 << 15
-"""Steps whose values are computed at a time, about."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Values(NamedTuple):
         begins = np.cumsum(lengths + 1) - lengths - 1
         rule = jax.jit(jax.vmap(self.network.policy_value, in_axes=(0, None, None, None)))
         found: list[Array] = []
-        for run in whole_episodes(np.ones_like(lengths), STEPS):
+        for run in whole_episodes(np.ones_like(lengths), rows_at_once(reader)):
             rows = reader.pieces([Piece(number, 0, 1) for number in run])
             chosen = greedy[begins[run.start : run.stop]]
             found.append(np.asarray(rule(params, rows.observation, chosen, self.epsilon)))
@@ -94,9 +92,10 @@ class Values(NamedTuple):
     def along(self, rows: Rows, greedy: Array) -> tuple[Array, Array]:
         """(q(s, a), v(s)) of the first member at rows of the dataset."""
         params = jax.tree.map(lambda x: x[0], self.params)
-        taken = _taken(self.network, params, rows.observation, rows.action)
-        value = _policy_value(self.network, params, rows.observation, greedy, self.epsilon)
-        return self.scale * np.asarray(taken), self.scale * np.asarray(value)
+        seen, action, own = jax.tree.map(filled, (rows.observation, rows.action, greedy))
+        taken = np.asarray(_taken(self.network, params, seen, action))
+        value = np.asarray(_policy_value(self.network, params, seen, own, self.epsilon))
+        return self.scale * taken[: len(rows.action)], self.scale * value[: len(rows.action)]
 
 
 @dataclass(frozen=True)

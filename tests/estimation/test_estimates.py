@@ -17,7 +17,8 @@ from dovetail.algorithm import Algorithm, Task, Timestep
 from dovetail.algorithms.ppo import PPO
 from dovetail.data import Episode, Metadata, Reader, Source, Writer
 from dovetail.errors import UserError
-from dovetail.estimation import FittedQ, estimate_policy
+from dovetail.estimation import FittedQ, estimate_policy, parts
+from dovetail.estimation import target as module
 from dovetail.estimation.fitted_q import fit
 from dovetail.estimation.target import Target
 
@@ -89,6 +90,41 @@ def test_a_policy_with_a_memory_is_followed_through_episodes(reader: Reader) -> 
     for remembers in (False, True):
         greedy = target(reader, remembers=remembers).actions(reader)
         assert greedy.tolist() == [1] * rows
+
+
+@dataclass(frozen=True)
+class Counting(Algorithm):
+    """Takes the second action at every third step of an episode, if it remembers them all."""
+
+    def initial_carry(self) -> Any:
+        return jnp.int32(0)
+
+    def greedy(self, params: Any, carry: Any, timestep: Timestep) -> tuple[Any, Any]:
+        return (carry % 3 == 2).astype(jnp.int32), carry + 1
+
+
+@pytest.mark.parametrize("places", [1, 7, 100, 1 << 15])
+def test_little_is_looked_at_at_a_time(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    row = 8  # bytes: one of two states, as float32
+    monkeypatch.setattr(parts, "BYTES", places * row)
+    sizes: list[int] = []
+
+    def window(*given: Any) -> Any:
+        for one in windows(*given):
+            sizes.append(one.grid.observation.nbytes)
+            yield one
+
+    windows = module._windows
+    monkeypatch.setattr(module, "_windows", window)
+    steps = np.concatenate([np.arange(n + 1) for n in reader.episodes.lengths])
+    counting = Counting().bind(Task(reader.spec, 1, 1))
+    found = Target(counting, ()).actions(reader)
+    assert found.tolist() == (steps % 3 == 2).astype(int).tolist()
+    assert len(target(reader).actions(reader)) == len(steps)
+    assert max(sizes) <= 4 * places * row
+    assert len(sizes) > 1 or places > len(steps)
 
 
 def test_every_method_finds_the_known_value(reader: Reader) -> None:
