@@ -6,15 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dovetail.algorithm import Algorithm
 from dovetail.data.blocks import whole_episodes
 from dovetail.data.episode import LOG_PROBABILITY
 from dovetail.data.hdf5 import Piece
 from dovetail.data.reader import Reader, check_fits
 from dovetail.envs.interface import Continuous, Discrete
-from dovetail.errors import UserError, nearest
+from dovetail.errors import UserError, check_option, nearest
 from dovetail.estimation.fitted_q import FittedQ, Tell, Values, fit
 from dovetail.estimation.parts import STEPS, Array, parts
-from dovetail.estimation.target import Target
+from dovetail.estimation.target import Followed, Target
 from dovetail.functions import off_policy_evaluation as ope
 from dovetail.run import Run
 from dovetail.trained import Trained, lacks_environment, load_trained
@@ -33,6 +34,8 @@ METHODS = {
     "dr": "doubly robust",
     "fqe": "fitted-Q evaluation",
 }
+ACTING = ("greedy", "sampled")
+"""How the policy may act that is judged."""
 CONFIDENCE = 0.95
 DEVIATIONS = 1.96
 """Half the width of that interval, in standard deviations."""
@@ -75,22 +78,25 @@ def estimate(
     methods: tuple[str, ...] = (),
     *,
     discount: float | None = None,
+    acting: str = "greedy",
     epsilon: float = 0.0,
     options: FittedQ = FittedQ(),
     env: Any = None,
     tell: Tell | None = None,
 ) -> list[Estimate]:
-    """What the greedy policy of a run would return where a dataset was recorded.
+    """What the policy of a run would return where a dataset was recorded.
 
-    `methods` are those of `METHODS`, all that the dataset allows unless given; `discount` is the
+    `acting` is "greedy", or "sampled" for the policy as it draws its actions in training. `methods`
+    are those of `METHODS`, all that the dataset allows unless given; `discount` is the
     algorithm's own unless given. With `epsilon` the policy draws that share of its actions evenly.
     A run that had no environment is taken to have seen what the dataset shows.
     """
+    check_option("acting", acting, acting in ACTING, " or ".join(ACTING))
     opened = run if isinstance(run, Run) else Run.open(run)
     with Reader(dataset) as reader:
         trained = _loaded(opened, reader, env)
         own = getattr(trained.algorithm, "discount", FittedQ.discount)
-        target = Target(trained.algorithm, trained.params[0], epsilon)
+        target = Target(trained.algorithm, trained.params[0], epsilon, acting == "sampled")
         chosen = own if discount is None else discount
         return estimate_policy(reader, target, methods, chosen, options, tell)
 
@@ -125,26 +131,27 @@ def estimate_policy(
             raise UserError(f"There is no method {name!r}: {nearest(name, METHODS)}.")
     _refuse_discount(discount)
     _refuse_epsilon(target)
+    _refuse_unknown_chances(target)
     why_not = _no_sampling(reader, target)
     sampled = [name for name in methods if name != "fqe"]
     if why_not and sampled:
         raise UserError(why_not)
     wanted = methods or (("fqe",) if why_not else tuple(METHODS))
-    greedy = target.actions(reader)
+    followed = target.follow(reader)
     fitted = None
     if {"dr", "fqe"} & set(wanted):
         options = _with_discount(options, discount)
-        fitted = fit(reader, greedy, options, epsilon=target.epsilon, tell=tell)
+        fitted = fit(reader, followed.actions, options, epsilon=target.epsilon, tell=tell)
     table = None
     if set(wanted) - {"fqe"}:
-        table = _table(reader, target, greedy, fitted)
-    return [_one(name, reader, greedy, table, fitted, discount) for name in wanted]
+        table = _table(reader, followed, fitted)
+    return [_one(name, reader, followed, table, fitted, discount) for name in wanted]
 
 
 def _one(
     name: str,
     reader: Reader,
-    greedy: Array,
+    followed: Followed,
     table: _Table | None,
     fitted: Values | None,
     discount: float,
@@ -153,8 +160,8 @@ def _one(
         assert fitted is not None
         return _by_values(
             fitted,
-            fitted.first_states(reader, greedy),
-            fitted.first_states(reader, greedy, fitted.earlier),
+            fitted.first_states(reader, followed.actions),
+            fitted.first_states(reader, followed.actions, fitted.earlier),
         )
     assert table is not None
     if name == "dr":
@@ -212,21 +219,31 @@ def _refuse_epsilon(target: Target) -> None:
         )
 
 
+def _refuse_unknown_chances(target: Target) -> None:
+    kind = type(target.algorithm)
+    if target.sampled and kind.log_prob is Algorithm.log_prob:
+        raise UserError(
+            f"{kind.__name__} does not say how probable its actions are, so it cannot be judged as "
+            "sampled: judge it as greedy, with epsilon for the share of its random actions."
+        )
+
+
 def _no_sampling(reader: Reader, target: Target) -> str:
     """Why importance sampling is impossible, and what can be done instead; empty if it is not."""
     space = target.algorithm.task.env.action
-    if isinstance(space, Continuous):
+    if isinstance(space, Continuous) and not target.sampled:
         return (
-            f"Importance sampling cannot judge a greedy policy with the actions {space}: it never "
-            "takes exactly what was recorded. Use the method fqe, which needs no probabilities."
+            f"Importance sampling cannot judge a greedy policy with the actions {space}, for it "
+            "never takes exactly what was recorded: use the method fqe, which needs no "
+            "probabilities, or judge the policy as it draws its actions (--acting sampled)."
         )
     unknown = _unknown(reader)
     if unknown:
         return (
             f"The dataset {reader.folder} does not say how probable {unknown:,} of its "
             f"{reader.num_steps:,} actions were, and importance sampling needs that: use the "
-            "method fqe, which does not, or record with a policy that tells "
-            "(dovetail eval RUN --explore --record FOLDER, of an actor-critic)."
+            "method fqe, which does not, or record a policy that draws its actions "
+            "(dovetail eval RUN --explore --record FOLDER, of ppo, sac, iql or their kin)."
         )
     return ""
 
@@ -242,7 +259,7 @@ def _unknown(reader: Reader) -> int:
     return count
 
 
-def _table(reader: Reader, target: Target, greedy: Array, fitted: Values | None) -> _Table:
+def _table(reader: Reader, followed: Followed, fitted: Values | None) -> _Table:
     """Every whole episode as a line; those that only the recording cut are left out."""
     lengths, cut = reader.episodes.lengths, reader.episodes.cut
     kept = np.flatnonzero(~cut)
@@ -263,9 +280,9 @@ def _table(reader: Reader, target: Target, greedy: Array, fitted: Values | None)
     at = 0
     for run in parts(reader):
         rows = reader.rows(run.start, run.stop)
-        own = greedy[at : at + len(rows.reward)]
+        own, chance = (x[at : at + len(rows.reward)] for x in followed)
         at += len(rows.reward)
-        chance = target.probabilities(own, rows.action) / np.exp(rows.log_probability)
+        ratios = np.exp(chance - rows.log_probability)
         q, v = fitted.along(rows, own) if fitted is not None else (None, None)
         begin = 0
         for number in run:
@@ -275,7 +292,7 @@ def _table(reader: Reader, target: Target, greedy: Array, fitted: Values | None)
             if cut[number]:
                 continue
             row = line[number]
-            table.ratios[row, :steps] = chance[part]
+            table.ratios[row, :steps] = ratios[part]
             table.rewards[row, :steps] = rows.reward[part]
             if q is not None and v is not None:
                 table.action_values[row, :steps] = q[part]
