@@ -261,11 +261,10 @@ class OffPolicyAlgorithm(Algorithm):
         return optax.adam(self.learning_rate)
 
     def acting(self, state: LearnerState) -> Acting:
-        """The policy's weights, and whether to act at random still: never if it comes from recorded
-        data."""
-        steps = state.updates * (self.unroll_length * self.task.num_envs)
-        begin_at = 0 if self.needs_data else self.begin_at
-        return Acting(state.params["actor"], state.moments, steps < begin_at)
+        """The policy's weights, and whether to act at random still: until the first gradient step,
+        and never if the policy needs recorded data."""
+        first = 0 if self.needs_data else 1
+        return Acting(state.params["actor"], state.moments, state.steps < first)
 
     def random_action(self, key: jax.Array) -> jax.Array:
         """Any action."""

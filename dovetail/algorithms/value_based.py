@@ -366,7 +366,7 @@ class Annealed(ValueBased):
     takes_data: ClassVar[bool] = True
 
     epsilon_start: float = 1.0
-    """The share of random actions at the start."""
+    """The share of random actions at the start; with recorded data it is `epsilon_end` at once."""
     epsilon_end: float = 0.05
     """The share of random actions in the end."""
     epsilon_share: float = 0.2
@@ -401,9 +401,11 @@ class Annealed(ValueBased):
         """The share of random actions by now; none where the weights are random."""
         if self.noisy:
             return jnp.zeros(())
+        # what there is to know at first need not be found by luck where it was recorded
+        start = self.epsilon_start if self.task.data is None else self.epsilon_end
         steps = state.updates * (self.unroll_length * self.task.num_envs)
         over = self.epsilon_share * self.task.steps
-        return linear(self.epsilon_start, self.epsilon_end, over, steps)
+        return linear(start, self.epsilon_end, over, steps)
 
     def act(
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array

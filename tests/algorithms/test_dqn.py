@@ -1,5 +1,6 @@
 """DQN: what it learns from, and what it refuses."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -14,6 +15,7 @@ from dovetail.algorithms import DQN
 from dovetail.algorithms.value_based import Batch, Row
 from dovetail.errors import UserError
 from dovetail.replay import device
+from dovetail.replay.data import DataSpec
 from dovetail.replay.table import Table, Transitions
 
 CARTPOLE = dt.envs.resolve("dovetail:CartPole-v1").spec
@@ -131,6 +133,14 @@ def test_the_share_of_random_actions_falls() -> None:
         float(algorithm.acting(state._replace(updates=jnp.int32(n))).epsilon) for n in (0, 5, 50)
     ]
     assert shares == pytest.approx([0.9, 0.74, 0.1])  # of 500 steps, 0, 100 and more
+
+
+def test_with_recorded_data_few_actions_are_random_from_the_start() -> None:
+    data = DataSpec(steps=20, held=20, rows=25)
+    algorithm = bound(epsilon_start=0.9, epsilon_end=0.1)
+    told = algorithm.bind(dataclasses.replace(algorithm.task, data=data))
+    state = told.init(jax.random.key(0))
+    assert float(told.exploration(state)) == pytest.approx(0.1)
 
 
 def test_an_episode_that_was_broken_off_teaches_nothing_wrong() -> None:
