@@ -245,6 +245,11 @@ class Algorithm:
         """(action, carry) for one environment when evaluated: the best action, no exploration."""
         raise NotImplementedError(f"{type(self).__name__} does not define greedy(…).")
 
+    def log_prob(self, params: Params, carry: Carry, timestep: Timestep, action: Any) -> jax.Array:
+        """The log-probability, or density, with which `act` takes an action. Where `act` draws by
+        one, its extras have it too, as `log_prob`: that is what recordings keep."""
+        raise NotImplementedError(f"{type(self).__name__} does not define log_prob(…).")
+
     def recorded_row(self, rows: Any) -> Any:
         """What it keeps of recorded rows (`dovetail.data.Rows`), in the structure of its own."""
         raise NotImplementedError(f"{type(self).__name__} does not define recorded_row(rows).")

@@ -13,6 +13,7 @@ from dovetail.checkpoint import Checkpoints, version_of
 from dovetail.data.episode import Source
 from dovetail.data.recorder import Recorder
 from dovetail.data.recorder import record as record_dataset
+from dovetail.envs.interface import EnvSpec
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation, evaluate, side_by_side
@@ -43,10 +44,16 @@ class Trained(NamedTuple):
     """How many it has seen."""
 
 
-def load_trained(run: Run, env: Any = None) -> Trained:
-    """The algorithm, environment and parameters of a run's last checkpoint."""
+def load_trained(run: Run, env: Any = None, instead: EnvSpec | None = None) -> Trained:
+    """The algorithm, environment and parameters of a run's last checkpoint.
+
+    `instead` is what the policy sees and does where the run had no environment, for what does not
+    step one.
+    """
     config = run.config
     algorithm, policy, settings = rebuild_all(config)
+    if env is None and instead is not None and lacks_environment(run):
+        env = Env(instead, None, None)
     found = _environment(run, policy, env)
     checkpoints = Checkpoints(run.path / "checkpoints", settings.keep)
     acted = config.get("data") is None or bool(checkpoints.meta()["online"])
@@ -152,13 +159,18 @@ def watch(
     return video.path
 
 
+def lacks_environment(run: Run) -> bool:
+    """Whether it was trained on recorded data that name no environment, or none that is here."""
+    return run.config.get("env_given") == "data"
+
+
 def _environment(run: Run, policy: Policy, env: Any) -> Env:
     if env is None and run.config.get("env_given") == "object":
         raise UserError(
             f"{run.path} was trained on a Python object ({run.config['env']}): call this from "
             f"Python and give it again as env=…."
         )
-    if env is None and run.config.get("env_given") == "data":
+    if env is None and lacks_environment(run):
         raise UserError(
             f"{run.path} was trained on recorded data without an environment: call this from "
             f"Python and give one as env=…."

@@ -183,6 +183,12 @@ class ActorCriticAlgorithm(Algorithm):
         distribution, _, memory = self._network_step(params, carry, timestep)
         return distribution.mode(), carry._replace(memory=memory)
 
+    def log_prob(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep, action: jax.Array
+    ) -> jax.Array:
+        """By the policy."""
+        return self._network_step(params, carry, timestep)[0].log_prob(action)
+
     def value(self, params: Acting, carry: ActorCarry, timestep: Timestep) -> jax.Array:
         """The value of what `timestep` shows: where a cut episode would have gone on."""
         return self._network_step(params, carry, timestep)[1]

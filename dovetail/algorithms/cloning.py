@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import Carry, Metrics, Timestep
-from dovetail.algorithms.off_policy import Acting, Batch, OffPolicyAlgorithm
+from dovetail.algorithms.off_policy import Acted, Acting, Batch, OffPolicyAlgorithm
 from dovetail.envs.interface import Continuous, Discrete
 from dovetail.errors import check_option
 from dovetail.functions.distributions import Categorical, Gaussian, output_size
@@ -61,11 +61,20 @@ class Cloning(OffPolicyAlgorithm):
 
     def act(
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
-    ) -> tuple[jax.Array, tuple[()], Carry]:
+    ) -> tuple[jax.Array, Acted, Carry]:
         """An action of the policy; any action at first."""
         observation = self.normalised(params.moments, timestep.observation)
-        action = self.drawn(self.policy(params.network, observation), key)
-        return jnp.where(params.warming, self.random_action(key), action), (), carry
+        policy = self.policy(params.network, observation)
+        action = self.drawn(policy, key)
+        return *self.acted(params, key, action, self.drawn_log_prob(policy, action)), carry
+
+    def log_prob(
+        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+    ) -> jax.Array:
+        """By the policy; evenly at first."""
+        observation = self.normalised(params.moments, timestep.observation)
+        chance = self.drawn_log_prob(self.policy(params.network, observation), action)
+        return self.acted_log_prob(params, chance)
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The likeliest action."""
@@ -76,6 +85,12 @@ class Cloning(OffPolicyAlgorithm):
         """An action of a distribution, within the bounds."""
         action = policy.sample(key)
         return action if self.discrete else jnp.clip(action, -1.0, 1.0)
+
+    def drawn_log_prob(self, policy: Categorical | Gaussian, action: jax.Array) -> jax.Array:
+        """With which log-probability `drawn` gives an action."""
+        if isinstance(policy, Categorical):
+            return policy.log_prob(action)
+        return policy.clipped_log_prob(action)
 
     def unlikelihood(
         self, policy: Categorical | Gaussian, batch: Batch, weights: jax.Array | float = 1.0

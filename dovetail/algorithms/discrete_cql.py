@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import RL, Carry, Metrics, Timestep
-from dovetail.algorithms.off_policy import Acting, Batch, LearnerState, OffPolicyAlgorithm
+from dovetail.algorithms.off_policy import Acted, Acting, Batch, LearnerState, OffPolicyAlgorithm
 from dovetail.envs.interface import Discrete
 from dovetail.errors import check_option
-from dovetail.functions.exploration import epsilon_greedy
+from dovetail.functions.exploration import epsilon_greedy, epsilon_greedy_log_prob
 from dovetail.functions.offline import conservative_gap
 from dovetail.networks.critics import Critics, of_actions
 
@@ -60,14 +60,25 @@ class DiscreteCQL(OffPolicyAlgorithm):
 
     def act(
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
-    ) -> tuple[jax.Array, tuple[()], Carry]:
+    ) -> tuple[jax.Array, Acted, Carry]:
         """The action of the highest value, sometimes any; any action at first."""
-        epsilon = jnp.where(params.warming, 1.0, self.epsilon)
-        return epsilon_greedy(key, self._now(params, timestep), epsilon), (), carry
+        values, epsilon = self._now(params, timestep), self._epsilon(params)
+        action = epsilon_greedy(key, values, epsilon)
+        return action, Acted(epsilon_greedy_log_prob(values, epsilon, action)), carry
+
+    def log_prob(
+        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+    ) -> jax.Array:
+        """By the share of random actions."""
+        values, epsilon = self._now(params, timestep), self._epsilon(params)
+        return epsilon_greedy_log_prob(values, epsilon, action)
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The action of the highest value."""
         return jnp.argmax(self._now(params, timestep)).astype(jnp.int32), carry
+
+    def _epsilon(self, params: Acting) -> jax.Array:
+        return jnp.where(params.warming, 1.0, self.epsilon)
 
     def _now(self, params: Acting, timestep: Timestep) -> jax.Array:
         observation = self.normalised(params.moments, timestep.observation)

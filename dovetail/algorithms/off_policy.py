@@ -7,6 +7,7 @@ or beside the replay's. Continuous actions are in [-1, 1]; the environment's ada
 its bounds.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -79,6 +80,12 @@ class Acting(NamedTuple):
     moments: Moments
     warming: jax.Array
     """Whether actions are still random, because nothing is learned yet."""
+
+
+class Acted(NamedTuple):
+    """What acting leaves in the trajectory beside the action; nobody but a recording reads it."""
+
+    log_prob: jax.Array
 
 
 class LearnerState(NamedTuple):
@@ -269,6 +276,24 @@ class OffPolicyAlgorithm(Algorithm):
             case other:
                 raise NotImplementedError(f"{type(self).__name__} has no random action of {other}.")
 
+    def acted(
+        self, params: Acting, key: jax.Array, action: jax.Array, log_prob: jax.Array
+    ) -> tuple[jax.Array, Acted]:
+        """The policy's action, any action at first; and how probable it was."""
+        chosen = jnp.where(params.warming, self.random_action(key), action)
+        return chosen, Acted(self.acted_log_prob(params, log_prob))
+
+    def acted_log_prob(self, params: Acting, log_prob: jax.Array) -> jax.Array:
+        """The policy's log-probability, that of any action at first."""
+        match self.task.env.action:
+            case Continuous(size=size):
+                evenly = -size * math.log(2)
+            case Discrete(n=n):
+                evenly = -math.log(n)
+            case other:
+                raise NotImplementedError(f"{type(self).__name__} has no random action of {other}.")
+        return jnp.where(params.warming, evenly, log_prob)
+
     def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
         """Actors insert what they did; the learner learns from samples of what is there, and of
         what was recorded."""
@@ -410,7 +435,10 @@ class OffPolicyAlgorithm(Algorithm):
         due: Any = (state.steps + 1) % count == 0
         if isinstance(due, bool):
             return rarely(state) if due else (state, nothing)
-        return jax.lax.cond(due, rarely, lambda state: (state, nothing), state)
+        # a loop that passes once or not at all: unlike a choice, it copies nothing that stays
+        return jax.lax.fori_loop(
+            0, due.astype(jnp.int32), lambda _, x: rarely(x[0]), (state, nothing)
+        )
 
     def descend(self, rl: RL, state: LearnerState, gradients: dict[str, Any]) -> LearnerState:
         """The state after a step of some parts along their gradients."""

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import RL, Carry, Metrics, Timestep
-from dovetail.algorithms.off_policy import Acting, Batch, LearnerState, OffPolicyAlgorithm
+from dovetail.algorithms.off_policy import Acted, Acting, Batch, LearnerState, OffPolicyAlgorithm
 from dovetail.envs.interface import Continuous
 from dovetail.errors import check_option
 from dovetail.functions.distributions import SquashedGaussian
@@ -106,11 +106,19 @@ class SAC(OffPolicyAlgorithm):
 
     def act(
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
-    ) -> tuple[jax.Array, tuple[()], Carry]:
+    ) -> tuple[jax.Array, Acted, Carry]:
         """An action of the policy; any action at first."""
         observation = self.normalised(params.moments, timestep.observation)
-        action, _ = self.policy(params.network, observation).sample(key)
-        return jnp.where(params.warming, self.random_action(key), action), (), carry
+        action, log_prob = self.policy(params.network, observation).sample(key)
+        return *self.acted(params, key, action, log_prob), carry
+
+    def log_prob(
+        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+    ) -> jax.Array:
+        """By the policy; evenly at first."""
+        observation = self.normalised(params.moments, timestep.observation)
+        chance = self.policy(params.network, observation).log_prob(action)
+        return self.acted_log_prob(params, chance)
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The policy's mode."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import Carry, Metrics, Timestep
-from dovetail.algorithms.off_policy import Acting, Batch, LearnerState
+from dovetail.algorithms.off_policy import Acted, Acting, Batch, LearnerState
 from dovetail.algorithms.sac import SAC
 from dovetail.envs.interface import Discrete
 from dovetail.errors import check_option
@@ -64,11 +64,20 @@ class SACDiscrete(SAC):
 
     def act(
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
-    ) -> tuple[jax.Array, tuple[()], Carry]:
+    ) -> tuple[jax.Array, Acted, Carry]:
         """An action of the policy; any action at first."""
         observation = self.normalised(params.moments, timestep.observation)
-        action = self.choice(params.network, observation).sample(key)
-        return jnp.where(params.warming, self.random_action(key), action), (), carry
+        choice = self.choice(params.network, observation)
+        action = choice.sample(key)
+        return *self.acted(params, key, action, choice.log_prob(action)), carry
+
+    def log_prob(
+        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+    ) -> jax.Array:
+        """By the policy; evenly at first."""
+        observation = self.normalised(params.moments, timestep.observation)
+        chance = self.choice(params.network, observation).log_prob(action)
+        return self.acted_log_prob(params, chance)
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The likeliest action."""

@@ -240,7 +240,7 @@ def _repair(argv: list[str]) -> None:
 def _estimate(argv: list[str]) -> None:
     parser = Parser(
         "data estimate",
-        "Says what the greedy policy of a run would return where a dataset was recorded: by\n"
+        "Says what the policy of a run would return where a dataset was recorded: by\n"
         "importance sampling (is, wis, pdis, wpdis: plain, weighted, per decision, both), doubly\n"
         "robust (dr) and fitted-Q evaluation (fqe), with 95 % intervals.",
         "dovetail data estimate data/cartpole runs/dqn-CartPole-v1-0-20260101-120000 --method fqe",
@@ -249,6 +249,11 @@ def _estimate(argv: list[str]) -> None:
     parser.add_argument("run", metavar="RUN", help="The run's folder")
     parser.flag("--method", "Methods, comma-separated (default: all that are possible)", "METHODS")
     parser.flag("--discount", "How much a later reward counts (default: as in training)", "G")
+    parser.flag(
+        "--acting",
+        "greedy (default), or sampled: as the policy draws its actions in training",
+        "HOW",
+    )
     parser.flag("--epsilon", "Share of the policy's actions that are random (default 0)", "E")
     parser.flag("--updates", "Gradient steps of fitted-Q evaluation (default 10_000)", "N")
     parser.flag("--seed", "Seed of fitted-Q evaluation (default 0)", "N")
@@ -259,6 +264,7 @@ def _estimate(argv: list[str]) -> None:
         for name in ("discount", "epsilon")
         if name in given
     }
+    acting = {"acting": given["acting"]} if "acting" in given else {}
     methods = tuple(convert(given.get("method", ""), list[str], "--method"))
     fitted = numbers(given, "updates", "seed")
 
@@ -273,6 +279,7 @@ def _estimate(argv: list[str]) -> None:
         options=estimation.FittedQ(**fitted),
         tell=tell,
         **options,
+        **acting,
     )
     tell.over()
     told = [_plain(vars(one)) for one in found]

@@ -6,15 +6,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dovetail.algorithm import Algorithm
 from dovetail.data.blocks import whole_episodes
+from dovetail.data.episode import LOG_PROBABILITY
+from dovetail.data.hdf5 import Piece
 from dovetail.data.reader import Reader, check_fits
 from dovetail.envs.interface import Continuous, Discrete
-from dovetail.errors import UserError, nearest
+from dovetail.errors import UserError, check_option, nearest
 from dovetail.estimation.fitted_q import FittedQ, Tell, Values, fit
-from dovetail.estimation.target import STEPS, Array, Target
+from dovetail.estimation.parts import STEPS, Array, parts
+from dovetail.estimation.target import Followed, Target
 from dovetail.functions import off_policy_evaluation as ope
 from dovetail.run import Run
-from dovetail.trained import load_trained
+from dovetail.trained import Trained, lacks_environment, load_trained
 
 SAMPLING = {
     "is": ope.ordinary,
@@ -30,6 +34,8 @@ METHODS = {
     "dr": "doubly robust",
     "fqe": "fitted-Q evaluation",
 }
+ACTING = ("greedy", "sampled")
+"""How the policy may act that is judged."""
 CONFIDENCE = 0.95
 DEVIATIONS = 1.96
 """Half the width of that interval, in standard deviations."""
@@ -61,6 +67,7 @@ class _Table(NamedTuple):
     ratios: Array
     rewards: Array
     action_values: Array
+    """Empty, as the values are, unless they were fitted."""
     values: Array
     """[episodes, steps + 1]"""
 
@@ -71,24 +78,43 @@ def estimate(
     methods: tuple[str, ...] = (),
     *,
     discount: float | None = None,
+    acting: str = "greedy",
     epsilon: float = 0.0,
     options: FittedQ = FittedQ(),
     env: Any = None,
     tell: Tell | None = None,
 ) -> list[Estimate]:
-    """What the greedy policy of a run would return where a dataset was recorded.
+    """What the policy of a run would return where a dataset was recorded.
 
-    `methods` are those of `METHODS`, all that the dataset allows unless given; `discount` is the
+    `acting` is "greedy", or "sampled" for the policy as it draws its actions in training. `methods`
+    are those of `METHODS`, all that the dataset allows unless given; `discount` is the
     algorithm's own unless given. With `epsilon` the policy draws that share of its actions evenly.
+    A run that had no environment is taken to have seen what the dataset shows.
     """
+    check_option("acting", acting, acting in ACTING, " or ".join(ACTING))
     opened = run if isinstance(run, Run) else Run.open(run)
-    trained = load_trained(opened, env)
-    own = getattr(trained.algorithm, "discount", FittedQ.discount)
     with Reader(dataset) as reader:
-        check_fits(reader, trained.env.spec)
-        target = Target(trained.algorithm, trained.params[0], epsilon)
+        trained = _loaded(opened, reader, env)
+        own = getattr(trained.algorithm, "discount", FittedQ.discount)
+        target = Target(trained.algorithm, trained.params[0], epsilon, acting == "sampled")
         chosen = own if discount is None else discount
         return estimate_policy(reader, target, methods, chosen, options, tell)
+
+
+def _loaded(run: Run, reader: Reader, env: Any) -> Trained:
+    """The run's policy, which sees and does what the dataset shows."""
+    try:
+        trained = load_trained(run, env, reader.spec)
+    except UserError as error:
+        if env is not None or not lacks_environment(run):
+            raise
+        raise UserError(
+            f"{run.path} was trained without an environment, and does not fit what the dataset "
+            f"{reader.folder} shows: give one like {run.config['data']['folder']}, from which it "
+            f"learned ({str(error).rstrip('.')})."
+        ) from error
+    check_fits(reader, trained.env.spec)
+    return trained
 
 
 def estimate_policy(
@@ -103,7 +129,9 @@ def estimate_policy(
     for name in methods:
         if name not in METHODS:
             raise UserError(f"There is no method {name!r}: {nearest(name, METHODS)}.")
+    _refuse_discount(discount)
     _refuse_epsilon(target)
+    _refuse_unknown_chances(target)
     if not reader.episodes.begun.any():
         raise UserError(
             f"No episode of {reader.folder} was recorded from its first step, and what a policy "
@@ -114,21 +142,21 @@ def estimate_policy(
     if why_not and sampled:
         raise UserError(why_not)
     wanted = methods or (("fqe",) if why_not else tuple(METHODS))
-    greedy = target.actions(reader)
+    followed = target.follow(reader)
     fitted = None
     if {"dr", "fqe"} & set(wanted):
         options = _with_discount(options, discount)
-        fitted = fit(reader, greedy, options, epsilon=target.epsilon, tell=tell)
+        fitted = fit(reader, followed.actions, options, epsilon=target.epsilon, tell=tell)
     table = None
     if set(wanted) - {"fqe"}:
-        table = _table(reader, target, greedy, fitted)
-    return [_one(name, reader, greedy, table, fitted, discount) for name in wanted]
+        table = _table(reader, followed, fitted)
+    return [_one(name, reader, followed, table, fitted, discount) for name in wanted]
 
 
 def _one(
     name: str,
     reader: Reader,
-    greedy: Array,
+    followed: Followed,
     table: _Table | None,
     fitted: Values | None,
     discount: float,
@@ -137,8 +165,8 @@ def _one(
         assert fitted is not None
         return _by_values(
             fitted,
-            fitted.first_states(reader, greedy),
-            fitted.first_states(reader, greedy, fitted.earlier),
+            fitted.first_states(reader, followed.actions),
+            fitted.first_states(reader, followed.actions, fitted.earlier),
             reader.episodes.begun,
         )
     assert table is not None
@@ -183,6 +211,11 @@ def _with_discount(options: FittedQ, discount: float) -> FittedQ:
     return replace(options, discount=discount)
 
 
+def _refuse_discount(discount: float) -> None:
+    if not 0 <= discount <= 1:
+        raise UserError(f"The discount is {discount}: give 0 to 1, less than 1 for dr and fqe.")
+
+
 def _refuse_epsilon(target: Target) -> None:
     space = target.algorithm.task.env.action
     if not 0 <= target.epsilon <= 1:
@@ -194,21 +227,31 @@ def _refuse_epsilon(target: Target) -> None:
         )
 
 
+def _refuse_unknown_chances(target: Target) -> None:
+    kind = type(target.algorithm)
+    if target.sampled and kind.log_prob is Algorithm.log_prob:
+        raise UserError(
+            f"{kind.__name__} does not say how probable its actions are, so it cannot be judged as "
+            "sampled: judge it as greedy, with epsilon for the share of its random actions."
+        )
+
+
 def _no_sampling(reader: Reader, target: Target) -> str:
     """Why importance sampling is impossible, and what can be done instead; empty if it is not."""
     space = target.algorithm.task.env.action
-    if isinstance(space, Continuous):
+    if isinstance(space, Continuous) and not target.sampled:
         return (
-            f"Importance sampling cannot judge a greedy policy with the actions {space}: it never "
-            "takes exactly what was recorded. Use the method fqe, which needs no probabilities."
+            f"Importance sampling cannot judge a greedy policy with the actions {space}, for it "
+            "never takes exactly what was recorded: use the method fqe, which needs no "
+            "probabilities, or judge the policy as it draws its actions (--acting sampled)."
         )
     unknown = _unknown(reader)
     if unknown:
         return (
             f"The dataset {reader.folder} does not say how probable {unknown:,} of its "
             f"{reader.num_steps:,} actions were, and importance sampling needs that: use the "
-            "method fqe, which does not, or record with a policy that tells "
-            "(dovetail eval RUN --explore --record FOLDER, of an actor-critic)."
+            "method fqe, which does not, or record a policy that draws its actions "
+            "(dovetail eval RUN --explore --record FOLDER, of ppo, sac, iql or their kin)."
         )
     return ""
 
@@ -217,14 +260,14 @@ def _unknown(reader: Reader) -> int:
     """Steps whose action's probability was not recorded."""
     if not reader.has_log_probabilities:
         return reader.num_steps
-    return sum(
-        int(np.isnan(rows.log_probability[~rows.last]).sum())
-        for run in whole_episodes(reader.episodes.lengths, STEPS)
-        for rows in [reader.rows(run.start, run.stop)]
-    )
+    lengths, column, count = reader.episodes.lengths, f"infos/{LOG_PROBABILITY}", 0
+    for run in whole_episodes(lengths, STEPS):
+        pieces = [Piece(number, 0, int(lengths[number])) for number in run]
+        count += int(np.isnan(reader.storage.read(pieces, [column])[column]).sum())
+    return count
 
 
-def _table(reader: Reader, target: Target, greedy: Array, fitted: Values | None) -> _Table:
+def _table(reader: Reader, followed: Followed, fitted: Values | None) -> _Table:
     """Every whole episode as a line; fragments are left out."""
     lengths, whole = reader.episodes.lengths, reader.episodes.whole
     kept = np.flatnonzero(whole)
@@ -234,16 +277,20 @@ def _table(reader: Reader, target: Target, greedy: Array, fitted: Values | None)
             "importance sampling needs whole ones; record for longer, or use the method fqe."
         )
     line = np.cumsum(whole) - 1
-    shape = (len(kept), int(lengths[kept].max()))
+    count, longest = len(kept), int(lengths[kept].max())
+    width = longest if fitted is not None else 0
     table = _Table(
-        np.ones(shape), np.zeros(shape), np.zeros(shape), np.zeros((shape[0], shape[1] + 1))
+        ratios=np.ones((count, longest)),
+        rewards=np.zeros((count, longest), np.float32),
+        action_values=np.zeros((count, width), np.float32),
+        values=np.zeros((count, width + 1), np.float32),
     )
     at = 0
-    for run in whole_episodes(lengths, STEPS):
+    for run in parts(reader):
         rows = reader.rows(run.start, run.stop)
-        own = greedy[at : at + len(rows.reward)]
+        own, chance = (x[at : at + len(rows.reward)] for x in followed)
         at += len(rows.reward)
-        chance = target.probabilities(own, rows.action) / np.exp(rows.log_probability)
+        ratios = np.exp(chance - rows.log_probability)
         q, v = fitted.along(rows, own) if fitted is not None else (None, None)
         begin = 0
         for number in run:
@@ -253,7 +300,7 @@ def _table(reader: Reader, target: Target, greedy: Array, fitted: Values | None)
             if not whole[number]:
                 continue
             row = line[number]
-            table.ratios[row, :steps] = chance[part]
+            table.ratios[row, :steps] = ratios[part]
             table.rewards[row, :steps] = rows.reward[part]
             if q is not None and v is not None:
                 table.action_values[row, :steps] = q[part]

@@ -23,17 +23,15 @@ from dovetail.data.reader import Reader
 from dovetail.data.stream import Stream
 from dovetail.envs.interface import ActionSpace, Continuous, Discrete, MultiDiscrete
 from dovetail.errors import check_option
+from dovetail.estimation.parts import STEPS, Array, filled, rows_at_once
 from dovetail.networks.encoder import Encoder
 from dovetail.networks.layers import init_layers
 from dovetail.networks.mlp import MLP
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Tell = Callable[[int, int], None]
 
 PER_CALL = 20
 """Updates of one compiled call."""
-STEPS = 1 << 15
-"""Steps whose values are computed at a time, about."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Values(NamedTuple):
     earlier: Any
     """The params after three quarters of the updates."""
 
-    def first_states(self, reader: Reader, greedy: Array, params: Any = None) -> Array:
+    def first_states(self, reader: Reader, own: Array, params: Any = None) -> Array:
         """Every member's values of the states that episodes begin in [1 + members, episodes], by
         these parameters or the last ones."""
         params = self.params if params is None else params
@@ -85,18 +83,19 @@ class Values(NamedTuple):
         begins = np.cumsum(lengths + 1) - lengths - 1
         rule = jax.jit(jax.vmap(self.network.policy_value, in_axes=(0, None, None, None)))
         found: list[Array] = []
-        for run in whole_episodes(np.ones_like(lengths), STEPS):
+        for run in whole_episodes(np.ones_like(lengths), rows_at_once(reader)):
             rows = reader.pieces([Piece(number, 0, 1) for number in run])
-            chosen = greedy[begins[run.start : run.stop]]
+            chosen = own[begins[run.start : run.stop]]
             found.append(np.asarray(rule(params, rows.observation, chosen, self.epsilon)))
         return self.scale * np.concatenate(found, axis=1)
 
-    def along(self, rows: Rows, greedy: Array) -> tuple[Array, Array]:
+    def along(self, rows: Rows, own: Array) -> tuple[Array, Array]:
         """(q(s, a), v(s)) of the first member at rows of the dataset."""
         params = jax.tree.map(lambda x: x[0], self.params)
-        taken = _taken(self.network, params, rows.observation, rows.action)
-        value = _policy_value(self.network, params, rows.observation, greedy, self.epsilon)
-        return self.scale * np.asarray(taken), self.scale * np.asarray(value)
+        seen, action, own = jax.tree.map(filled, (rows.observation, rows.action, own))
+        taken = np.asarray(_taken(self.network, params, seen, action))
+        value = np.asarray(_policy_value(self.network, params, seen, own, self.epsilon))
+        return self.scale * taken[: len(rows.action)], self.scale * value[: len(rows.action)]
 
 
 @dataclass(frozen=True)
@@ -117,21 +116,27 @@ class ActionValue:
 
     def value(self, params: Any, observation: Any, action: Any) -> jax.Array:
         """q of observations [n, …] and actions [n, …]."""
+        return self.values(params, observation, action[:, None])[:, 0]
+
+    def values(self, params: Any, observation: Any, actions: Any) -> jax.Array:
+        """q of observations [n, …] and some actions at each [n, k, …]."""
         features = Encoder(self.observation).apply(params["encoder"], observation)
         if isinstance(self.action, Discrete):
             outputs = self._tower.apply(params["tower"], features)
-            return jnp.take_along_axis(outputs, action[..., None], axis=-1)[..., 0]
-        joined = jnp.concatenate([features, self._numbers(action)], axis=-1)
-        return self._tower.apply(params["tower"], joined)[..., 0]
+            return jnp.take_along_axis(outputs, actions, axis=-1)
+        n, k = actions.shape[:2]
+        numbers = self._numbers(actions.reshape(n * k, -1))
+        joined = jnp.concatenate([jnp.repeat(features, k, axis=0), numbers], axis=-1)
+        return self._tower.apply(params["tower"], joined).reshape(n, k)
 
-    def policy_value(self, params: Any, observation: Any, greedy: Any, epsilon: float) -> jax.Array:
-        """v of observations [n, …] where the policy's own actions are `greedy` [n, …]."""
-        best = self.value(params, observation, greedy)
+    def policy_value(self, params: Any, observation: Any, own: Any, epsilon: float) -> jax.Array:
+        """v of observations [n, …] where the policy's own actions are `own` [n, draws, …]."""
+        value = self.values(params, observation, own).mean(axis=1)
         if not isinstance(self.action, Discrete):
-            return best
+            return value
         features = Encoder(self.observation).apply(params["encoder"], observation)
         mean = self._tower.apply(params["tower"], features).mean(axis=-1)
-        return (1 - epsilon) * best + epsilon * mean
+        return (1 - epsilon) * value + epsilon * mean
 
     @property
     def _tower(self) -> MLP:
@@ -149,6 +154,8 @@ class ActionValue:
                 return n
 
     def _numbers(self, action: jax.Array) -> jax.Array:
+        if isinstance(self.action, Continuous):  # of which the environment takes what is within
+            return jnp.clip(action, -1.0, 1.0) if self.action.bounded else action
         if not isinstance(self.action, MultiDiscrete):
             return action
         hots = [jax.nn.one_hot(action[..., i], n) for i, n in enumerate(self.action.nvec)]
@@ -170,21 +177,22 @@ class _Batch(NamedTuple):
     action: Any
     reward: Any
     terminated: Any
-    greedy: Any
-    """The policy's own action at what follows."""
+    own: Any
+    """The policy's own actions at what follows [batch, draws, …]."""
     weights: Any
     """[batch, 1 + members]"""
 
 
 def fit(
     reader: Reader,
-    greedy: Array,
+    own: Array,
     options: FittedQ,
     *,
     epsilon: float = 0.0,
     tell: Tell | None = None,
 ) -> Values:
-    """The values of a policy whose actions at the dataset's rows are `greedy`."""
+    """The values of a policy whose actions at the dataset's rows are `own` [rows, draws, …], but
+    for a share `epsilon` that is drawn evenly."""
     rng = np.random.default_rng(options.seed)
     shape = (options.members, reader.num_episodes)
     weights = np.concatenate([np.ones((1, shape[1])), rng.poisson(1.0, shape)]).astype(np.float32)
@@ -206,9 +214,9 @@ def fit(
         for call in range(calls):
             sample = next(stream)
             episode = np.searchsorted(starts, sample.keys.slot, side="right")
-            chosen = greedy[sample.keys.slot + episode + 1]  # every episode before has one row more
-            own: dict[str, Any] = {"greedy": chosen, "weights": weights[:, episode].T}
-            learner = advance(learner, sample.rows._replace(**own))
+            chosen = own[sample.keys.slot + episode + 1]  # every episode before has one row more
+            added: dict[str, Any] = {"own": chosen, "weights": weights[:, episode].T}
+            learner = advance(learner, sample.rows._replace(**added))
             if call == 3 * calls // 4:
                 earlier = jax.tree.map(jnp.copy, learner.params)
             if tell is not None:
@@ -248,7 +256,7 @@ def _advance(
 
     def update(learner: _Learner, batch: _Batch, weight: jax.Array) -> _Learner:
         now, after = (jax.tree.map(lambda x, i=i: x[:, i], batch.observation) for i in (0, 1))
-        value = network.policy_value(learner.target, after, batch.greedy, epsilon)
+        value = network.policy_value(learner.target, after, batch.own, epsilon)
         goes_on = options.discount * (1.0 - batch.terminated[:, 0])
         goal = batch.reward[:, 0] / scale + goes_on * value
         gradients = jax.grad(loss)(learner.params, goal, now, batch.action[:, 0], weight)

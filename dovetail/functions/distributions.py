@@ -11,8 +11,12 @@ from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import log_ndtr
 
 from dovetail.envs.interface import ActionSpace, Continuous, Discrete
+
+BELOW_ONE = 1 - 2**-24
+"""The largest float32 below 1."""
 
 
 class Categorical(NamedTuple):
@@ -116,6 +120,14 @@ class Gaussian(NamedTuple):
         z = (x - self.mean) * jnp.exp(-self.log_std)
         return jnp.sum(-0.5 * z * z - self.log_std - 0.5 * math.log(2 * math.pi), axis=-1)
 
+    def clipped_log_prob(self, x: jax.Array) -> jax.Array:
+        """The log-probability [...] of samples that are clipped to [-1, 1]: on a bound, that of all
+        beyond it; elsewhere the density."""
+        z = (x - self.mean) * jnp.exp(-self.log_std)
+        density = -0.5 * z * z - self.log_std - 0.5 * math.log(2 * math.pi)
+        beyond = log_ndtr((jnp.sign(x) * self.mean - 1.0) * jnp.exp(-self.log_std))
+        return jnp.sum(jnp.where(jnp.abs(x) == 1, beyond, density), axis=-1)
+
     def entropy(self) -> jax.Array:
         """[...], in nats."""
         log_std = jnp.broadcast_to(self.log_std, self.mean.shape)
@@ -153,6 +165,16 @@ class SquashedGaussian(NamedTuple):
     def mode(self) -> jax.Array:
         """The squashed mean."""
         return jnp.tanh(self.mean)
+
+    def log_prob(self, x: jax.Array) -> jax.Array:
+        """The log-density [...] of x, [..., size]: on the bounds that of the nearest number within
+        them, beyond them none."""
+        within = jnp.arctanh(jnp.clip(x, -BELOW_ONE, BELOW_ONE))
+        z = (within - self.mean) * jnp.exp(-self.log_std)
+        normal = -0.5 * z * z - self.log_std - 0.5 * math.log(2 * math.pi)
+        log_slope = 2.0 * (math.log(2) - within - jax.nn.softplus(-2.0 * within))
+        found = jnp.where(jnp.abs(x) > 1, -jnp.inf, normal - log_slope)
+        return jnp.sum(found, axis=-1)
 
 
 Distribution = Categorical | MultiCategorical | Gaussian

@@ -24,6 +24,14 @@ def epsilon_greedy(key: jax.Array, values: jax.Array, epsilon: jax.Array) -> jax
     return jnp.where(explores, random, jnp.argmax(values, axis=-1).astype(jnp.int32))
 
 
+def epsilon_greedy_log_prob(
+    values: jax.Array, epsilon: jax.Array | float, action: jax.Array
+) -> jax.Array:
+    """The log-probability with which `epsilon_greedy` takes an action."""
+    best = action == jnp.argmax(values, axis=-1)
+    return jnp.log((1.0 - epsilon) * best + epsilon / values.shape[-1])
+
+
 def add_noise(key: jax.Array, action: jax.Array, scale: float) -> jax.Array:
     """An action in [-1, 1] with normal noise of deviation `scale`, clipped to its bounds again."""
     noise = scale * jax.random.normal(key, action.shape)

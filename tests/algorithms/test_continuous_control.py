@@ -143,19 +143,23 @@ def test_td3_moves_the_policy_every_other_step() -> None:
 def test_steps_of_a_rhythm_are_the_same_compiled_together(
     kind: Any, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six gradient steps: with a choice in each whether the policy moves, and without."""
+    """Six gradient steps: each with a loop for what is done at times, and without."""
     algorithm = bound(kind, actor_every=every, gradient_steps=6)
     state, parts = begun(algorithm), batches(random_batch(18), 6)
-    wanted = jax.jit(lambda state: algorithm.learn(ALONE, state, parts, True))
-    together = wanted(state)
-    assert " cond[" not in str(jax.make_jaxpr(wanted)(state))
-    monkeypatch.setattr(off_policy, "TOGETHER", 1)
-    chosen = jax.jit(lambda state: algorithm.learn(ALONE, state, parts, True))
-    assert " cond[" in str(jax.make_jaxpr(chosen)(state))
-    single = chosen(state)
+
+    def learn(state: Any) -> Any:
+        return algorithm.learn(ALONE, state, parts, True)
+
+    found = []
+    for together in (off_policy.TOGETHER, 1):
+        monkeypatch.setattr(off_policy, "TOGETHER", together)
+        traced = jax.make_jaxpr(learn)(state)
+        found.append((jax.jit(lambda state: learn(state))(state), str(traced).count(" while[")))
+    (together, loops), (single, more_loops) = found
+    assert loops < more_loops
     assert int(together[0].steps) == int(single[0].steps) == 6
-    for found, expected_ in zip(together, single, strict=True):
-        np.testing.assert_allclose(numbers(found), numbers(expected_), atol=1e-6)
+    for ours, theirs in zip(together, single, strict=True):
+        np.testing.assert_allclose(numbers(ours), numbers(theirs), atol=1e-6)
 
 
 def test_d4pg_moves_the_distribution() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
+from recorded_control import OFFLINE, record_random
+from small import QUIET
 
 import dovetail
+from dovetail.algorithms import BC
 from dovetail.cli import data as command
 from dovetail.cli.main import main
 from dovetail.data import Episode, Metadata, Reader, Source, Writer
@@ -135,6 +139,7 @@ def test_estimate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
     monkeypatch.setattr(dovetail, "estimate", estimate, raising=False)
     line = "estimate d runs/x --method wis,fqe --discount 0.9 --updates 7 --epsilon 0.1"
+    line += " --acting sampled"
     assert told(capsys, line).splitlines() == [
         "wis         12.5  95 % 10 to 15  34.2 effective episodes",
         "fqe           13  95 % nan to nan  (beware)",
@@ -143,11 +148,26 @@ def test_estimate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         (
             ("d", "runs/x", ("wis", "fqe")),
             FittedQ(updates=7),
-            {"discount": 0.9, "epsilon": 0.1},
+            {"discount": 0.9, "epsilon": 0.1, "acting": "sampled"},
         )
     ]
     shown = json.loads(told(capsys, "estimate d runs/x --json"))
     assert [one["low"] for one in shown["estimates"]] == [10.0, None]
+
+
+def test_estimate_of_a_run_that_had_no_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    record_random(Path("d"), "CartPole-v1", 6, 9, environment="")
+    record_random(Path("other"), "Acrobot-v1", 2, 9, environment="")
+    settings = replace(QUIET, folder="runs/alone")
+    dovetail.train(BC(**OFFLINE), data="d", steps=8, settings=settings)
+    shown = json.loads(told(capsys, "estimate d runs/alone --updates 20 --json"))
+    assert [one["method"] for one in shown["estimates"]] == ["fqe"]
+    assert np.isfinite(shown["estimates"][0]["value"])
+    assert told(capsys, "estimate d runs/alone --updates 20").startswith("fqe ")
+    assert main(shlex.split("data estimate other runs/alone")) == 2
+    err = capsys.readouterr().err
+    assert "runs/alone was trained without an environment, and does not fit what the data" in err
+    assert "/d, from which it learned (" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

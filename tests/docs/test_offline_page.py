@@ -11,6 +11,7 @@ import pytest
 from pages import DOCS, blocks, lines
 
 import dovetail
+from dovetail.algorithm import Algorithm
 from dovetail.algorithms import ALGORITHMS as KNOWN
 from dovetail.algorithms import DQN
 from dovetail.algorithms.off_policy import INSIDE, OFFLINE_STEPS
@@ -18,6 +19,7 @@ from dovetail.cli.main import main
 from dovetail.data import Reader, info
 from dovetail.estimation.estimate import FEW, METHODS
 from dovetail.estimation.fitted_q import FittedQ
+from dovetail.estimation.target import DRAWS
 from dovetail.run import Run
 from dovetail.training.recorded import MEMORY
 
@@ -74,11 +76,20 @@ def test_what_the_page_says_of_numbers() -> None:
     page = " ".join(PAGE.split())
     assert FEW == 10 and "Below ten the intervals" in page
     assert FittedQ().members == 10 and "`fqe` fits eleven networks at once, ten of them" in page
+    assert DRAWS == 8 and "take the mean over eight actions that are drawn" in page
     named = re.findall(r"`(\w+)`", PAGE.partition("| method |")[2].partition("\n\n")[0])
     assert set(METHODS) <= set(named)
     assert OFFLINE_STEPS == 20 and DQN().gradient_steps == 32
     assert "20 unless given (DQN: 32)" in page
     assert MEMORY == 2_000 and INSIDE == 0.99999 and "clipped to ±0.99999" in page
+
+
+def test_what_the_page_says_of_probabilities() -> None:
+    kinds = {getattr(dovetail.algorithms, t.partition(":")[2]) for t in KNOWN.values()}
+    silent = {kind.__name__ for kind in kinds if kind.log_prob is Algorithm.log_prob}
+    kin = {"QRDQN": "DQN", "R2D2": "DQN", "ApeX": "DQN", "D4PG": "DDPG", "TD3BC": "TD3"}
+    assert {kin.get(name, name) for name in silent} == {"DQN", "DDPG", "TD3"}
+    assert "not for DQN, DDPG, TD3 and their kin" in " ".join(PAGE.split())
 
 
 def test_what_the_page_says_of_algorithms() -> None:

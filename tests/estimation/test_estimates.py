@@ -8,16 +8,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gymnasium import spaces
+from recorded_mdp import recorded
 from small import QUIET
-from small_mdp import BEHAVIOUR, DISCOUNT, Lived, action_values, live, value
+from small_mdp import BEHAVIOUR, DISCOUNT, action_values, live, value
 
 import dovetail
 from dovetail.algorithm import Algorithm, Task, Timestep
 from dovetail.algorithms.ppo import PPO
-from dovetail.data import Episode, Metadata, Reader, Source, Writer
+from dovetail.data import Reader
 from dovetail.errors import UserError
-from dovetail.estimation import FittedQ, estimate_policy
+from dovetail.estimation import FittedQ, estimate_policy, parts
+from dovetail.estimation import target as module
 from dovetail.estimation.fitted_q import fit
 from dovetail.estimation.target import Target
 
@@ -43,34 +44,6 @@ class Second(Algorithm):
         return jnp.where(right, params, 0).astype(jnp.int32), carry + 1
 
 
-def recorded(folder: Path, lived: Lived, known: bool = True) -> Path:
-    """The episodes of a small MDP as a dataset; a state is shown as one of two numbers."""
-    infos = ("version", "log_probability")
-    metadata = Metadata(
-        spaces.Discrete(2),
-        spaces.Discrete(2),
-        "test:MDP",
-        sources=(Source("test:MDP"),),
-        infos=infos,
-    )
-    with Writer(folder, metadata) as writer:
-        for row, length in enumerate(lived.lengths.astype(int).tolist()):
-            seen, done = lived.states[row, :length], lived.actions[row, :length]
-            ends = np.arange(length) == length - 1
-            chances = BEHAVIOUR[seen, done]
-            writer.write(
-                Episode(
-                    observations=np.append(seen, 0),
-                    actions=done,
-                    rewards=lived.rewards[row, :length],
-                    terminations=ends,
-                    truncations=ends & False,
-                    infos={"log_probability": np.log(chances)} if known else {},
-                )
-            )
-    return folder
-
-
 def target(reader: Reader, epsilon: float = EPSILON, remembers: bool = False) -> Target:
     algorithm = Second(remembers).bind(Task(reader.spec, 1, 1))
     return Target(algorithm, np.int32(1), epsilon)
@@ -87,8 +60,43 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_policy_with_a_memory_is_followed_through_episodes(reader: Reader) -> None:
     rows = reader.num_steps + reader.num_episodes
     for remembers in (False, True):
-        greedy = target(reader, remembers=remembers).actions(reader)
-        assert greedy.tolist() == [1] * rows
+        greedy = target(reader, remembers=remembers).follow(reader)
+        assert greedy.actions.tolist() == [[1]] * rows
+
+
+@dataclass(frozen=True)
+class Counting(Algorithm):
+    """Takes the second action at every third step of an episode, if it remembers them all."""
+
+    def initial_carry(self) -> Any:
+        return jnp.int32(0)
+
+    def greedy(self, params: Any, carry: Any, timestep: Timestep) -> tuple[Any, Any]:
+        return (carry % 3 == 2).astype(jnp.int32), carry + 1
+
+
+@pytest.mark.parametrize("places", [1, 7, 100, 1 << 15])
+def test_little_is_looked_at_at_a_time(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, places: int
+) -> None:
+    row = 8  # bytes: one of two states, as float32
+    monkeypatch.setattr(parts, "BYTES", places * row)
+    sizes: list[int] = []
+
+    def window(*given: Any) -> Any:
+        for one in windows(*given):
+            sizes.append(one.grid.timestep.observation.nbytes)
+            yield one
+
+    windows = module._windows
+    monkeypatch.setattr(module, "_windows", window)
+    steps = np.concatenate([np.arange(n + 1) for n in reader.episodes.lengths])
+    counting = Counting().bind(Task(reader.spec, 1, 1))
+    found = Target(counting, ()).follow(reader)
+    assert found.actions[:, 0].tolist() == (steps % 3 == 2).astype(int).tolist()
+    assert len(target(reader).follow(reader).actions) == len(steps)
+    assert max(sizes) <= 4 * places * row
+    assert len(sizes) > 1 or places > len(steps)
 
 
 def test_every_method_finds_the_known_value(reader: Reader) -> None:
@@ -108,11 +116,11 @@ def test_every_method_finds_the_known_value(reader: Reader) -> None:
 
 
 def test_fitted_values_are_those_of_the_policy(reader: Reader) -> None:
-    greedy = target(reader).actions(reader)
+    own = target(reader).follow(reader).actions
     options = FittedQ(DISCOUNT, 1500, 128, 2, 0.03, 0.05, ())
-    values = fit(reader, greedy, options, epsilon=EPSILON)
+    values = fit(reader, own, options, epsilon=EPSILON)
     rows = reader.rows(0, 200)
-    q, v = values.along(rows, greedy[: len(rows.reward)])
+    q, v = values.along(rows, own[: len(rows.reward)])
     right = action_values(SOFT)
     state = rows.observation.argmax(axis=-1)
     step = ~rows.last
@@ -140,8 +148,8 @@ def test_what_was_not_recorded_cannot_be_weighed(tmp_path: Path) -> None:
     assert str(raised.value) == (
         f"The dataset {tmp_path / 'd'} does not say how probable {steps} of its {steps} actions "
         "were, and importance sampling needs that: use the method fqe, which does not, or record "
-        "with a policy that tells (dovetail eval RUN --explore --record FOLDER, of an "
-        "actor-critic)."
+        "a policy that draws its actions (dovetail eval RUN --explore --record FOLDER, of ppo, "
+        "sac, iql or their kin)."
     )
     assert [one.method for one in found] == ["fqe"]
 
@@ -160,6 +168,9 @@ def test_a_policy_that_never_agrees(tmp_path: Path) -> None:
     [
         (("fgq",), 0.0, 0.9, "There is no method 'fgq': did you mean 'fqe'?"),
         (("is",), 1.5, 0.9, "epsilon is 1.5: give 0 to 1."),
+        (("is",), 0.0, 1.5, "The discount is 1.5: give 0 to 1, less than 1 for dr and fqe."),
+        (("wpdis",), 0.0, -0.1, "The discount is -0.1: give 0 to 1"),
+        (("pdis",), 0.0, float("nan"), "The discount is nan: give 0 to 1"),
         (("fqe",), 0.0, 1.0, "Fitted-Q evaluation was given the discount 1.0"),
     ],
 )

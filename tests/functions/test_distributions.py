@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -178,3 +179,34 @@ def test_a_squashed_sample_at_its_bounds_has_a_finite_density() -> None:
     assert float(action[0]) == 1.0
     assert 90.0 < float(log_prob) < 110.0  # about 2 × 50
     np.testing.assert_allclose(slope(far.mean), [2.0], rtol=1e-5)
+
+
+@both
+def test_a_squashed_density_is_found_again(wrap: Callable) -> None:
+    squashed = SquashedGaussian(jnp.array(MEAN), jnp.broadcast_to(jnp.array(LOG_STD), (2, 2)))
+    samples, densities = squashed.sample(jax.random.key(3))
+    found = wrap(SquashedGaussian.log_prob)(squashed, samples)
+    np.testing.assert_allclose(found, densities, rtol=1e-4, atol=1e-4)
+    beyond, on = samples.at[0, 0].set(1.5), samples.at[0, 0].set(1.0)
+    assert wrap(SquashedGaussian.log_prob)(squashed, beyond)[0] == -np.inf
+    assert np.isfinite(wrap(SquashedGaussian.log_prob)(squashed, on)).all()
+
+
+@both
+def test_a_clipped_gaussian_has_its_tails_on_the_bounds(wrap: Callable) -> None:
+    gaussian = Gaussian(jnp.array(MEAN), jnp.array(LOG_STD))
+    x = jnp.array([[0.2, -1.0], [1.0, 0.3]])
+    found = wrap(Gaussian.clipped_log_prob)(gaussian, x)
+    norms: list[list[Any]] = [
+        [scipy.stats.norm(mean, std) for mean, std in zip(row, np.exp(LOG_STD), strict=True)]
+        for row in MEAN
+    ]
+    expected = [
+        norms[0][0].logpdf(0.2) + norms[0][1].logcdf(-1.0),
+        norms[1][0].logsf(1.0) + norms[1][1].logpdf(0.3),
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    outside = jnp.array([[1.7, 0.0], [-2.0, 0.5]])  # as others recorded, before they clipped
+    np.testing.assert_allclose(
+        wrap(Gaussian.clipped_log_prob)(gaussian, outside), gaussian.log_prob(outside), rtol=1e-5
+    )

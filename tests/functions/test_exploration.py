@@ -4,7 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.functions.exploration import add_noise, epsilon_greedy, ladder, linear
+from dovetail.functions.exploration import (
+    add_noise,
+    epsilon_greedy,
+    epsilon_greedy_log_prob,
+    ladder,
+    linear,
+)
 
 
 def test_the_schedule_falls_and_stays() -> None:
@@ -21,6 +27,9 @@ def test_a_share_of_actions_is_random() -> None:
     np.testing.assert_allclose(shares, [0.1, 0.7, 0.1, 0.1], atol=0.02)
     greedy = jax.vmap(epsilon_greedy, (0, None, None))(keys[:50], values, jnp.float32(0.0))
     assert set(greedy.tolist()) == {1}
+    chances = jnp.exp(epsilon_greedy_log_prob(values, 0.4, jnp.arange(4)))
+    np.testing.assert_allclose(chances, [0.1, 0.7, 0.1, 0.1], rtol=1e-5)
+    assert epsilon_greedy_log_prob(values, 0.0, jnp.int32(0)) == -np.inf
 
 
 def test_the_ladder_goes_from_the_first_share_to_nearly_none() -> None:
