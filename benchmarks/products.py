@@ -59,7 +59,7 @@ def operations(algorithm: OffPolicyAlgorithm) -> float:
 
 
 def _operations(jaxpr: Any, share: float) -> float:
-    """Those of a jaxpr and all within it; what is chosen counts by how often it is."""
+    """Those of a jaxpr and all within it; what a loop does at times counts by how often it is."""
     total = 0.0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -67,7 +67,7 @@ def _operations(jaxpr: Any, share: float) -> float:
             inner = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
             total += 2 * inner * math.prod(equation.outvars[0].aval.shape)
         within = sum(_operations(part, share) for part in jaxprs_in_params(equation.params))
-        total += within * (share if equation.primitive.name == "cond" else 1.0)
+        total += within * (share if equation.primitive.name == "while" else 1.0)
     return total
 
 
