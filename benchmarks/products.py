@@ -53,15 +53,15 @@ def operations(algorithm: OffPolicyAlgorithm) -> float:
     def step(state: Any, batch: Batch, keys: Any) -> Any:
         return algorithm.gradient_step(alone, state, batch, keys)
 
-    traced = jax.make_jaxpr(step)(state, Batch(*map(rows, shapes)), keys).jaxpr
-    needed, _ = dce_jaxpr(traced, [True] * len(traced.outvars))
-    return _operations(needed, 1 / algorithm.rhythm)
+    traced = jax.make_jaxpr(step)(state, Batch(*map(rows, shapes)), keys)
+    return _operations(traced.jaxpr, 1 / algorithm.rhythm)
 
 
 def _operations(jaxpr: Any, share: float) -> float:
     """Those of a jaxpr and all within it; what a loop does at times counts by how often it is."""
     total = 0.0
-    for equation in jaxpr.eqns:
+    needed, _ = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    for equation in needed.eqns:
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             inner = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
@@ -108,7 +108,7 @@ def multiply(rounds: int) -> dict[str, float]:
     found: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(rounds):
         for name, (work, call) in jobs.items():
-            found[name].append(work / fastest(call, 10))
+            found[name].append(work / fastest(call, 30))
     return {name: statistics.median(speeds) for name, speeds in found.items()}
 
 
