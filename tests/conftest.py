@@ -1,5 +1,6 @@
 """Four CPU devices, and one cache of compiled programs for all the workers of a test session."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -20,6 +21,9 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=4 --xla_cpu_use_fusion_emitters=false"
 )
+
+# A worker keeps millions of JAX's objects: to look through all of them often takes a twentieth.
+gc.set_threshold(100_000, 10, 10)
 
 
 def pytest_configure(config: pytest.Config) -> None:
