@@ -88,11 +88,13 @@ def eventually(ask: Callable[[], Any], what: str, seconds: float = 120) -> Any:
 
 
 def ask(url: str, **parameters: str) -> Any:
-    """The data of Prometheus' answer; None while it does not listen yet."""
+    """The data of Prometheus' answer; None while it does not listen yet, or is not ready."""
     try:
         with urllib.request.urlopen(f"{url}?{urllib.parse.urlencode(parameters)}") as answer:
             return json.load(answer)["data"]
     except urllib.error.HTTPError as error:
+        if error.code == 503:
+            return None
         raise AssertionError(error.read().decode()) from error
     except urllib.error.URLError:
         return None
