@@ -103,8 +103,8 @@ class LearnerState(NamedTuple):
     """What actors met; nothing where nobody acts."""
     key: jax.Array
     steps: jax.Array
-    """Gradient steps so far. Within several that are compiled together, those before it of them: a
-    plain number."""
+    """Gradient steps so far. Where those of a rhythm are compiled together, which of them it is: a
+    plain number, from 0."""
     updates: jax.Array
     data: Data | tuple[()] = ()
     """What was recorded, if anything."""
