@@ -96,7 +96,7 @@ class Evaluator:
         if env.jax is not None:
             self._play = _jax_play(algorithm, env.jax, episodes, seed, manner)
         elif env.host is not None:
-            size = side_by_side(env, episodes, num_envs)
+            size = _side_by_side(env, episodes, num_envs)
             self._play = self._host_play(algorithm, env.host, size, episodes, seed, manner)
         else:
             raise UserError(
@@ -146,7 +146,7 @@ class Evaluator:
         return play
 
 
-def side_by_side(env: "Env", episodes: int, num_envs: int | None = None) -> int:
+def _side_by_side(env: "Env", episodes: int, num_envs: int | None = None) -> int:
     """How many environments play that many episodes; JAX's play one each."""
     return episodes if env.jax is not None else num_envs or min(episodes, HOST_ENVS)
 

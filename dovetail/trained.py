@@ -16,7 +16,7 @@ from dovetail.data.recorder import record as record_dataset
 from dovetail.envs.interface import EnvSpec
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError
-from dovetail.evaluation import Evaluation, evaluate, side_by_side
+from dovetail.evaluation import Evaluation, evaluate
 from dovetail.export import load_policy
 from dovetail.graph.trace import abstract_actor
 from dovetail.keys import seed_key
@@ -90,7 +90,7 @@ def evaluate_run(
     trained = load_trained(opened, env)
     recorder = None
     if record is not None:
-        recorder = _recorder(record, opened, trained, episodes, explore)
+        recorder = _recorder(record, opened, trained, explore)
     found: list[Evaluation] = []
     with recorder or nullcontext():
         for number, params in enumerate(trained.params):
@@ -116,9 +116,7 @@ def evaluate_run(
     )
 
 
-def _recorder(
-    folder: str | Path, run: Run, trained: Trained, episodes: int, explore: bool
-) -> Recorder:
+def _recorder(folder: str | Path, run: Run, trained: Trained, explore: bool) -> Recorder:
     """What records an evaluation's episodes, a source for each seed."""
     config = run.config
     sources = tuple(
@@ -132,9 +130,8 @@ def _recorder(
         )
         for number in range(len(trained.params))
     )
-    size = side_by_side(trained.env, episodes)
     known = knows_probabilities(trained.algorithm, explore)
-    return record_dataset(folder, trained.env, size, sources, log_probabilities=known)
+    return record_dataset(folder, trained.env, sources, log_probabilities=known)
 
 
 def watch(

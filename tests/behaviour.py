@@ -68,7 +68,7 @@ def mixed(folder: Path, env: str, good: int, bad: int) -> Recorded:
     for part, count in zip(parts, (good, bad), strict=True):
         controller = Controller(good=part.name == "good").bind(Task(found.spec, 1, 1))
         told: dict[str, Any] = {"episodes": count, "explore": True, "seed": parts.index(part)}
-        with record(part, found, count, (Source(env),), log_probabilities=False) as recorder:
+        with record(part, found, (Source(env),), log_probabilities=False) as recorder:
             played = evaluate(controller, None, found, **told, record=recorder.add)
         returns += float(played.returns.sum())
     merge(parts, folder / "both")

@@ -17,7 +17,7 @@ from dovetail.algorithms.ppo import PPO
 from dovetail.data import Reader, record
 from dovetail.data.episode import Source
 from dovetail.envs.resolve import resolve
-from dovetail.evaluation import evaluate, side_by_side
+from dovetail.evaluation import evaluate
 from dovetail.playing import knows_probabilities
 
 ENVS = ["dovetail:CartPole-v1", "CartPole-v1", "CartPole-v1?vectorization=sync", "Pendulum-v1"]
@@ -40,9 +40,8 @@ def test_the_episodes_that_count_are_recorded(env: str, explore: bool, tmp_path:
     plain = evaluate(algorithm, params, found, **options)
     known = knows_probabilities(algorithm, explore)
     assert known == (explore or env != "Pendulum-v1")
-    envs = side_by_side(found, 5, options.get("num_envs"))
     source = Source(found.spec.id)
-    with record(tmp_path / "d", found, envs, (source,), log_probabilities=known) as recorder:
+    with record(tmp_path / "d", found, (source,), log_probabilities=known) as recorder:
         shown = evaluate(algorithm, params, found, **options, record=recorder.add)
     assert shown.returns.tolist() == plain.returns.tolist()
     with Reader(tmp_path / "d") as reader:

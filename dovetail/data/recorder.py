@@ -1,12 +1,14 @@
 """Recording: the trajectories of several environments, written as episodes when they end.
 
 Trajectories are time-major, [T, B, …], as `unroll` makes them; each is told to `Recorder.add` in
-the order in which the environments lived through them. What is open when the recording ends is
+the order in which its environments lived through it. What is open when the recording ends is
 written too, marked as cut; what was under way when it began is marked as not begun. Episodes too
 long to be kept in memory are written in pieces, marked as both.
 """
 
 import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -40,75 +42,114 @@ class Steps(NamedTuple):
     """None where it is not known."""
 
 
+class Lanes(NamedTuple):
+    """Whose steps the columns of a trajectory are, [B] each."""
+
+    env: Array
+    """Which environment lived through them."""
+    turn: Array
+    """The number of its unroll: where one is missing, its steps are."""
+
+
+class Lane:
+    """One environment's episode so far."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[Steps, int]] = []
+        """With the version of the weights; of what came next only the last row."""
+        self.turn: int | None = None
+        """The unroll that the last of them came with."""
+        self.bytes = 0
+        """What they take."""
+
+    def add(self, part: Steps, version: int) -> None:
+        """Goes on with the episode."""
+        after = jax.tree.map(lambda x: x[-1:].copy(), part.next_observation)
+        part = part._replace(next_observation=after)
+        self.pieces.append((part, version))
+        self.bytes += sum(leaf.nbytes for leaf in jax.tree.leaves(part))
+
+    def breaks(self, steps: Steps, start: int) -> bool:
+        """Whether the episode does not go on here: its environment was set up anew, or steps in
+        between are missing."""
+        if not self.pieces:
+            return False
+        before, _ = self.pieces[-1]
+        same = jax.tree.map(
+            lambda seen, after: np.array_equal(seen[start], after[-1]),
+            steps.observation,
+            before.next_observation,
+        )
+        return bool(steps.first[start]) or not all(jax.tree.leaves(same))
+
+    def take(self) -> tuple[Steps, Array]:
+        """The episode as a whole and the versions of its weights; the lane is empty then."""
+        pieces, self.pieces, self.bytes = self.pieces, [], 0
+        steps: Steps = jax.tree.map(lambda *x: np.concatenate(x), *(part for part, _ in pieces))
+        versions = [np.full(len(part.reward), version) for part, version in pieces]
+        return steps, np.concatenate(versions)
+
+
 class Recorder:
     """Writes episodes as they end: in the order of time, then of environments."""
 
-    def __init__(self, writer: Writer, num_envs: int) -> None:
+    def __init__(self, writer: Writer) -> None:
         self.writer = writer
         self.source = 0
         """Which of the dataset's sources the next trajectories come from."""
         metadata = writer.metadata
         self._codec = Codec(metadata.observation, metadata.action, metadata.environment)
-        self._open: list[list[tuple[Steps, int]]] = [[] for _ in range(num_envs)]
-        """Each environment's episode so far, in pieces; of what came next only the last row."""
-        self._bytes = [0] * num_envs
-        """What each of these takes."""
+        self._lanes: dict[int, Lane] = defaultdict(Lane)
+        """By environment."""
+        self._added = 0
 
-    def add(self, trajectory: Any, version: int | Array = -1) -> None:
+    def add(self, trajectory: Any, version: int | Array = -1, of: Lanes | None = None) -> None:
         """Records a trajectory, which has the fields of `Steps`, of weights of this `version`: one
-        for all, or one for each environment."""
+        for all, or one for each column. Unless it is said whose the columns are, they are the same
+        environments' every time, and nothing is missing."""
         steps = Steps(*(getattr(trajectory, name) for name in Steps._fields))
-        lanes: Steps = jax.tree.map(lambda x: np.swapaxes(np.asarray(x), 0, 1), steps)
+        columns: Steps = jax.tree.map(lambda x: np.swapaxes(np.asarray(x), 0, 1), steps)
+        count = len(columns.reward)
+        if of is None:
+            of = Lanes(np.arange(count), np.full(count, self._added))
+        self._added += 1
+        rows = of.env.tolist(), of.turn.tolist(), np.broadcast_to(version, count).tolist()
         ended: list[tuple[int, int, Episode]] = []
-        versions = np.broadcast_to(version, len(self._open)).tolist()
-        for env in range(len(self._open)):
-            valid = np.flatnonzero(lanes.valid[env])
+        for i, (env, turn, own_version) in enumerate(zip(*rows, strict=True)):
+            lane, valid = self._lanes[env], np.flatnonzero(columns.valid[i])
+            missing = lane.turn is not None and turn != lane.turn + 1
+            lane.turn = turn
+            if missing and lane.pieces:
+                ended.append((-1, env, self._finished(lane, cut=True)))
             if len(valid):
-                lane = jax.tree.map(lambda x, e=env, v=valid: x[e][v], lanes)
-                ended += self._follow(env, lane, valid, versions[env])
+                column = jax.tree.map(lambda x, i=i, v=valid: x[i][v], columns)
+                found = self._follow(lane, column, valid, own_version)
+                ended += [(time, env, episode) for time, episode in found]
         for _, _, episode in sorted(ended, key=lambda one: one[:2]):
             self.writer.write(episode)
-        while sum(self._bytes) > OPEN_BYTES:
-            largest = max(range(len(self._bytes)), key=self._bytes.__getitem__)
+        while sum(lane.bytes for lane in self._lanes.values()) > OPEN_BYTES:
+            largest = max(self._lanes.values(), key=lambda lane: lane.bytes)
             self.writer.write(self._finished(largest, cut=True))
 
     def _follow(
-        self, env: int, lane: Steps, times: Array, version: int
-    ) -> list[tuple[int, int, Episode]]:
-        """Goes on with one environment; what ended, with when and where."""
-        found: list[tuple[int, int, Episode]] = []
-        ends = lane.terminated | lane.truncated
-        begins = np.flatnonzero(lane.first).tolist()
+        self, lane: Lane, steps: Steps, times: Array, version: int
+    ) -> Iterator[tuple[int, Episode]]:
+        """Goes on with one environment; what ended, with when."""
+        ends = steps.terminated | steps.truncated
+        begins = np.flatnonzero(steps.first).tolist()
         bounds: set[int] = {len(ends), *(np.flatnonzero(ends) + 1).tolist(), *begins}
         start = 0
         for stop in sorted(bound for bound in bounds if bound > 0):
-            if self._open[env] and self._breaks(env, lane, start):
-                found.append((int(times[start]) - 1, env, self._finished(env, cut=True)))
-            part = jax.tree.map(lambda x, a=start, b=stop: x[a:b], lane)
-            after = jax.tree.map(lambda x: x[-1:].copy(), part.next_observation)
-            part = part._replace(next_observation=after)
-            self._open[env].append((part, version))
-            self._bytes[env] += sum(leaf.nbytes for leaf in jax.tree.leaves(part))
+            if lane.breaks(steps, start):
+                yield int(times[start]) - 1, self._finished(lane, cut=True)
+            lane.add(jax.tree.map(lambda x, a=start, b=stop: x[a:b], steps), version)
             if ends[stop - 1]:
-                found.append((int(times[stop - 1]), env, self._finished(env, cut=False)))
+                yield int(times[stop - 1]), self._finished(lane, cut=False)
             start = stop
-        return found
 
-    def _breaks(self, env: int, lane: Steps, start: int) -> bool:
-        """Whether the open episode does not go on here: its environment was set up anew, or an
-        asynchronous policy brought another environment's steps."""
-        before, _ = self._open[env][-1]
-        same = jax.tree.map(
-            lambda seen, after: np.array_equal(seen[start], after[-1]),
-            lane.observation,
-            before.next_observation,
-        )
-        return bool(lane.first[start]) or not all(jax.tree.leaves(same))
-
-    def _finished(self, env: int, cut: bool) -> Episode:
-        """The environment's open episode as a whole."""
-        pieces, self._open[env], self._bytes[env] = self._open[env], [], 0
-        steps: Steps = jax.tree.map(lambda *x: np.concatenate(x), *(part for part, _ in pieces))
+    def _finished(self, lane: Lane, cut: bool) -> Episode:
+        """The episode that was open in a lane."""
+        steps, versions = lane.take()
         seen = jax.tree.map(
             lambda x, after: np.concatenate([x, after[-1:]]),
             steps.observation,
@@ -117,8 +158,7 @@ class Recorder:
         truncated = steps.truncated.copy()
         if cut:
             truncated[-1] = True
-        versions = [np.full(len(part.reward), version) for part, version in pieces]
-        infos = {VERSION: np.concatenate(versions)}
+        infos = {VERSION: versions}
         if steps.log_probability is not None:
             infos[LOG_PROBABILITY] = steps.log_probability
         if SAMPLED_ACTION in self.writer.metadata.infos:
@@ -137,16 +177,17 @@ class Recorder:
 
     def close(self, cut: bool = True) -> None:
         """Writes what is open as cut episodes, unless told to leave it out; closes the dataset."""
-        for env, pieces in enumerate(self._open):
-            if pieces and cut:
-                self.writer.write(self._finished(env, cut=True))
+        for _, lane in sorted(self._lanes.items()):
+            if lane.pieces and cut:
+                self.writer.write(self._finished(lane, cut=True))
         self.writer.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        if error is None and (self.writer.episodes or any(self._open)):
+        begun = self.writer.episodes or any(lane.pieces for lane in self._lanes.values())
+        if error is None and begun:
             self.close()
         else:
             self.writer.abandon()
@@ -155,7 +196,6 @@ class Recorder:
 def record(
     folder: str | Path,
     env: Env,
-    num_envs: int,
     sources: tuple[Source, ...],
     *,
     log_probabilities: bool,
@@ -168,7 +208,7 @@ def record(
         if isinstance(env.spec.action, Continuous) and env.spec.action.bounded:
             infos += (SAMPLED_ACTION,)
     metadata = Metadata(observation, action, env.spec.id, spec, sources, infos)
-    return Recorder(Writer(folder, metadata), num_envs)
+    return Recorder(Writer(folder, metadata))
 
 
 def own_spaces(env: Env) -> tuple[Space, Space, str | None]:

@@ -19,7 +19,7 @@ from dovetail.graph.ir import Graph, Side
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
 from dovetail.runtime.away import Abroad
-from dovetail.runtime.exchange import Closed, Parcel, staleness_counts
+from dovetail.runtime.exchange import Closed, Parcel, parts_of
 from dovetail.runtime.failures import Recovery, WorkerFailed, refuse_hung, sentence
 from dovetail.runtime.measures import measures_of, seconds_of
 from dovetail.runtime.programs import Values
@@ -225,7 +225,7 @@ class CrewRun:
             episodes=episodes,
             state=state,
             actor=list(states.copies) if state else [],
-            staleness=staleness_counts(parcels, turn.number),
+            parts=parts_of(parcels, turn.number),
         )
         for release in [*turn.releases, *(r for parcel in parcels for r in parcel.releases)]:
             release()
@@ -245,7 +245,7 @@ class CrewRun:
         last = records[-1]
         names = [name for name, _ in self._graph.metrics]
         metrics = sums([record.metrics for record in records])
-        self._staleness.extend(s for record in records for s in record.staleness)
+        self._staleness.extend(part.staleness for record in records for part in record.parts)
         restarts = self._recovery.restarts
         return Report(
             iterations=len(records),
@@ -257,7 +257,7 @@ class CrewRun:
             spans={worker.name: worker.track.drain() for worker in self._crew.workers},
             dropped_spans=sum(worker.track.dropped for worker in self._crew.workers),
             finite=all_finite(last.state, self._watched),
-            staleness=last.staleness,
+            parts=last.parts,
         )
 
     def _state(self, leaves: list[Any], replay: bool = True) -> Any:

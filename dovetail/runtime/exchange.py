@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.runtime.programs import Values
+from dovetail.runtime.report import Part
 from dovetail.runtime.watch import Watch
 
 LEAVE, ROOM, RESULTS = range(3)
@@ -199,6 +200,6 @@ def _wake(asleep: list[Watch]) -> None:
         watch.wake()
 
 
-def staleness_counts(parcels: list[Parcel], turn: int) -> list[int]:
-    """How many versions behind each parcel is in update number `turn`."""
-    return [turn - parcel.version for parcel in parcels]
+def parts_of(parcels: list[Parcel], turn: int) -> list[Part]:
+    """Who made each parcel that update number `turn` took."""
+    return [Part(parcel.copy, parcel.turn, turn - parcel.version) for parcel in parcels]

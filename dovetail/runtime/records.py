@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.runtime.report import Part
+
 LOOK_SECONDS = 0.25
 """How often who waits looks at whether a worker has failed."""
 
@@ -20,7 +22,7 @@ class Record:
     """Empty unless it is the last update that was asked for: what nobody reads makes room."""
     actor: list[list[Any]]
     """Of each copy; empty as well."""
-    staleness: list[int]
+    parts: list[Part]
 
 
 class Records:

@@ -2,12 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
 
 from dovetail.telemetry.spans import Span
+
+
+class Part(NamedTuple):
+    """Who made a part of what an update took."""
+
+    actor: int
+    turn: int
+    """The number of the actor's unroll; one follows the other unless something was dropped."""
+    staleness: int
+    """How many versions old the weights were."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +42,9 @@ class Report:
     """Of all so far, those that a full buffer forgot."""
     finite: bool = True
     """Whether every number is finite in the watched leaves of the state."""
-    staleness: Sequence[int] = ()
-    """How many versions old the weights were that made each of the equal parts which the last
-    iteration took, in the order of their environments; empty where the newest made all of it."""
+    parts: Sequence[Part] = ()
+    """Who made each of the equal parts which the last iteration took, in the order of their
+    environments; empty where the newest weights made all of it, in one place."""
 
 
 class Pending(Protocol):

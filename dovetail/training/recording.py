@@ -8,7 +8,6 @@ else sees the state: checkpoints, evaluations and exports are those of the algor
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,11 +17,11 @@ import numpy as np
 
 from dovetail.algorithm import RL, Algorithm, Metrics, Params, Timestep, Trajectory
 from dovetail.data.episode import Source
-from dovetail.data.recorder import Recorder, Steps, record
+from dovetail.data.recorder import Lanes, Recorder, Steps, record
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
 from dovetail.playing import knows_probabilities
-from dovetail.runtime.report import Pending, Report
+from dovetail.runtime.report import Part, Pending, Report
 
 jex.source_info_util.register_exclusion(os.path.abspath(__file__))  # no user's line is here
 
@@ -199,20 +198,19 @@ class _Recording(NamedTuple):
         report = self.pending.wait()
         whole = report.state()
         lived: Steps = jax.tree.map(np.asarray, whole.lived)
-        versions = self._versions(report.staleness, lived.reward.shape[1])
-        self.recorder.add(lived, versions)
+        count = lived.reward.shape[1]
+        parts = report.parts or [Part(0, self.update, 0)]
+        each = count // len(parts)  # environments of a part
+        actor, turn, behind = (np.repeat(column, each) for column in zip(*parts, strict=True))
+        env = each * actor + np.arange(count) % each
+        self.recorder.add(lived, self.update - behind, Lanes(env, turn))
         return dataclasses.replace(report, state=lambda replay=True: whole.state)
-
-    def _versions(self, staleness: Sequence[int], num_envs: int) -> np.ndarray[Any, Any]:
-        """Of the weights that made each environment's steps; asynchronous actors' are older."""
-        behind = np.asarray(staleness or [0])
-        return self.update - np.repeat(behind, num_envs // len(behind))
 
 
 def record_training(folder: str, algorithm: Algorithm, env: Env, source: Source) -> Recorder:
     """The recorder of a bound algorithm's training."""
     known = knows_probabilities(algorithm, explore=True)
-    return record(folder, env, algorithm.task.num_envs, (source,), log_probabilities=known)
+    return record(folder, env, (source,), log_probabilities=known)
 
 
 def not_recorded(policy: Any) -> UserError:

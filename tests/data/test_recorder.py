@@ -10,7 +10,7 @@ from gymnasium import spaces
 from dovetail.data import Reader, Recorder, Source, Writer, record, writer
 from dovetail.data import recorder as recording
 from dovetail.data.metadata import Metadata
-from dovetail.data.recorder import Steps, own_spaces
+from dovetail.data.recorder import Lanes, Steps, own_spaces
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
 
@@ -55,9 +55,9 @@ def read_fragments(folder: Path) -> list[tuple[list[float], bool, bool, bool]]:
         ]
 
 
-def recorder(folder: Path, num_envs: int = 2) -> Recorder:
+def recorder(folder: Path) -> Recorder:
     metadata = Metadata(BOX, spaces.Discrete(2), "t:T", sources=(Source("t:T"),))
-    return Recorder(Writer(folder, metadata), num_envs)
+    return Recorder(Writer(folder, metadata))
 
 
 def test_episodes_go_on_over_trajectories(tmp_path: Path) -> None:
@@ -88,8 +88,34 @@ def test_episodes_go_on_over_trajectories(tmp_path: Path) -> None:
         assert reader.episode(1).infos["version"].tolist() == [1, 1, 1, 2, 2]
 
 
+def test_episodes_follow_their_environments_from_column_to_column(tmp_path: Path) -> None:
+    """What the environments show is the same: only whose the columns are tells them apart."""
+    same = trajectory(observation=[[0, 0], [1, 1]], first=[[1, 1], [0, 0]])
+    more = trajectory(observation=[[2, 2], [3, 3]], terminated=[[0, 0], [0, 1]])
+    with recorder(tmp_path / "d") as found:
+        found.add(same, np.array([10, 20]), Lanes(np.array([7, 3]), np.array([0, 5])))
+        found.add(more, np.array([21, 11]), Lanes(np.array([3, 7]), np.array([6, 1])))
+    with Reader(tmp_path / "d") as reader:
+        versions = [episode.infos["version"].tolist() for episode in reader]
+        assert versions == [[10, 10, 11, 11], [20, 20, 21, 21]]
+        assert [episode.cut for episode in reader] == [False, True]
+
+
+def test_an_episode_ends_where_steps_are_missing(tmp_path: Path) -> None:
+    one = np.zeros(1, np.int64)
+    with recorder(tmp_path / "d") as found:
+        found.add(trajectory(observation=[[0], [1]], first=[[1], [0]]), 0, Lanes(one, one))
+        rest = trajectory(observation=[[2], [3]], terminated=[[0], [1]])
+        found.add(rest, 2, Lanes(one, one + 2))
+    with Reader(tmp_path / "d") as reader:
+        seen = [episode.observations[:, 0].tolist() for episode in reader]
+        assert seen == [[0, 1, 2], [2, 3, 4]]
+        assert reader.episodes.begun.tolist() == [True, False]
+        assert reader.episodes.cut.tolist() == [True, False]
+
+
 def test_steps_that_only_reset_are_left_out(tmp_path: Path) -> None:
-    with recorder(tmp_path / "d", 1) as found:
+    with recorder(tmp_path / "d") as found:
         found.add(
             trajectory(
                 observation=[[0], [1], [9], [20], [21]],
@@ -105,7 +131,7 @@ def test_steps_that_only_reset_are_left_out(tmp_path: Path) -> None:
 
 
 def test_an_environment_that_was_set_up_anew_leaves_a_cut_episode(tmp_path: Path) -> None:
-    with recorder(tmp_path / "d", 1) as found:
+    with recorder(tmp_path / "d") as found:
         found.add(trajectory(observation=[[0], [1]], first=[[1], [0]]))
         found.add(trajectory(observation=[[50], [51]], first=[[1], [0]], terminated=[[0], [1]]))
     assert read(tmp_path / "d") == [
@@ -115,7 +141,7 @@ def test_an_environment_that_was_set_up_anew_leaves_a_cut_episode(tmp_path: Path
 
 
 def test_what_is_open_can_be_left_out(tmp_path: Path) -> None:
-    found = recorder(tmp_path / "d", 1)
+    found = recorder(tmp_path / "d")
     found.add(
         trajectory(observation=[[0], [1], [2]], terminated=[[0], [1], [0]], first=[[1], [0], [1]])
     )
@@ -124,7 +150,7 @@ def test_what_is_open_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_what_was_under_way_when_the_recording_began_has_not_begun(tmp_path: Path) -> None:
-    with recorder(tmp_path / "d", 1) as found:
+    with recorder(tmp_path / "d") as found:
         found.add(trajectory(observation=[[5], [6]], terminated=[[0], [1]]))
         found.add(trajectory(observation=[[0], [1]], first=[[1], [0]]))
         found.add(trajectory(observation=[[70], [71]], truncated=[[0], [1]]))  # of another one
@@ -144,7 +170,7 @@ def test_episodes_that_take_too_much_memory_are_written_in_pieces(
 ) -> None:
     monkeypatch.setattr(recording, "OPEN_BYTES", 300)
     seen = []
-    with recorder(tmp_path / "d", 2) as found:
+    with recorder(tmp_path / "d") as found:
         for time in range(0, 60, 2):
             steps = np.array([[time], [time + 1]]) + np.array([0, 100])
             ends = [[0, time == 4], [0, 0]]
@@ -169,7 +195,7 @@ def test_an_episode_that_no_journal_can_hold(
     monkeypatch.setattr(writer, "MOST_BYTES", 8)
     with (
         pytest.raises(UserError, match="has 12 bytes of observations, and 8 are the most that can"),
-        recorder(tmp_path / "d", 1) as found,
+        recorder(tmp_path / "d") as found,
     ):
         found.add(trajectory(observation=[[0], [1]], terminated=[[0], [1]]))
 
@@ -181,7 +207,7 @@ def test_nothing_is_left_of_a_recording_that_never_began(tmp_path: Path) -> None
 
 
 def test_after_an_error_what_was_recorded_can_be_repaired(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), recorder(tmp_path / "d", 1) as found:
+    with pytest.raises(ZeroDivisionError), recorder(tmp_path / "d") as found:
         found.add(trajectory(observation=[[0]], terminated=[[1]]))
         raise ZeroDivisionError
     assert (tmp_path / "d" / "recording.part").exists()
@@ -208,7 +234,7 @@ def test_an_environment_without_gymnasiums_spaces(tmp_path: Path) -> None:
 
 def test_clipped_actions_keep_what_the_policy_chose(tmp_path: Path) -> None:
     env = resolve("Pendulum-v1")
-    with record(tmp_path / "d", env, 1, (Source(env.spec.id),), log_probabilities=True) as found:
+    with record(tmp_path / "d", env, (Source(env.spec.id),), log_probabilities=True) as found:
         seen = np.zeros((2, 1, 3), np.float32)
         none = np.zeros((2, 1), bool)
         steps = Steps(

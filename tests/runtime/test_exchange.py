@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dovetail.runtime.exchange import Closed, Exchange, Parcel, staleness_counts
+from dovetail.runtime.exchange import Closed, Exchange, Parcel, parts_of
+from dovetail.runtime.report import Part
 from dovetail.runtime.watch import Watch
 
 SECONDS = 20.0
@@ -82,7 +83,7 @@ def test_an_unroll_is_made_by_weights_of_exactly_that_lag(first: int, staleness:
         assert weights == {0: f"weights {version}"}
         exchange.put(parcel(0, turn, version), IDLE)
         (taken,) = exchange.take(turn, IDLE)
-        assert staleness_counts([taken], turn) == [min(turn - first, staleness)]
+        assert parts_of([taken], turn) == [Part(0, turn, min(turn - first, staleness))]
 
 
 def test_an_actor_waits_for_the_version_of_its_turn_even_if_another_is_there() -> None:
@@ -265,7 +266,7 @@ class Traffic:
         for turn in range(updates):
             self.exchange.put_weights(turn, {0: turn})
             parcels = self.exchange.take(turn, watch)
-            self.ages += staleness_counts(parcels, turn)
+            self.ages += [part.staleness for part in parts_of(parcels, turn)]
             self.learned += names(parcels)
             self._count(-len(parcels))
             self._pause(chance, 0.002)

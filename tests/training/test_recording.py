@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,7 +132,40 @@ def test_the_version_is_that_of_the_weights_that_acted(
             assert rows.version[step].max() == UPDATES - 1 - 2  # its staleness
 
 
-def test_an_asynchronous_training_is_recorded_in_pieces(tmp_path: Path) -> None:
+class Alike(gymnasium.Env[Any, Any]):
+    """Always looks the same; its rewards alone tell which one it is."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._own = float(self.np_random.random())
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(1, np.float32), self._own, False, False, {}
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        ActorLearner(ENVS, actors=4, staleness=3, processes=False),
+        SplitDevices(ENVS, threads=2, staleness=2),
+    ],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_no_episode_is_made_of_two_environments(policy: Any, tmp_path: Path) -> None:
+    settings = replace(QUIET, record=str(tmp_path / "d"))
+    dovetail.train(Counting(), Alike, policy, steps=10 * STEPS, seed=1, settings=settings)
+    with Reader(tmp_path / "d") as reader:
+        owners = [np.unique(episode.rewards) for episode in reader]
+        assert all(len(owner) == 1 for owner in owners)
+        assert len(np.unique(np.concatenate(owners))) == ENVS
+        assert reader.episodes.begun.sum() == ENVS
+
+
+def test_an_asynchronous_training_is_recorded_whole(tmp_path: Path) -> None:
     run = train(IMPALA(**OPTIONS), "CartPole-v1", ActorLearner(ENVS, 2, 1), str(tmp_path / "d"))
     found = info(tmp_path / "d", check=True)
     assert STEPS - found.episodes <= found.steps <= run.summary["env_steps"]
