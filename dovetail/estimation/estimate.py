@@ -40,7 +40,9 @@ CONFIDENCE = 0.95
 DEVIATIONS = 1.96
 """Half the width of that interval, in standard deviations."""
 UNSETTLED = 0.03
-"""A share by which a value may still move in the last quarter of the updates."""
+"""The share of a value that it may lack still,"""
+WIDE = 0.1
+"""or, if that is within the interval, of what values are typically."""
 FEW = 10
 """Effective episodes below which an interval says little."""
 
@@ -163,12 +165,8 @@ def _one(
 ) -> Estimate:
     if name == "fqe":
         assert fitted is not None
-        return _by_values(
-            fitted,
-            fitted.first_states(reader, followed.actions),
-            fitted.first_states(reader, followed.actions, fitted.earlier),
-            reader.episodes.begun,
-        )
+        values = fitted.first_states(reader, followed.actions)
+        return _by_values(fitted, values, reader.episodes.begun)
     assert table is not None
     if name == "dr":
         found = ope.doubly_robust(*table, discount)
@@ -189,16 +187,16 @@ def _note(name: str, effective: float) -> str:
     return "hardly any episode counts: the interval is too narrow"
 
 
-def _by_values(fitted: Values, values: Array, earlier: Array, begun: Array) -> Estimate:
+def _by_values(fitted: Values, values: Array, begun: Array) -> Estimate:
     """The first member's mean value where episodes have `begun`; the others' spread makes the
     interval."""
     weights = fitted.weights * begun
     means = (weights * values).sum(axis=1) / np.maximum(weights.sum(axis=1), 1)
     half = DEVIATIONS * float(means[1:].std(ddof=1)) if len(means) > 2 else np.nan
     value = float(means[0])
-    moved = abs(value - float(earlier[0][begun].mean()))
-    unsettled = moved > max(UNSETTLED * abs(value), half)
-    note = "the values have not settled: give more updates" if unsettled else ""
+    lack, within = fitted.lack, min(np.nan_to_num(half), WIDE * fitted.scale)
+    settled = abs(lack) <= max(UNSETTLED * abs(value + lack), within)
+    note = "" if settled else f"not settled, and about {lack:+.4g} to go: give more updates"
     return Estimate("fqe", value, value - half, value + half, None, note)
 
 

@@ -9,6 +9,7 @@ are none.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,6 +33,8 @@ Tell = Callable[[int, int], None]
 
 PER_CALL = 20
 """Updates of one compiled call."""
+CHECKS = 20
+"""Batches of such a call on which it is looked whether the values have settled."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,12 @@ class Values(NamedTuple):
     weights: Array
     """How often each member was shown each episode [1 + members, episodes]."""
     epsilon: float
-    earlier: Any
-    """The params after three quarters of the updates."""
+    lack: float
+    """What the first member's values would still gain if they were learnt to the end, or lose: the
+    mean of r + γ v(s') - q(s, a) over recorded steps, as often as the horizon counts it."""
 
-    def first_states(self, reader: Reader, own: Array, params: Any = None) -> Array:
-        """Every member's values of the states that episodes begin in [1 + members, episodes], by
-        these parameters or the last ones."""
-        params = self.params if params is None else params
+    def first_states(self, reader: Reader, own: Array) -> Array:
+        """Every member's values of the states that episodes begin in [1 + members, episodes]."""
         lengths = reader.episodes.lengths
         begins = np.cumsum(lengths + 1) - lengths - 1
         rule = jax.jit(jax.vmap(self.network.policy_value, in_axes=(0, None, None, None)))
@@ -86,7 +88,7 @@ class Values(NamedTuple):
         for run in whole_episodes(np.ones_like(lengths), rows_at_once(reader)):
             rows = reader.pieces([Piece(number, 0, 1) for number in run])
             chosen = own[begins[run.start : run.stop]]
-            found.append(np.asarray(rule(params, rows.observation, chosen, self.epsilon)))
+            found.append(np.asarray(rule(self.params, rows.observation, chosen, self.epsilon)))
         return self.scale * np.concatenate(found, axis=1)
 
     def along(self, rows: Rows, own: Array) -> tuple[Array, Array]:
@@ -205,61 +207,83 @@ def fit(
     params = jax.vmap(network.init)(keys)
     target = jax.tree.map(jnp.copy, params)
     learner = _Learner(jax.tree.map(jnp.copy, params), target, jax.vmap(optimiser.init)(params))
-    scale = _scale(reader, options.discount)
-    advance = jax.jit(_advance(network, optimiser, options, epsilon, scale), donate_argnums=0)
-    starts = np.cumsum(reader.episodes.lengths)
-    calls = -(-options.updates // PER_CALL)
-    earlier = params
+    horizon = min(1 / (1 - options.discount), float(reader.episodes.lengths.mean()))
+    scale = max(_typical_reward(reader) * horizon, 1e-6)
+    rule = _Rule(network, options.discount, epsilon, scale)
+    advance = jax.jit(_advance(rule, optimiser, options), donate_argnums=0)
+    ends = np.cumsum(reader.episodes.lengths)
+
+    def batch(sample: Any) -> _Batch:
+        episode = np.searchsorted(ends, sample.keys.slot, side="right")
+        chosen = own[sample.keys.slot + episode + 1]  # every episode before has one row more
+        added: dict[str, Any] = {"own": chosen, "weights": weights[:, episode].T}
+        return sample.rows._replace(**added)
+
     with Stream(reader, PER_CALL * options.batch, row=_row, seed=options.seed) as stream:
-        for call in range(calls):
-            sample = next(stream)
-            episode = np.searchsorted(starts, sample.keys.slot, side="right")
-            chosen = own[sample.keys.slot + episode + 1]  # every episode before has one row more
-            added: dict[str, Any] = {"own": chosen, "weights": weights[:, episode].T}
-            learner = advance(learner, sample.rows._replace(**added))
-            if call == 3 * calls // 4:
-                earlier = jax.tree.map(jnp.copy, learner.params)
+        for call in range(-(-options.updates // PER_CALL)):
+            learner = advance(learner, batch(next(stream)))
             if tell is not None:
                 jax.block_until_ready(learner.params)
                 tell(call * PER_CALL, options.updates)
-    return Values(learner.params, network, scale, weights, epsilon, earlier)
+        first = jax.tree.map(lambda x: x[0], learner.params)
+        lack = np.mean([float(_lack(rule, first, batch(next(stream)))) for _ in range(CHECKS)])
+    return Values(learner.params, network, scale, weights, epsilon, scale * horizon * lack)
 
 
 def _row(rows: Rows) -> _Batch:
     return _Batch(rows.observation, rows.action, rows.reward, rows.terminated, (), ())
 
 
-def _scale(reader: Reader, discount: float) -> float:
-    """A size for values: the reward's root mean square, as often as the horizon counts it."""
+def _typical_reward(reader: Reader) -> float:
+    """The rewards' root mean square."""
     total = squares = 0.0
     for run in whole_episodes(reader.episodes.lengths, STEPS):
         lengths = reader.episodes.lengths[run.start : run.stop]
         pieces = [Piece(number, 0, int(n)) for number, n in zip(run, lengths, strict=True)]
         rewards = reader.storage.read(pieces, ["rewards"])["rewards"].astype(np.float64)
         total, squares = total + len(rewards), squares + float((rewards**2).sum())
-    horizon = min(1 / (1 - discount), float(reader.episodes.lengths.mean()))
-    return max((squares / total) ** 0.5 * horizon, 1e-6)
+    return (squares / total) ** 0.5
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What the values of a policy should be, in units of `scale`."""
+
+    network: ActionValue
+    discount: float
+    epsilon: float
+    scale: float
+
+    def found(self, params: Any, batch: _Batch) -> jax.Array:
+        """q(s, a) [batch]."""
+        seen = jax.tree.map(lambda x: x[:, 0], batch.observation)
+        return self.network.value(params, seen, batch.action[:, 0])
+
+    def goal(self, params: Any, batch: _Batch) -> jax.Array:
+        """r + γ v(s') [batch]; nothing follows a termination."""
+        seen = jax.tree.map(lambda x: x[:, 1], batch.observation)
+        value = self.network.policy_value(params, seen, batch.own, self.epsilon)
+        goes_on = self.discount * (1.0 - batch.terminated[:, 0])
+        return batch.reward[:, 0] / self.scale + goes_on * value
+
+
+@partial(jax.jit, static_argnums=0)
+def _lack(rule: _Rule, params: Any, batch: _Batch) -> jax.Array:
+    """How much higher q should be than it is, in the mean."""
+    return jnp.mean(rule.goal(params, batch) - rule.found(params, batch))
 
 
 def _advance(
-    network: ActionValue,
-    optimiser: optax.GradientTransformation,
-    options: FittedQ,
-    epsilon: float,
-    scale: float,
+    rule: _Rule, optimiser: optax.GradientTransformation, options: FittedQ
 ) -> Callable[[_Learner, _Batch], _Learner]:
     """Several updates of all members."""
 
-    def loss(params: Any, goal: jax.Array, seen: Any, action: Any, weight: jax.Array) -> jax.Array:
-        found = network.value(params, seen, action)
-        return jnp.mean(weight * (found - goal) ** 2)
+    def loss(params: Any, goal: jax.Array, batch: _Batch, weight: jax.Array) -> jax.Array:
+        return jnp.mean(weight * (rule.found(params, batch) - goal) ** 2)
 
     def update(learner: _Learner, batch: _Batch, weight: jax.Array) -> _Learner:
-        now, after = (jax.tree.map(lambda x, i=i: x[:, i], batch.observation) for i in (0, 1))
-        value = network.policy_value(learner.target, after, batch.own, epsilon)
-        goes_on = options.discount * (1.0 - batch.terminated[:, 0])
-        goal = batch.reward[:, 0] / scale + goes_on * value
-        gradients = jax.grad(loss)(learner.params, goal, now, batch.action[:, 0], weight)
+        goal = rule.goal(learner.target, batch)
+        gradients = jax.grad(loss)(learner.params, goal, batch, weight)
         updates, state = optimiser.update(gradients, learner.optimiser, learner.params)
         params = optax.apply_updates(learner.params, updates)
         target = optax.incremental_update(params, learner.target, options.target_rate)

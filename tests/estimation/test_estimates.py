@@ -1,7 +1,7 @@
 """Estimates from datasets: of a small MDP's known values, and of trained runs."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,14 @@ def test_fitted_values_are_those_of_the_policy(reader: Reader) -> None:
     step = ~rows.last
     assert np.abs(q - right[state, rows.action])[step].max() < 0.3
     assert np.abs(v - (SOFT * right).sum(axis=1)[state])[step].max() < 0.3
+
+
+def test_values_that_have_not_settled_say_what_they_lack(reader: Reader) -> None:
+    early = replace(QUICK, updates=60, learning_rate=0.01, target_rate=0.01)
+    (one,) = estimate_policy(reader, target(reader), ("fqe",), DISCOUNT, early)
+    assert one.value < 0.7 * value(SOFT)
+    lack = float(re.findall(r"about (\S+) to go", one.note)[0])
+    assert abs(one.value + lack - value(SOFT)) < 0.25 * (value(SOFT) - one.value)
 
 
 @pytest.mark.slow
