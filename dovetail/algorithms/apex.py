@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from dovetail.algorithm import RL, Carry, Metrics, Timestep, Trajectory
 from dovetail.algorithms.value_based import LEAST_PRIORITY, Acting, Laddered, LearnerState
-from dovetail.functions.exploration import epsilon_greedy
+from dovetail.functions.exploration import epsilon_greedy, epsilon_greedy_log_prob
 from dovetail.functions.returns import n_step_returns, successor_values
 from dovetail.replay.replay import Replay
 
@@ -26,6 +26,7 @@ class Acted(NamedTuple):
     """The value of the action taken."""
     best: jax.Array
     """The highest value of an action."""
+    log_prob: jax.Array
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,14 @@ class ApeX(Laddered):
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, Acted, Carry]:
         """Epsilon-greedy, with the values that were acted on."""
-        values = self.values(self.network.apply(self.weights(params.network), timestep.observation))
-        action = epsilon_greedy(key, values, self.epsilon(params, timestep))
-        return action, Acted(values[action], values.max()), carry
+        values, epsilon = self._now(params, timestep), self.epsilon(params, timestep)
+        action = epsilon_greedy(key, values, epsilon)
+        chance = epsilon_greedy_log_prob(values, epsilon, action)
+        return action, Acted(values[action], values.max(), chance), carry
 
     def value(self, params: Acting, carry: Carry, timestep: Timestep) -> jax.Array:
         """The value of what `timestep` shows."""
-        return self.values(
-            self.network.apply(self.weights(params.network), timestep.observation)
-        ).max()
+        return self._now(params, timestep).max()
 
     def priorities(self, steps: Trajectory) -> jax.Array:
         """How wrong the values were on which actors acted [T, B]; where the trajectory ends, by as

@@ -20,7 +20,7 @@ from dovetail.algorithm import Carry, Metrics, Timestep, Trajectory
 from dovetail.algorithms.value_based import Acting, Batch, Laddered
 from dovetail.errors import check_option
 from dovetail.functions.bootstrapping import chosen
-from dovetail.functions.exploration import epsilon_greedy
+from dovetail.functions.exploration import epsilon_greedy, epsilon_greedy_log_prob
 from dovetail.functions.rescaling import rescale, restore
 from dovetail.functions.returns import n_step_returns
 from dovetail.networks.q_network import QNetwork
@@ -38,6 +38,14 @@ class SequenceRow(NamedTuple):
     """Whether the step begins an episode."""
     memory: Any
     """The actor's memory before the step."""
+
+
+class Acted(NamedTuple):
+    """What acting leaves in the trajectory beside the action."""
+
+    memory: Carry
+    """Before the step."""
+    log_prob: jax.Array
 
 
 @dataclass(frozen=True)
@@ -107,25 +115,36 @@ class R2D2(Laddered):
     def rows(self, steps: Trajectory) -> tuple[Any, Any]:
         """(rows, what was seen after each) of a trajectory."""
         row, final = super().rows(steps)
-        rows = SequenceRow(**row._asdict(), first=steps.first, memory=steps.extras)
+        rows = SequenceRow(**row._asdict(), first=steps.first, memory=steps.extras.memory)
         return rows, SequenceRow(**final._asdict(), first=None, memory=None)
 
     def act(
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
-    ) -> tuple[jax.Array, Carry, Carry]:
+    ) -> tuple[jax.Array, Acted, Carry]:
         """Epsilon-greedy, with the memory that it began with."""
-        outputs, after = self.network.step(
-            self.weights(params.network), carry, timestep.observation
-        )
-        action = epsilon_greedy(key, self.values(outputs), self.epsilon(params, timestep))
-        return action, carry, after
+        values, after = self._next(params, carry, timestep)
+        epsilon = self.epsilon(params, timestep)
+        action = epsilon_greedy(key, values, epsilon)
+        return action, Acted(carry, epsilon_greedy_log_prob(values, epsilon, action)), after
+
+    def log_prob(
+        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+    ) -> jax.Array:
+        """By the share of random actions."""
+        values, _ = self._next(params, carry, timestep)
+        return epsilon_greedy_log_prob(values, self.epsilon(params, timestep), action)
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The action of the highest value."""
+        values, carry = self._next(params, carry, timestep)
+        return jnp.argmax(values, axis=-1).astype(jnp.int32), carry
+
+    def _next(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+        """What actions are worth, and the memory after what is seen."""
         outputs, carry = self.network.step(
             self.weights(params.network), carry, timestep.observation
         )
-        return jnp.argmax(self.values(outputs), axis=-1).astype(jnp.int32), carry
+        return self.values(outputs), carry
 
     def loss(
         self, params: Any, target: Any, batch: Batch, noise: Any

@@ -16,9 +16,14 @@ import optax
 
 from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Timestep, Trajectory
 from dovetail.envs.interface import Discrete
-from dovetail.errors import check_option
+from dovetail.errors import UserError, check_option
 from dovetail.functions.bootstrapping import chosen, n_step, row
-from dovetail.functions.exploration import epsilon_greedy, ladder, linear
+from dovetail.functions.exploration import (
+    epsilon_greedy,
+    epsilon_greedy_log_prob,
+    ladder,
+    linear,
+)
 from dovetail.functions.vectors import from_vector, to_vector
 from dovetail.networks import layers
 from dovetail.networks.q_network import QNetwork
@@ -45,6 +50,12 @@ class Acting(NamedTuple):
 
     network: Any
     epsilon: Any
+
+
+class Acted(NamedTuple):
+    """What acting leaves in the trajectory beside the action; nobody but a recording reads it."""
+
+    log_prob: jax.Array
 
 
 class LearnerState(NamedTuple):
@@ -234,13 +245,24 @@ class ValueBased(Algorithm):
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, Any, Carry]:
         """Epsilon-greedy."""
-        values = self.values(self.network.apply(self.weights(params.network), timestep.observation))
-        return epsilon_greedy(key, values, self.epsilon(params, timestep)), (), carry
+        values, epsilon = self._now(params, timestep), self.epsilon(params, timestep)
+        action = epsilon_greedy(key, values, epsilon)
+        return action, Acted(epsilon_greedy_log_prob(values, epsilon, action)), carry
+
+    def log_prob(
+        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+    ) -> jax.Array:
+        """By the share of random actions."""
+        values, epsilon = self._now(params, timestep), self.epsilon(params, timestep)
+        return epsilon_greedy_log_prob(values, epsilon, action)
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The action of the highest value."""
-        values = self.values(self.network.apply(self.weights(params.network), timestep.observation))
-        return jnp.argmax(values, axis=-1).astype(jnp.int32), carry
+        return jnp.argmax(self._now(params, timestep), axis=-1).astype(jnp.int32), carry
+
+    def _now(self, params: Acting, timestep: Timestep) -> jax.Array:
+        """What actions are worth."""
+        return self.values(self.network.apply(self.weights(params.network), timestep.observation))
 
     def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
         """Actors insert what they did; the learner learns from samples of what is there, and of
@@ -418,6 +440,17 @@ class Annealed(ValueBased):
             self.network.apply(self.weights(params.network), timestep.observation, noise)
         )
         return jnp.argmax(values, axis=-1).astype(jnp.int32), (), carry
+
+    def log_prob(
+        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+    ) -> jax.Array:
+        """By the share of random actions; of weights that deviate it is not known."""
+        if self.noisy:
+            raise UserError(
+                f"{type(self).__name__} with noisy weights does not say how probable its actions "
+                "are: judge it as greedy."
+            )
+        return super().log_prob(params, carry, timestep, action)
 
     def noise(self, key: jax.Array) -> Any:
         """Noise [gradient steps, 3, n] of the networks of each loss; None unless they are noisy."""

@@ -249,7 +249,7 @@ def _no_sampling(reader: Reader, target: Target) -> str:
             f"The dataset {reader.folder} does not say how probable {unknown:,} of its "
             f"{reader.num_steps:,} actions were, and importance sampling needs that: use the "
             "method fqe, which does not, or record a policy that draws its actions "
-            "(dovetail eval RUN --explore --record FOLDER, of ppo, sac, iql or their kin)."
+            "(dovetail eval RUN --explore --record FOLDER, of ppo, dqn, sac, iql or their kin)."
         )
     return ""
 

@@ -16,7 +16,21 @@ from small_mdp import BEHAVIOUR, DISCOUNT, TARGET, live, value
 
 import dovetail
 from dovetail.algorithm import Algorithm, Task, Timestep
-from dovetail.algorithms import AWAC, BC, CQL, DQN, IQL, PPO, SAC, DiscreteCQL, SACDiscrete
+from dovetail.algorithms import (
+    AWAC,
+    BC,
+    CQL,
+    DQN,
+    IQL,
+    PPO,
+    QRDQN,
+    R2D2,
+    SAC,
+    TD3,
+    ApeX,
+    DiscreteCQL,
+    SACDiscrete,
+)
 from dovetail.data import Episode, Metadata, Reader, Source, Writer, info
 from dovetail.errors import UserError
 from dovetail.estimation import FittedQ, estimate_policy, parts
@@ -106,6 +120,10 @@ def test_densities_are_of_actions_between_the_bounds(tmp_path: Path) -> None:
     [
         (PPO(**UNROLLED), "CartPole-v1"),
         (PPO(**UNROLLED, recurrent=4, minibatches=1), "Pendulum-v1"),
+        (DQN(**REPLAYED), "CartPole-v1"),
+        (QRDQN(**REPLAYED), "CartPole-v1"),
+        (ApeX(**REPLAYED), "CartPole-v1"),
+        (R2D2(**REPLAYED, recurrent=4), "CartPole-v1"),
         (SAC(**REPLAYED), "Pendulum-v1"),
         (SACDiscrete(**REPLAYED), "CartPole-v1"),
         (BC(**OFFLINE), "Pendulum-v1"),
@@ -131,12 +149,19 @@ def test_a_policy_is_worth_what_it_returned(tmp_path: Path, algorithm: Any, env:
 
 def test_what_cannot_be_judged_as_sampled(tmp_path: Path) -> None:
     folder = record_random(tmp_path / "r", "CartPole-v1", 3, 9)
-    run = dovetail.train(DQN(**REPLAYED), "CartPole-v1", steps=64, settings=QUIET)
+    run = dovetail.train(DQN(**REPLAYED, noisy=True), "CartPole-v1", steps=64, settings=QUIET)
     with pytest.raises(UserError) as raised:
         dovetail.estimate(folder, run, acting="sampled")
     assert str(raised.value) == (
-        "DQN does not say how probable its actions are, so it cannot be judged as sampled: judge "
-        "it as greedy, with epsilon for the share of its random actions."
+        "DQN with noisy weights does not say how probable its actions are: judge it as greedy."
     )
     with pytest.raises(UserError, match="--acting is random: give greedy or sampled."):
         dovetail.estimate(folder, run, acting="random")
+    folder = record_random(tmp_path / "p", "Pendulum-v1", 3, 9)
+    run = dovetail.train(TD3(**REPLAYED), "Pendulum-v1", steps=64, settings=QUIET)
+    with pytest.raises(UserError) as raised:
+        dovetail.estimate(folder, run, acting="sampled")
+    assert str(raised.value) == (
+        "TD3 does not say how probable its actions are, so it cannot be judged as sampled: judge "
+        "it as greedy, with epsilon for the share of its random actions."
+    )
