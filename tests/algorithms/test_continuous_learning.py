@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dovetail as dt
@@ -11,20 +12,20 @@ from dovetail.data import Reader
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
 
-def train(
-    tmp_path: Path, algorithm: Any, env: str, policy: Any, steps: int, seed: int = 0, **more: Any
-) -> float:
+def train(tmp_path: Path, algorithm: Any, env: str, policy: Any, steps: int, **more: Any) -> float:
     settings = dt.Settings(
         folder=str(tmp_path / "run"), video=False, display="none", **{"evaluate_every": 2} | more
     )
-    run = dt.train(algorithm, env, policy, steps=steps, seed=seed, settings=settings)
+    run = dt.train(algorithm, env, policy, steps=steps, seed=0, settings=settings)
     return run.summary["final_return"]
 
 
-@pytest.mark.parametrize(("name", "seed"), [("SAC", 0), ("TD3", 1), ("DDPG", 2), ("D4PG", 0)])
-def test_pendulum_swings_up(tmp_path: Path, name: str, seed: int) -> None:
-    algorithm, policy = getattr(dt.algorithms, name)(), dt.policies.Fused(envs=4)
-    found = train(tmp_path, algorithm, "gymnax:Pendulum-v1", policy, 12_000, seed, until=-200)
+@pytest.mark.parametrize("name", ["SAC", "TD3", "DDPG", "D4PG"])
+def test_pendulum_swings_up(tmp_path: Path, name: str) -> None:
+    """Measured on four seeds: after 7,000, 9,000 to 19,000, 12,000 and 4,000 steps."""
+    light: dict[str, Any] = {"hidden": (64, 64), "batch_size": 128, "learning_rate": 1e-3}
+    algorithm, policy = getattr(dt.algorithms, name)(**light), dt.policies.Fused(envs=4)
+    found = train(tmp_path, algorithm, "gymnax:Pendulum-v1", policy, 40_000, until=-200)
     assert found >= -200
 
 
@@ -47,10 +48,10 @@ def test_a_body_moves_forward(
     """At random the hopper falls where it stands, with 20, and the cheetah goes backwards to -250.
     What is paid could be earned by standing: the way is looked at, too. `speed` is the number of
     the forward speed in what is seen, `seconds` what a step takes."""
-    light: dict[str, Any] = {"gradient_steps": 4, "hidden": (128, 128), "batch_size": 128}
+    light: dict[str, Any] = {"gradient_steps": 4, "hidden": (64, 64), "batch_size": 128}
     algorithm, policy = getattr(dt.algorithms, name)(**light), dt.policies.Local(envs=4)
     assert train(tmp_path, algorithm, env, policy, 60_000, until=wanted, episodes=5) >= wanted
     dt.evaluate_run(tmp_path / "run", 5, record=tmp_path / "lived")
     with Reader(tmp_path / "lived") as reader:
         ways = [seconds * episode.observations[:, speed].sum() for episode in reader]
-    assert min(ways) > 0.25  # metres
+    assert np.median(ways) > 0.3  # metres; at random -0.03 and -5
