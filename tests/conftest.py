@@ -22,6 +22,9 @@ os.environ["XLA_FLAGS"] = (
     "--xla_force_host_platform_device_count=4 --xla_cpu_use_fusion_emitters=false"
 )
 
+# Ray's workers are nice, and would wait for the tests beside them.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+
 # A worker keeps millions of JAX's objects: to look through all of them often takes a twentieth.
 gc.set_threshold(100_000, 10, 10)
 
