@@ -226,8 +226,9 @@ def fit(
                 jax.block_until_ready(learner.params)
                 tell(call * PER_CALL, options.updates)
         first = jax.tree.map(lambda x: x[0], learner.params)
-        lack = np.mean([float(_lack(rule, first, batch(next(stream)))) for _ in range(CHECKS)])
-    return Values(learner.params, network, scale, weights, epsilon, scale * horizon * lack)
+        found = [float(_lack(rule, first, batch(next(stream)))) for _ in range(CHECKS)]
+    lack = scale * horizon * sum(found) / CHECKS
+    return Values(learner.params, network, scale, weights, epsilon, lack)
 
 
 def _row(rows: Rows) -> _Batch:

@@ -41,7 +41,7 @@ def test_priorities_by_hand() -> None:
         first=none,
         valid=none,
         next_observation=none,
-        extras=Acted(taken=column(1, 2, 3, 4, 5), best=column(7, 7, 8, 7, 7)),
+        extras=Acted(column(1, 2, 3, 4, 5), column(7, 7, 8, 7, 7), log_prob=none),
         bootstrap=column(0, 0, 0, 6, 10),
         carry=none,
         last=none,
