@@ -80,8 +80,10 @@ def _follows(algorithm: Any, params: Any, rows: Any) -> None:
 
 def test_what_knows_its_probabilities() -> None:
     _, dqn, _ = bound("CartPole-v1", DQN())
-    assert knows_probabilities(dqn, explore=False)
-    assert not knows_probabilities(dqn, explore=True)
+    _, noisy, _ = bound("CartPole-v1", DQN(noisy=True))
+    assert all(knows_probabilities(one, explore=False) for one in (dqn, noisy))
+    assert knows_probabilities(dqn, explore=True)
+    assert not knows_probabilities(noisy, explore=True)
 
 
 def test_a_run_is_evaluated_and_recorded(tmp_path: Path) -> None:

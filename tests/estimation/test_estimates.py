@@ -157,7 +157,7 @@ def test_what_was_not_recorded_cannot_be_weighed(tmp_path: Path) -> None:
         f"The dataset {tmp_path / 'd'} does not say how probable {steps} of its {steps} actions "
         "were, and importance sampling needs that: use the method fqe, which does not, or record "
         "a policy that draws its actions (dovetail eval RUN --explore --record FOLDER, of ppo, "
-        "sac, iql or their kin)."
+        "dqn, sac, iql or their kin)."
     )
     assert [one.method for one in found] == ["fqe"]
 

@@ -67,7 +67,7 @@ def test_recording_changes_nothing_and_holds_every_step(
     assert STEPS - resets <= found.steps <= STEPS
     assert found.versions == (0, UPDATES - 1)
     assert found.cut <= ENVS
-    assert found.log_probabilities == (0 if isinstance(algorithm, DQN) else 1)
+    assert found.log_probabilities == 1
     (source,) = found.sources
     assert (source["kind"], source["run"], source["seed"]) == ("training", str(run.path), 1)
     assert source["algorithm"] == run.config["algorithm"]
