@@ -4,6 +4,7 @@ One dispatch is in flight, never two: metrics, checkpoints and evaluations of th
 dealt with meanwhile. Nothing is saved before its metrics were seen to be finite.
 """
 
+import contextlib
 import math
 import time
 from collections import deque
@@ -107,6 +108,8 @@ class Loop:
         self._speed: deque[tuple[float, int]] = deque(maxlen=12)
         self._chunk = 1
         self._solved = False
+        self._ahead: Pending | None = None
+        """The dispatch in flight."""
 
     def run(
         self,
@@ -128,22 +131,19 @@ class Loop:
         self._meta = meta
         started = last_report = time.perf_counter()
         last_checkpoint = last_evaluation = started
-        ahead: Pending | None = None
         dispatched = done = self.reached.updates
         self._speed.append((started, self.reached.env_steps))
         while True:
             # What waited for a running program could hold the threads that it needs.
-            report = ahead.wait() if ahead is not None else None
+            report = self._arrived()
             # the next dispatch may be done in this very thread
             arrived, spent = time.perf_counter(), self.runtime.seconds
-            ahead = None
             due = report is not None and arrived - last_checkpoint >= self.settings.checkpoint_every
-            # what a replay holds changes in place: a checkpoint is taken while nothing goes on
             if dispatched < total and not stop and not due:
                 count = self._fed(min(self._chunk, total - dispatched), dispatched)
-                ahead = self.runtime.advance(count)
+                self._ahead = self.runtime.advance(count)
                 dispatched += count
-            if report is None and ahead is None:
+            if report is None and self._ahead is None:
                 break
             if report is not None:
                 done += report.iterations
@@ -168,6 +168,11 @@ class Loop:
                 if self._solved:  # what is ahead of the state that reached the goal is dropped
                     break
         self._show_weights(recorder)
+
+    def _arrived(self) -> Report | None:
+        """The report of what is under way, if anything is: waits for it."""
+        ahead, self._ahead = self._ahead, None
+        return None if ahead is None else ahead.wait()
 
     def _fed(self, count: int, updates: int) -> int:
         """How many of `count` updates may go on at once; their recorded steps are seen to."""
@@ -200,6 +205,8 @@ class Loop:
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
+        with contextlib.suppress(Exception):  # what is ahead of that state is dropped
+            self._arrived()  # what a replay holds changes in place: nothing may go on
         state = with_own_replay(without_data(self.good.state()))
         acted = not self.runtime.graph.offline_steps
         tree = {"state": state, "actor": self.good.actor() if acted else ()}

@@ -13,6 +13,7 @@ from toys import Drift, TwoUnrolls
 import dovetail
 from dovetail.algorithms import ApeX
 from dovetail.deployment import Deployment, Share
+from dovetail.errors import UserError
 from dovetail.plan.ir import LinkKind
 from dovetail.policies import (
     ActorLearner,
@@ -90,6 +91,23 @@ def test_actors_that_hear_from_the_learner_in_the_middle_of_an_iteration(nodes: 
         expected.advance(3)
     assert_close(running.state, expected.state)
     assert_close(running.actor, expected.actor)
+
+
+def test_states_are_kept_for_whoever_holds_their_report(nodes: Nodes) -> None:
+    """As an evaluation does that takes longer than many reports."""
+    policy = DataParallel(ENVS, devices=2)
+    where = Deployment(nodes.address, HALF, HALF)
+    with OnCluster(ALGORITHMS["ppo"], HOST, policy, where, seed=SEED) as running:
+        first = running.runtime.advance(1).wait()
+        for _ in range(6):
+            running.runtime.advance(1).wait()
+        state, actor = first.state(), first.actor()
+        with pytest.raises(UserError, match="after update 3 is not kept"):
+            running.runtime.states(3)
+    with Started(ALGORITHMS["ppo"], HOST, Local(ENVS), seed=SEED) as expected:
+        expected.advance(1)
+    assert_close(state, expected.state)
+    assert_close(actor, expected.actor)
 
 
 def test_spans_of_other_processes_are_on_the_drivers_clock(nodes: Nodes) -> None:

@@ -4,13 +4,14 @@ import itertools
 import math
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from small import QUIET
 
+from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation
 from dovetail.runtime.report import Report
 from dovetail.telemetry.progress import Progress
@@ -198,6 +199,52 @@ def test_time_to_threshold_counts_earlier_starts() -> None:
     loop._collect(Found(), row := {})  # type: ignore[arg-type]
     assert loop.reached.time_to_threshold == 107.0 and row == {"eval_return": 2.0}
     assert not loop.solved  # nobody asked to stop there
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_goes_on_while_the_state_that_reached_the_goal_is_saved(fails: bool) -> None:
+    under_way: set[int] = set()
+
+    class Going(Done):
+        def wait(self) -> Report:
+            under_way.discard(id(self))
+            if fails and solved:
+                raise UserError("A worker died after the goal was reached.")
+            return self.report
+
+    class Busy(Pretended):
+        def advance(self, count: int) -> Done:
+            going = Going(super().advance(count).report)
+            under_way.add(id(going))
+            return going
+
+    class Found(Nothing):
+        def results(self) -> list[Any]:
+            solved.append(True)
+            evaluation = Evaluation(np.array([2.0]), np.array([1]), 0)
+            return [Result(Snapshot(state, lambda: (), 1, 20), 7.0, evaluation)]
+
+    def state() -> Any:
+        asked.append(len(under_way))
+        return ()
+
+    solved: list[bool] = []
+    asked: list[int] = []
+    runtime: Any = Busy()
+    loop = Loop(
+        runtime,
+        Snapshot(lambda: (), lambda: (), 0, 0),
+        Reached(),
+        replace(QUIET, until=1.0, evaluate_every=9),
+        threshold=1.0,
+        acting=lambda state: state,
+        began=0.0,
+    )
+    found: Any = Found()
+    loop.run(1000, Stop(), Recorder([]), Progress(1000), found, found, {})
+    assert loop.solved and under_way
+    loop.save(found)
+    assert asked == [0] and found.saved[-1][0] == 1
 
 
 def test_speed_is_unknown_before_the_first_report() -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,8 @@ class ClusterRuntime:
         self._order = Order(versions(), _packed(job))
         self._connection, self._tell = connection, tell
         self._done = 0
+        self._held: WeakSet[_States] = WeakSet()
+        """What somebody here can still ask for."""
         self._patience, self._answered, self._told = job.patience, time.monotonic(), False
         self._group: PlacementGroup | None = None
         self._ranks: list[Any] = []
@@ -128,9 +131,12 @@ class ClusterRuntime:
 
     def advance(self, iterations: int) -> "Called":
         """Begins that many iterations in every learner process."""
+        held = tuple(states.done for states in self._held)
         self._done += iterations
-        calls = [rank.advance.remote(iterations) for rank in self._ranks]
-        return Called(self, calls, iterations, self._done)
+        states = _States(self, self._done)
+        self._held.add(states)
+        calls = [rank.advance.remote(iterations, held) for rank in self._ranks]
+        return Called(self, calls, iterations, states)
 
     def collect(self, calls: list[Any]) -> list[Any]:
         """What the learners returned; looks after them meanwhile."""
@@ -246,11 +252,11 @@ class Called:
     """Iterations that the learners are at."""
 
     def __init__(
-        self, runtime: ClusterRuntime, calls: list[Any], iterations: int, done: int
+        self, runtime: ClusterRuntime, calls: list[Any], iterations: int, states: "_States"
     ) -> None:
         self._runtime, self._calls, self._iterations = runtime, calls, iterations
         self._called = time.perf_counter()
-        self._states = _States(runtime, done)
+        self._states = states
 
     def wait(self) -> Report:
         """Waits until they are done."""
@@ -266,7 +272,7 @@ class Called:
             first["metrics"],
             episodes,
             self._states.state,
-            lambda: self._states.both[1],
+            self._states.actor,
             first["measures"],
             self._spans(found, answered),
             sum(f["dropped_spans"] for f in found),
@@ -286,24 +292,29 @@ class Called:
 
 
 class _States:
-    """The states after some iterations: fetched together, once, if anybody asks."""
+    """The states after `done` iterations: fetched together, once, if anybody asks. As long as
+    this is held the stations keep them."""
 
     def __init__(self, runtime: ClusterRuntime, done: int) -> None:
-        self._runtime, self._done = runtime, done
+        self._runtime, self.done = runtime, done
 
     def state(self, replay: bool = True) -> Any:
         """The learner's."""
-        return self.both[0] if replay else self._learners
+        return self._both[0] if replay else self._learners
+
+    def actor(self) -> Any:
+        """The actors'."""
+        return self._both[1]
 
     @cached_property
     def _learners(self) -> Any:
         """The learner's, without what a replay holds."""
-        return self._runtime.states(self._done, replay=False)[0]
+        return self._runtime.states(self.done, replay=False)[0]
 
     @cached_property
-    def both(self) -> tuple[Any, Any]:
+    def _both(self) -> tuple[Any, Any]:
         """(the learner's, the actors')."""
-        return self._runtime.states(self._done)
+        return self._runtime.states(self.done)
 
 
 def _packed(job: Job) -> bytes:

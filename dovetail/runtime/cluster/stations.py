@@ -18,8 +18,6 @@ from dovetail.runtime.cluster.job import Job, prepare, refuse_other_versions
 
 SET_UP_SECONDS = 300.0
 """How long a station may take to import and trace."""
-KEPT = 4
-"""Reports whose states can still be asked for."""
 
 
 @dataclass(frozen=True)
@@ -172,16 +170,16 @@ class LearnerStation:
         leaves = [pack(own_part(leaf)) for leaf in jax.tree.leaves(begun)]
         return leaves, self._runtime.compile_seconds
 
-    def advance(self, iterations: int) -> dict[str, Any]:
-        """Does that many iterations; returns what is to be known of them but the states."""
+    def advance(self, iterations: int, held: tuple[int, ...]) -> dict[str, Any]:
+        """Does that many iterations; returns what is to be known of them but the states, which
+        are kept, as those after the iterations `held`, until a call without their number."""
         from dovetail.runtime.processes import own_part
 
         began = time.perf_counter()
         report = self._runtime.advance(iterations).wait()
         self._done += iterations
-        self._reports[self._done] = report
-        for old in sorted(self._reports)[:-KEPT]:
-            del self._reports[old]
+        kept = {done: old for done, old in self._reports.items() if done in held}
+        self._reports = {**kept, self._done: report}
         return {
             "metrics": {name: np.asarray(total) for name, total in report.metrics.items()},
             "episodes": [np.asarray(own_part(x)) for x in report.episodes],
