@@ -33,6 +33,12 @@ from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay, insertion, of_shards
 from dovetail.replay.sample import Keys, Sample
 
+# What a replay does is compiled, unless jit is off: it is hundreds of operations.
+_insert, _insert_each = jax.jit(Replay.insert), jax.jit(jax.vmap(Replay.insert))
+_sample, _sample_each = jax.jit(Replay.sample), jax.jit(jax.vmap(Replay.sample))
+_update_priorities = jax.jit(Replay.update_priorities)
+_update_each = jax.jit(jax.vmap(Replay.update_priorities))
+
 
 class Interpreting:
     """The `rl` of an interpreted iteration."""
@@ -65,14 +71,14 @@ class Interpreting:
         """Actors → replay."""
         sent = insertion(trajectory, rows, final, priorities)
         if replay.shards == 1:
-            return replay.insert(sent)
-        return jax.vmap(Replay.insert)(replay, _parts(sent, replay.shards))
+            return _insert(replay, sent)
+        return _insert_each(replay, _parts(sent, replay.shards))
 
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
         """Replay → learner."""
         if replay.shards == 1:
-            return replay.sample(draws)
-        replay, found = jax.vmap(Replay.sample)(replay, _parts(draws, replay.shards))
+            return _sample(replay, draws)
+        replay, found = _sample_each(replay, _parts(draws, replay.shards))
         joined = jax.tree.map(lambda x: jnp.concatenate(list(x), PARTS_AXIS), found)
         return replay, of_shards(joined, replay.shards)
 
@@ -83,9 +89,8 @@ class Interpreting:
     def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
         """Learner → replay."""
         if replay.shards == 1:
-            return replay.update_priorities(keys, priorities)
-        parts = _parts((keys, priorities), replay.shards)
-        return jax.vmap(Replay.update_priorities)(replay, *parts)
+            return _update_priorities(replay, keys, priorities)
+        return _update_each(replay, *_parts((keys, priorities), replay.shards))
 
     def reduce(self, tree: Any) -> Any:
         """Actors → learner, averaged over the one actor."""
