@@ -19,8 +19,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # Most tests compile far more than they compute: these make compiling three times as quick.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["XLA_FLAGS"] = (
-    "--xla_force_host_platform_device_count=4 --xla_cpu_use_fusion_emitters=false "
-    "--xla_cpu_parallel_codegen_split_count=1"
+    "--xla_force_host_platform_device_count=4 --xla_cpu_use_fusion_emitters=false"
 )
 
 # Ray's workers are nice, and would wait for the tests beside them.
