@@ -135,11 +135,11 @@ class Loop:
         self._speed.append((started, self.reached.env_steps))
         while True:
             # What waited for a running program could hold the threads that it needs.
-            report = self._arrived()
+            report = self._wait()
             # the next dispatch may be done in this very thread
             arrived, spent = time.perf_counter(), self.runtime.seconds
             due = report is not None and arrived - last_checkpoint >= self.settings.checkpoint_every
-            if dispatched < total and not stop and not due:
+            if dispatched < total and not stop and not due:  # a checkpoint would wait for it
                 count = self._fed(min(self._chunk, total - dispatched), dispatched)
                 self._ahead = self.runtime.advance(count)
                 dispatched += count
@@ -169,8 +169,8 @@ class Loop:
                     break
         self._show_weights(recorder)
 
-    def _arrived(self) -> Report | None:
-        """The report of what is under way, if anything is: waits for it."""
+    def _wait(self) -> Report | None:
+        """Waits for the dispatch in flight, if there is one; returns its report."""
         ahead, self._ahead = self._ahead, None
         return None if ahead is None else ahead.wait()
 
@@ -205,8 +205,8 @@ class Loop:
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
-        with contextlib.suppress(Exception):  # what is ahead of that state is dropped
-            self._arrived()  # what a replay holds changes in place: nothing may go on
+        with contextlib.suppress(Exception):  # what came after that state is dropped
+            self._wait()  # what a replay holds changes in place: nothing may go on
         state = with_own_replay(without_data(self.good.state()))
         acted = not self.runtime.graph.offline_steps
         tree = {"state": state, "actor": self.good.actor() if acted else ()}
