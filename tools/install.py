@@ -30,7 +30,9 @@ def main() -> int:
             )
             return 2
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
-    locked = [*pip, "--progress-bar", "off", "--require-hashes", "-r", str(lock)]
+    # The lock names everything, so pip resolves nothing: some versions of it look for the newest
+    # release of a package that another one wants with an extra, which the lock does not have.
+    locked = [*pip, "--progress-bar", "off", "--require-hashes", "--no-deps", "-r", str(lock)]
     project = [*pip, "--no-deps", "-e", str(ROOT)]
     total = sum("==" in line for line in lock.read_text().splitlines())
     return _pip(locked, folder, f"Installing {lock.name}", total) or _pip(

@@ -69,7 +69,7 @@ def test_what_is_copied_exists_and_reaches_the_build() -> None:
 
 def test_code_is_copied_after_the_packages_are_installed() -> None:
     order = [step.text for step in STEPS]
-    locked = order.index("pip install --require-hashes --requirement requirements.lock")
+    locked = order.index("pip install --require-hashes --no-deps --requirement requirements.lock")
     assert order.index("deploy/requirements.lock ./") < locked < order.index("dovetail ./dovetail")
     assert order.index("dovetail ./dovetail") < order.index(
         'pip install --no-deps ".[ray]" && pip check'
