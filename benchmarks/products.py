@@ -6,6 +6,8 @@ The products of each algorithm are counted in its own gradient step as JAX trace
 hidden layers of 256), those of a step that comes only every so often by its share. How fast this
 machine multiplies is measured with large matrices, where every library is at its best, and with
 256×256 ones, of which an update has a handful at a time: numpy's BLAS and XLA, in turn, all cores.
+Beside that stands what the gradient step alone takes, without acting, environment and replay: many
+in one compiled loop, and one in each call, as where every step waits for an environment.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,24 +39,29 @@ ENVS = {
 }
 LARGE = 2048
 CHAIN = 50
-"""Small products one after another in a compiled call."""
+"""Small products, or gradient steps, one after another in a compiled call."""
+ALONE: Any = SimpleNamespace(mean=lambda tree: tree)
+"""The boundaries of a gradient step, for one learner."""
 
 
-def operations(algorithm: OffPolicyAlgorithm) -> float:
-    """Floating-point operations of the products of one gradient step, on average."""
+def batch_shapes(algorithm: OffPolicyAlgorithm) -> Batch:
+    """The shapes of what a gradient step learns from."""
     spec, count = algorithm.task.env, algorithm.batch_size
     rows = lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), jnp.float32)  # noqa: E731
     action = jax.ShapeDtypeStruct((getattr(spec.action, "size", 1),), jnp.float32)
     number = jax.ShapeDtypeStruct((), jnp.float32)
-    shapes = (spec.observation, action, number, number, spec.observation, number)
+    return Batch(*map(rows, (spec.observation, action, number, number, spec.observation, number)))
+
+
+def operations(algorithm: OffPolicyAlgorithm) -> float:
+    """Floating-point operations of the products of one gradient step, on average."""
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), KEYS))
-    alone: Any = SimpleNamespace(mean=lambda tree: tree)
 
     def step(state: Any, batch: Batch, keys: Any) -> Any:
-        return algorithm.gradient_step(alone, state, batch, keys)
+        return algorithm.gradient_step(ALONE, state, batch, keys)
 
-    traced = jax.make_jaxpr(step)(state, Batch(*map(rows, shapes)), keys)
+    traced = jax.make_jaxpr(step)(state, batch_shapes(algorithm), keys)
     return _operations(traced.jaxpr, 1 / algorithm.rhythm)
 
 
@@ -69,6 +77,33 @@ def _operations(jaxpr: Any, share: float) -> float:
         within = sum(_operations(part, share) for part in jaxprs_in_params(equation.params))
         total += within * (share if equation.primitive.name == "while" else 1.0)
     return total
+
+
+def alone(algorithm: OffPolicyAlgorithm, rounds: int) -> dict[str, float]:
+    """Milliseconds of a gradient step in a loop and in calls of its own: medians over rounds in
+    which each has its turn."""
+    draw = np.random.default_rng(0).uniform
+    batch = jax.tree.map(lambda s: draw(-1, 1, s.shape).astype(s.dtype), batch_shapes(algorithm))
+    keys = jax.random.split(jax.random.key(1), KEYS)
+    begun = algorithm.init(jax.random.key(0))._replace(replay=(), data=(), key=())  # type: ignore[arg-type]
+
+    def step(_: Any, state: Any) -> Any:
+        state = algorithm.gradient_step(ALONE, state, batch, keys)[0]
+        return state._replace(steps=state.steps + 1)
+
+    @partial(jax.jit, donate_argnums=0)
+    def steps(state: Any, count: jax.Array) -> Any:
+        return jax.lax.fori_loop(0, count, step, state)
+
+    state = steps(jax.tree.map(jnp.copy, begun), CHAIN)
+    taken: dict[str, list[float]] = {"loop_ms": [], "calls_ms": []}
+    for _ in range(rounds):
+        for name, count in (("loop_ms", CHAIN), ("calls_ms", 1)):
+            began = time.perf_counter()
+            for _ in range(CHAIN // count):
+                state = jax.block_until_ready(steps(state, count))
+            taken[name].append(1e3 * (time.perf_counter() - began) / CHAIN)
+    return {name: statistics.median(times) for name, times in taken.items()}
 
 
 def fastest(call: Callable[[], Any], count: int) -> float:
@@ -115,19 +150,23 @@ def multiply(rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    speeds = multiply(2 if parser.parse_args().quick else 7)
+    rounds = 2 if parser.parse_args().quick else 7
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # as under Local
+    speeds = multiply(rounds)
     for name, speed in speeds.items():
         print(f"{name:16} {speed / 1e9:6.0f} GFLOP/s", flush=True)
     best = max(speeds.values())
     floors = {}
     for name, env in ENVS.items():
         task = dt.Task(dt.envs.resolve(env).spec, num_envs=1, steps=1)
-        work = operations(ours.algorithm(name, 1).bind(task))
+        algorithm = ours.algorithm(name, 1).bind(task)
+        work, found = operations(algorithm), alone(algorithm, 5 * rounds)
         least, most = 1e3 * work / best, best / work
-        floors[name] = {"operations": work, "least_ms": least, "most_per_s": most}
+        floors[name] = {"operations": work, "least_ms": least, "most_per_s": most, **found}
         print(
             f"{name:16} {work / 1e6:6.0f} MFLOP a gradient step: at least {least:.2f} ms, "
-            f"at most {most:.0f} steps/s",
+            f"at most {most:.0f} steps/s; it takes {found['loop_ms']:.2f} ms in a loop, "
+            f"{found['calls_ms']:.2f} ms in calls of its own",
             flush=True,
         )
     print(json.dumps({"operations_per_s": speeds, "floors": floors}))

@@ -7,7 +7,7 @@ with 20 rounds), and every function of `jax.random` takes such keys.
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -37,8 +37,10 @@ def is_ours(keys: jax.Array) -> bool:
     return str(jax.random.key_impl(keys)) == TAG
 
 
+@partial(jax.jit, inline=True)
 def _hash(key: jax.Array, count: Words) -> Words:
-    """Twenty rounds on two words."""
+    """Twenty rounds on two words. They are traced once for each shape, not wherever they are used:
+    a program has dozens of these hashes, of more than a hundred operations each."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
     x, y = count[0] + key[0], count[1] + key[1]
     for group in range(5):

@@ -112,6 +112,10 @@ class StepRun:
         self._chosen = False
         """Whether what is done first is chosen already."""
         self._keys: Any = None
+        """The actors'; programs take their words, for a key costs a call more than an array."""
+        self._impl: Any = None
+        """What makes keys of words again: the actors', and by their numbers the state's."""
+        self._impls: dict[int, Any] = {}
         self._number = np.zeros(0, np.int32)
         self._steps = 0
         self._totals: list[np.ndarray] = []
@@ -131,7 +135,8 @@ class StepRun:
         self._arrange(jax.tree.leaves(state))
         zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
         held, keys = self._together(zeros), jnp.zeros(actor.keys.shape, actor.keys.dtype)
-        given = [zeros[i] for i in self._graph.data], keys, np.zeros_like(self._memory)
+        self._impl, words = jax.random.key_impl(keys), jax.random.key_data(keys)
+        given = [zeros[i] for i in self._graph.data], words, np.zeros_like(self._memory)
         made = self._choose(held, *given)
         jax.block_until_ready(self._copied(held))
         jax.block_until_ready(self._call((held, made, self._no_metrics()), *given))
@@ -148,7 +153,7 @@ class StepRun:
         returns the actors' state with what these show."""
         self._arrange(jax.tree.leaves(state))
         self._watched, self._chosen = watched, False
-        self._keys = actor.keys
+        self._keys, self._impl = actor.keys, jax.random.key_impl(actor.keys)
         begun = begin_episodes(self._env, self._stage, actor, episode_keys)
         leaves = jax.tree.leaves(state)
         self.refill([leaves[i] for i in self._graph.data])
@@ -191,7 +196,8 @@ class StepRun:
     def _go(self, iterations: int) -> None:
         """Some iterations, whose spans are noted together."""
         clock, call, step, watch = time.perf_counter, self._call, self._stepper.step, self._watch
-        given, unpack = (self._data, self._keys, self._memory), self._acting.unpack
+        words, unpack = jax.random.key_data(self._keys), self._acting.unpack
+        given = self._data, words, self._memory
         began, computing, stepping = clock(), 0.0, 0.0
         if not self._chosen:
             self._row.step[...] = self._steps
@@ -318,12 +324,19 @@ class StepRun:
         packed = {value.id for bundle in self._bundles for value in bundle.taken}
         packed |= {value.id for value in self._recorded}
         self._alone = [value for value in self._graph.state.inputs if value.id not in packed]
+        kinds = zip(self._graph.state.inputs, (leaf.dtype for leaf in leaves), strict=True)
+        self._impls = {
+            value.id: jax.random.key_impl(jnp.zeros((), dtype))
+            for value, dtype in kinds
+            if jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        }
 
     def _together(self, leaves: Iterable[Any]) -> list[Any]:
         """The state as it is held."""
         found = dict(zip((v.id for v in self._graph.state.inputs), leaves, strict=True))
         packed = [bundle.pack([found[v.id] for v in bundle.taken]) for bundle in self._bundles]
-        return [*packed, *(found[value.id] for value in self._alone)]
+        alone = [(found[value.id], value.id in self._impls) for value in self._alone]
+        return [*packed, *(jax.random.key_data(x) if is_key else x for x, is_key in alone)]
 
     def _apart(self, held: Sequence[Any], data: Sequence[Any]) -> dict[int, Any]:
         """The values of the state by their numbers."""
@@ -331,23 +344,26 @@ class StepRun:
         for bundle, array in zip(self._bundles, held, strict=False):
             numbers = (value.id for value in bundle.taken)
             found |= dict(zip(numbers, bundle.unpack(array), strict=True))
-        rest = held[len(self._bundles) :]
-        return found | dict(zip((value.id for value in self._alone), rest, strict=True))
+        for value, array in zip(self._alone, held[len(self._bundles) :], strict=True):
+            impl = self._impls.get(value.id)
+            found[value.id] = array if impl is None else jax.random.wrap_key_data(array, impl=impl)
+        return found
 
     def _no_metrics(self) -> jax.Array:
         return jnp.zeros(len(self._graph.metrics))
 
-    def _in_order(self, held: Any, data: Any, keys: jax.Array, memory: Any) -> Any:
+    def _in_order(self, held: Any, data: Any, words: jax.Array, memory: Any) -> Any:
         """The turn as the body of a loop that passes once: XLA hands the pieces of a program to
         several threads, which takes longer than they do, but runs those of a loop in order."""
 
         def body(i: jax.Array, held: Any) -> Any:
-            own = jax.lax.optimization_barrier((i, keys, memory))  # else it is done before the loop
+            # what does not change with the passes would be done before the loop
+            own = jax.lax.optimization_barrier((i, words, memory))
             return self._turn(held, data, *own[1:])
 
         return jax.lax.fori_loop(0, jax.lax.optimization_barrier(np.int32(1)), body, held)
 
-    def _turn(self, held: Any, data: Any, keys: jax.Array, memory: Any) -> Any:
+    def _turn(self, held: Any, data: Any, words: jax.Array, memory: Any) -> Any:
         """Learns from the step that was taken, then chooses what to do next."""
         together, made, sums = held
         graph = self._graph
@@ -360,20 +376,21 @@ class StepRun:
         together = self._together(state)
         metrics = [values[value.id].astype(jnp.float32) for _, value in graph.metrics]
         sums = sums + jnp.stack(metrics) if metrics else sums
-        return together, self._choice(state, keys, seen), sums
+        return together, self._choice(state, words, seen), sums
 
-    def _first_choice(self, held: Any, data: Any, keys: jax.Array, memory: Any) -> jax.Array:
+    def _first_choice(self, held: Any, data: Any, words: jax.Array, memory: Any) -> jax.Array:
         """What is done first, before anything was learned."""
         values = self._apart(held, data)
         state = [values[value.id] for value in self._graph.state.inputs]
-        return self._choice(state, keys, self._read(memory))
+        return self._choice(state, words, self._read(memory))
 
-    def _choice(self, state: list[Any], keys: jax.Array, seen: dict[int, Any]) -> jax.Array:
+    def _choice(self, state: list[Any], words: jax.Array, seen: dict[int, Any]) -> jax.Array:
         values = dict(zip((v.id for v in self._graph.state.inputs), state, strict=True))
         _run(self._before, values)
         actor = self._seen.actor
         at: Timestep = jax.tree.map(lambda value: seen[value.id], actor.timestep)
         step: Any = actor.step
+        keys = jax.random.wrap_key_data(words, impl=self._impl)
         own = jax.vmap(act_key)(keys, seen[step.id])
         return self._acting.choose([values[v.id] for v in self._unroll.inputs], at, own)
 

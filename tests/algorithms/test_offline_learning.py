@@ -15,7 +15,7 @@ import dovetail as dt
 from dovetail.algorithms import AWAC, BC, CQL, IQL, TD3BC, DiscreteCQL
 from dovetail.policies import Fused
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
 SMALL: dict[str, Any] = {
     "hidden": (64, 64),
