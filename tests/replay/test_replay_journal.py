@@ -202,7 +202,10 @@ def test_a_full_disk_is_reported_and_got_over(
     table = HostTable(Table(Transitions(2), 40, Prioritised()), ROW, 2)
     monkeypatch.setattr(journal, "FEW", 0)
     service = ReplayService(table, RateLimiter(2), durable=tmp_path, behind=behind)
+    told: queue.Queue[UserError | None] = queue.Queue()
     work(service, 0)
+    service.when_kept(told.put)
+    assert told.get(timeout=30) is None
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -210,7 +213,6 @@ def test_a_full_disk_is_reported_and_got_over(
     with monkeypatch.context() as patch:
         patch.setattr(RecordFile, "_write", full)
         if behind:
-            told: queue.Queue[UserError | None] = queue.Queue()
             steps(service, 1)
             service.when_kept(told.put)
             assert "could not be written (No space left" in str(told.get(timeout=30))
