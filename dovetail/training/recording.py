@@ -196,15 +196,14 @@ class _Recording(NamedTuple):
     def wait(self) -> Report:
         """Waits until it is done, and records it."""
         report = self.pending.wait()
-        whole = report.state()
-        lived: Steps = jax.tree.map(np.asarray, whole.lived)
+        lived: Steps = jax.tree.map(np.asarray, report.state(replay=False).lived)
         count = lived.reward.shape[1]
         parts = report.parts or [Part(0, self.update, 0)]
         each = count // len(parts)  # environments of a part
         actor, turn, behind = (np.repeat(column, each) for column in zip(*parts, strict=True))
         env = each * actor + np.arange(count) % each
         self.recorder.add(lived, self.update - behind, Lanes(env, turn))
-        return dataclasses.replace(report, state=lambda replay=True: whole.state)
+        return dataclasses.replace(report, state=lambda replay=True: report.state(replay).state)
 
 
 def record_training(folder: str, algorithm: Algorithm, env: Env, source: Source) -> Recorder:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
@@ -18,6 +19,7 @@ from dovetail.algorithms.dqn import DQN
 from dovetail.algorithms.impala import IMPALA
 from dovetail.algorithms.ppo import PPO
 from dovetail.data import Reader, info
+from dovetail.data.recorder import Steps
 from dovetail.envs.resolve import resolve
 from dovetail.policies.actor_learner import ActorLearner
 from dovetail.policies.central_inference import CentralInference
@@ -26,7 +28,8 @@ from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
 from dovetail.policies.parameter_server import ParameterServer
 from dovetail.policies.split_devices import SplitDevices
-from dovetail.training.recording import recorded
+from dovetail.runtime.report import Report
+from dovetail.training.recording import RecordedState, _Recording, recorded
 
 LENGTH, ENVS, UPDATES = 8, 4, 6
 SLOW = pytest.mark.slow
@@ -48,6 +51,7 @@ def train(algorithm: Any, env: str, policy: Any, record: str | None) -> dovetail
         (PPO(**OPTIONS), "dovetail:CartPole-v1", Fused(ENVS)),
         (PPO(**OPTIONS), "dovetail:CartPole-v1", ActorLearner(ENVS, actors=2, staleness=0)),
         (SMALL_DQN, "CartPole-v1", Local(ENVS)),
+        (replace(SMALL_DQN, unroll_length=1), "CartPole-v1", Local(ENVS)),
         pytest.param(PPO(**OPTIONS), "CartPole-v1", Local(ENVS), marks=SLOW),
         pytest.param(PPO(**OPTIONS), "CartPole-v1", CentralInference(ENVS, 2), marks=SLOW),
         pytest.param(A3C(**OPTIONS), "CartPole-v1", ActorLearner(ENVS, 2, 0), marks=SLOW),
@@ -65,7 +69,7 @@ def test_recording_changes_nothing_and_holds_every_step(
     found = info(tmp_path / "d", check=True)
     resets = found.episodes if env == "CartPole-v1" else 0  # which resets in a step of its own
     assert STEPS - resets <= found.steps <= STEPS
-    assert found.versions == (0, UPDATES - 1)
+    assert found.versions == (0, STEPS // (ENVS * algorithm.unroll_length) - 1)
     assert found.cut <= ENVS
     assert found.log_probabilities == 1
     (source,) = found.sources
@@ -215,6 +219,24 @@ def test_what_cannot_be_recorded(tmp_path: Path) -> None:
     (tmp_path / "full" / "file").touch()
     with pytest.raises(dovetail.UserError, match="full is not empty, and a dataset never"):
         train(PPO(**OPTIONS), "CartPole-v1", Local(ENVS), str(tmp_path / "full"))
+
+
+def test_what_a_replay_holds_is_put_together_only_for_who_asks() -> None:
+    asked: list[bool] = []
+    zeros = np.zeros((1, 2))
+    lived = Steps(*[zeros] * len(Steps._fields))
+
+    def state(replay: bool = True) -> RecordedState:
+        asked.append(replay)
+        return RecordedState("whole" if replay else "without", lived)
+
+    report = Report(1, {}, [], state, lambda: None)
+    pending: Any = SimpleNamespace(wait=lambda: report)
+    added: list[Any] = []
+    recorder: Any = SimpleNamespace(add=lambda *what: added.append(what))
+    found = _Recording(pending, recorder, 7).wait()
+    assert asked == [False] and len(added) == 1
+    assert (found.state(), found.state(replay=False)) == ("whole", "without")
 
 
 def test_the_algorithm_is_otherwise_the_same() -> None:
