@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -72,26 +73,55 @@ def stacks(run: str | Path | Run, seconds: float = 5.0) -> str:
     if status["host"] != socket.gethostname():
         raise UserError(f"{opened.path} runs on {status['host']}: ask there.")
     pid = status["pid"]
-    told = _ask(pid, opened.path / STACKS, seconds)
-    if told is None:
-        raise UserError(f"Process {pid} of {opened.path} did not answer in {seconds:g} s.")
-    parts = [f"process {pid}\n{told}"]
+    parts = [f"process {pid}\n{_ask(opened, pid, seconds)}"]
     for child, log in _environments(pid):
-        told = _ask(child, log, seconds) or "It did not answer.\n"
+        told = _ask_environments(child, log, seconds) or "It did not answer.\n"
         parts.append(f"process {child}, which steps environments\n{told}")
     return "\n".join(parts)
 
 
-def _ask(pid: int, file: Path, seconds: float) -> str | None:
-    """What a process writes into its file when it is asked where it stands."""
+def _ask(run: Run, pid: int, seconds: float) -> str:
+    """What the process of a run says when it is asked where it stands."""
+    asked, answer = run.path / ASKED, run.path / STACKS
+    before = _made(answer)
     try:
-        before = file.stat().st_size
-        os.kill(pid, ASKED)
+        asked.touch()
+    except OSError as error:
+        raise UserError(
+            f"{run.path} cannot be asked: no file can be made there ({error.strerror})."
+        ) from error
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        if _made(answer) not in (before, None):
+            with contextlib.suppress(FileNotFoundError):  # the run has just ended
+                return answer.read_text(encoding="utf-8")
+    asked.unlink(missing_ok=True)
+    raise UserError(
+        f"Process {pid} of {run.path} did not answer in {seconds:g} s: it has just ended, is "
+        f"stopped, or something in it keeps Python's threads from running."
+    )
+
+
+def _made(file: Path) -> tuple[int, int] | None:
+    """What tells a file from the one before it under the same name."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _ask_environments(pid: int, log: Path, seconds: float) -> str | None:
+    """What a process of environments writes into its log when it is asked where it stands."""
+    try:
+        before = log.stat().st_size
+        os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if file.stat().st_size > before:
+            if log.stat().st_size > before:
                 time.sleep(0.1)  # the rest of it
-                return file.read_bytes()[before:].decode(errors="replace")
+                return log.read_bytes()[before:].decode(errors="replace")
             time.sleep(0.05)
     except (FileNotFoundError, ProcessLookupError):  # it has just ended
         return None
@@ -108,7 +138,7 @@ def _environments(pid: int) -> Iterator[tuple[int, Path]]:
             logs = [file for file in files if Path(os.readlink(file)).name.startswith(LOG)]
         except OSError:  # it has just ended
             continue
-        if logs and caught and int(caught[1], 16) >> (ASKED - 1) & 1:
+        if logs and caught and int(caught[1], 16) >> (signal.SIGUSR1 - 1) & 1:
             yield child, logs[0]
 
 

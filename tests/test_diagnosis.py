@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -77,6 +78,10 @@ def test_a_run_that_is_alive_and_then_killed(tmp_path: Path) -> None:
         assert any(text.startswith("main ") for text in told)
         assert "loop.py" in dovetail.stacks(folder)
         assert "unroll.step" in str(dovetail.analyze(folder))
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(UserError, match=f"Process {process.pid} of .* did not answer in 0.3 s"):
+            dovetail.stacks(folder, seconds=0.3)
+        assert not (folder / "stacks.asked").exists()
         process.send_signal(signal.SIGKILL)
         process.wait()
     first = dovetail.doctor(folder)[0]
@@ -128,6 +133,34 @@ def test_a_worker_that_hangs_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found["640 steps; the last report came 92 s ago"] == "bad"
     assert any("set up again" in text for text in found)
     assert dovetail.doctor(run)[0].text == "It has ended: stopped"
+
+
+def test_asking_where_threads_stand_disturbs_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_module, "LOOKS", 0.001)
+    run = Run.create(str(tmp_path / "run"), "x", {})
+    over = threading.Event()
+
+    def descend(depth: int) -> int:
+        return descend(depth - 1) + 1 if depth else 0
+
+    def busy() -> None:
+        while not over.is_set():
+            descend(20)
+
+    workers = [threading.Thread(target=busy, name=f"busy-{i}") for i in range(2)]
+    status = Status(run, list, dict)
+    eventually(lambda: (run.path / "status.json").exists())
+    for worker in workers:
+        worker.start()
+    told = [dovetail.stacks(run) for _ in range(10)]
+    over.set()
+    for worker in workers:
+        worker.join()
+    status.close()
+    assert all(text.count("in busy\n") == 2 and "thread busy-1" in text for text in told)
+    assert not (run.path / "stacks.txt").exists()
 
 
 def _text(run: Run) -> str:

@@ -1,14 +1,15 @@
 """What a run is doing this moment: status.json, written by a thread of its own every two seconds.
 
 It goes on being written while the training waits for a worker, so that somebody else can ask why.
-`stacks.txt` gets the lines of code at which every thread stands when SIGUSR1 asks for them.
+Whoever makes a file `stacks.asked` finds the lines of code at which every thread stands in
+`stacks.txt` soon after. A signal handler could tell them at any moment, but reads the frames of
+threads while these run, and that ends a process now and then.
 """
 
 import contextlib
-import faulthandler
 import os
-import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -20,13 +21,14 @@ from typing import Any
 from dovetail.errors import UserError
 from dovetail.run import Run, write_atomically
 
-FILE, STACKS = "status.json", "stacks.txt"
+FILE, STACKS, ASKED = "status.json", "stacks.txt", "stacks.asked"
 EVERY = 2.0
+LOOKS = 0.1
+"""Seconds between two looks whether somebody asks."""
 MESSAGES = 50
 """The latest ones are kept."""
 LONGEST = 10_000
 """Characters of a traceback, the last ones."""
-ASKED = signal.SIGUSR1
 
 
 class Status:
@@ -43,8 +45,7 @@ class Status:
         self._ended = threading.Event()
         self._ending = self._traceback = ""
         self._before = self._file.read_bytes() if self._file.exists() else None
-        self._stacks = open(run.path / STACKS, "w", encoding="utf-8")  # noqa: SIM115
-        faulthandler.register(ASKED, self._stacks, all_threads=True)
+        self._forget()
         self._thread = threading.Thread(target=self._work, name="dovetail-status", daemon=True)
         self._thread.start()
 
@@ -72,9 +73,11 @@ class Status:
             self._traceback = "".join(traceback.format_exception(error))[-LONGEST:]
         self._ended.set()
         self._thread.join()
-        faulthandler.unregister(ASKED)
-        self._stacks.close()
-        (self._run.path / STACKS).unlink(missing_ok=True)
+        self._forget()
+
+    def _forget(self) -> None:
+        for name in (ASKED, STACKS):
+            (self._run.path / name).unlink(missing_ok=True)
 
     def _work(self) -> None:
         ended = False
@@ -83,7 +86,19 @@ class Status:
                 self._run.write_json(FILE, self._now(ended))
             if ended:
                 return
-            ended = self._ended.wait(EVERY)
+            ended = self._answer(time.monotonic() + EVERY)
+
+    def _answer(self, until: float) -> bool:
+        """Tells who asks where the threads stand, for a while; returns whether the run ended."""
+        asked = self._run.path / ASKED
+        while (left := until - time.monotonic()) > 0:
+            if self._ended.wait(min(left, LOOKS)):
+                return True
+            if asked.exists():
+                with contextlib.suppress(OSError, UserError):  # who asks is told of silence
+                    asked.unlink()
+                    write_atomically(self._run.path / STACKS, _stacks())
+        return False
 
     def _now(self, ended: bool) -> dict[str, Any]:
         return {
@@ -96,3 +111,14 @@ class Status:
             "workers": [] if ended else self._workers(),
             "messages": [{"time": when, "text": text} for when, text in self._messages],
         }
+
+
+def _stacks() -> str:
+    """The lines of code at which every other thread stands."""
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    told: list[str] = []
+    for number, frame in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]
+        if number != threading.get_ident():
+            name = threads[number].name if number in threads else "of no name"
+            told += [f"thread {name}, latest call last:\n", *traceback.format_stack(frame), "\n"]
+    return "".join(told)
