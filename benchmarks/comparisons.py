@@ -12,6 +12,7 @@ from benchmarks.contestants import (
     PONG,
     SLOW,
     Contestant,
+    alone,
     atari_peer,
     baselines,
     cleanrl,
@@ -47,6 +48,8 @@ class Comparison:
     """What is measured, and how many times better than the others' best we want to be."""
     threshold: bool = False
     """Whether each repeat trains to the threshold with its own seed, instead of for a time."""
+    turn: int = 0
+    """Steps of a turn, if all train side by side, and each waits while another one goes on."""
 
 
 def async_gymnasium(steps: int) -> tuple[Contestant, ...]:
@@ -263,10 +266,10 @@ COMPARISONS = (
     ),
     *(
         comparison
-        for name, env, sbx, sb3 in (
-            ("sac", "Pendulum", 1.5, 4.0),
-            ("td3", "Pendulum", 1.5, 4.0),
-            ("dqn", "CartPole", 2.0, 5.0),
+        for name, env, sbx, sb3, turn in (
+            ("sac", "Pendulum", 1.5, 4.0, 100),
+            ("td3", "Pendulum", 1.5, 4.0, 100),
+            ("dqn", "CartPole", 2.0, 5.0, 1000),
         )
         for comparison in (
             Comparison(
@@ -282,6 +285,7 @@ COMPARISONS = (
                 (control("Local", name, "local", 8000),),
                 baselines("sbx", name, 4000),
                 (("steps_per_s", sbx),),
+                turn=turn,
             ),
             Comparison(
                 f"{name}-sb3",
@@ -289,6 +293,7 @@ COMPARISONS = (
                 (control("Local", name, "local", 8000),),
                 baselines("stable_baselines3", name, 2000),
                 (("steps_per_s", sb3),),
+                turn=turn,
             ),
         )
     ),
@@ -306,11 +311,23 @@ COMPARISONS = (
             ("tuned", "written for speed", "torch_offline"),
         )
     ),
+    *(
+        Comparison(
+            f"{name}-alone",
+            f"{name.upper()}'s gradient steps in one loop, nothing else, against sbx's whole steps",
+            (alone(name),),
+            baselines("sbx", name, 4000),
+            (("steps_per_s", 1.5),),
+            turn=100,
+        )
+        for name in ("sac", "td3")
+    ),
     Comparison(
         "sac-high-ratio",
         "Local SAC against sbx's, one Gymnasium Pendulum, 20 updates per step in one call",
         (control("Local", "sac-high-ratio", "local", 800),),
         baselines("sbx", "sac", 400, updates=20),
         (("steps_per_s", 3.0),),
+        turn=10,
     ),
 )

@@ -129,6 +129,12 @@ def baselines(library: str, algorithm: str, steps: int, updates: int = 1) -> tup
     )
 
 
+def alone(algorithm: str) -> Contestant:
+    """Our gradient steps in one compiled loop, and nothing else."""
+    arguments = ("--algorithm", algorithm, "--envs", "1", "--unroll", "1")
+    return Contestant("gradient steps alone", "dovetail", "benchmarks.alone", arguments, 4000)
+
+
 def rejax_control(algorithm: str, steps: int) -> Contestant:
     unroll = "2" if algorithm == "td3" else "1"
     arguments = ("--algorithm", algorithm, "--envs", "1", "--unroll", unroll)

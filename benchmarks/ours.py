@@ -6,9 +6,9 @@
 Mode `speed` is a whole `dovetail.train` as a user would start it, metrics, checkpoints and all.
 Only the moments at which iterations are done are noted from outside; the speed is that from the
 first eighth of the steps on, or from when learning has begun, so compiling and warming up do not
-count. Mode `threshold` advances the same runtime by hand: in step with the shared evaluation, which
-comes at fixed numbers of steps and outside the clock, or, where actors run ahead, with evaluations
-on the clock.
+count. Mode `turns` is the same training, which pauses between its turns. Mode `threshold` advances
+the same runtime by hand: in step with the shared evaluation, which comes at fixed numbers of steps
+and outside the clock, or, where actors run ahead, with evaluations on the clock.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import ast
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +40,8 @@ ALGORITHMS = (
 OFFLINE = ("iql", "td3-bc")
 """Those that learn from recorded data alone: their steps are gradient steps, `unroll` of them in a
 call."""
+FOREVER = 10**9
+"""Steps of a training that ends when it gets no more turns."""
 MEASURED = ("share_", "staleness", "dropped", "act_batch", "message_ms")
 """Columns of metrics.csv that say where the time went, by how they begin."""
 
@@ -129,6 +132,8 @@ class Clocked:
     """
 
     done: ClassVar[list[tuple[float, int]]] = []
+    noted: ClassVar[Callable[[], None]] = lambda: None
+    """Called after each."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -148,12 +153,31 @@ class Noted:
         report = self._pending.wait()
         before = Clocked.done[-1][1] if Clocked.done else 0
         Clocked.done.append((time.perf_counter(), before + self._iterations))
+        Clocked.noted()
         return report
 
 
 def waits_for(chosen: Any) -> int:
     """Steps before anything is learned."""
     return 0 if chosen.needs_data else getattr(chosen, "begin_at", 0)
+
+
+class Pauses:
+    """Ends a turn of a training when enough iterations are done."""
+
+    def __init__(self, job: p.Job, warm_up: int) -> None:
+        self._job, self._next, self._since = job, warm_up, 0
+        self._turns: p.Turns | None = None
+
+    def __call__(self) -> None:
+        done = Clocked.done[-1][1]
+        if done < self._next:
+            return
+        if self._turns is None:
+            self._turns = p.Turns(self._job)
+        else:
+            self._turns.end((done - self._since) * self._job.per_iteration)
+        self._since, self._next = done, done + self._job.iterations
 
 
 def measure_speed(job: p.Job, chosen: Any, policy: Any, cluster: str | None) -> None:
@@ -170,6 +194,8 @@ def measure_speed(job: p.Job, chosen: Any, policy: Any, cluster: str | None) -> 
         )
         warm_up = max(1, job.iterations // 8, 2 * waits_for(chosen) // job.per_iteration)
         steps = (job.iterations + warm_up) * job.per_iteration
+        if job.mode == "turns":
+            Clocked.noted, steps = Pauses(job, warm_up), FOREVER
         told = {"steps": steps, "seed": job.seed, "cluster": cluster, "settings": settings}
         if chosen.needs_data:
             told["data"] = Path(folder) / "data"
@@ -254,7 +280,7 @@ def main() -> None:
     policy = None  # nobody acts: data and learning are one program, whatever is evaluated in
     if not chosen.needs_data:
         policy = distribution_policy(options.policy, job, options.set)
-    if job.mode == "speed":
+    if job.mode != "threshold":
         measure_speed(job, chosen, policy, options.cluster)
     else:
         train_to_threshold(job, chosen, policy)

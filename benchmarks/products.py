@@ -16,8 +16,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -26,31 +24,13 @@ import numpy as np
 from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 
-import dovetail as dt
-from benchmarks import ours
 from benchmarks import protocol as p
+from benchmarks.alone import ALONE, ENVS, Alone, batch_shapes, bound
 from dovetail.algorithms.off_policy import KEYS, Batch, OffPolicyAlgorithm
 
-ENVS = {
-    "sac": "gymnasium:Pendulum-v1",
-    "td3": "gymnasium:Pendulum-v1",
-    "iql": "gymnasium:HalfCheetah-v5",
-    "td3-bc": "gymnasium:HalfCheetah-v5",
-}
 LARGE = 2048
 CHAIN = 50
 """Small products, or gradient steps, one after another in a compiled call."""
-ALONE: Any = SimpleNamespace(mean=lambda tree: tree)
-"""The boundaries of a gradient step, for one learner."""
-
-
-def batch_shapes(algorithm: OffPolicyAlgorithm) -> Batch:
-    """The shapes of what a gradient step learns from."""
-    spec, count = algorithm.task.env, algorithm.batch_size
-    rows = lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), jnp.float32)  # noqa: E731
-    action = jax.ShapeDtypeStruct((getattr(spec.action, "size", 1),), jnp.float32)
-    number = jax.ShapeDtypeStruct((), jnp.float32)
-    return Batch(*map(rows, (spec.observation, action, number, number, spec.observation, number)))
 
 
 def operations(algorithm: OffPolicyAlgorithm) -> float:
@@ -82,26 +62,13 @@ def _operations(jaxpr: Any, share: float) -> float:
 def alone(algorithm: OffPolicyAlgorithm, rounds: int) -> dict[str, float]:
     """Milliseconds of a gradient step in a loop and in calls of its own: medians over rounds in
     which each has its turn."""
-    draw = np.random.default_rng(0).uniform
-    batch = jax.tree.map(lambda s: draw(-1, 1, s.shape).astype(s.dtype), batch_shapes(algorithm))
-    keys = jax.random.split(jax.random.key(1), KEYS)
-    begun = algorithm.init(jax.random.key(0))._replace(replay=(), data=(), key=())  # type: ignore[arg-type]
-
-    def step(_: Any, state: Any) -> Any:
-        state = algorithm.gradient_step(ALONE, state, batch, keys)[0]
-        return state._replace(steps=state.steps + 1)
-
-    @partial(jax.jit, donate_argnums=0)
-    def steps(state: Any, count: jax.Array) -> Any:
-        return jax.lax.fori_loop(0, count, step, state)
-
-    state = steps(jax.tree.map(jnp.copy, begun), CHAIN)
+    made = Alone(algorithm)
     taken: dict[str, list[float]] = {"loop_ms": [], "calls_ms": []}
     for _ in range(rounds):
         for name, count in (("loop_ms", CHAIN), ("calls_ms", 1)):
             began = time.perf_counter()
             for _ in range(CHAIN // count):
-                state = jax.block_until_ready(steps(state, count))
+                made.iterate(count)
             taken[name].append(1e3 * (time.perf_counter() - began) / CHAIN)
     return {name: statistics.median(times) for name, times in taken.items()}
 
@@ -157,9 +124,8 @@ def main() -> None:
         print(f"{name:16} {speed / 1e9:6.0f} GFLOP/s", flush=True)
     best = max(speeds.values())
     floors = {}
-    for name, env in ENVS.items():
-        task = dt.Task(dt.envs.resolve(env).spec, num_envs=1, steps=1)
-        algorithm = ours.algorithm(name, 1).bind(task)
+    for name in ENVS:
+        algorithm = bound(name)
         work, found = operations(algorithm), alone(algorithm, 5 * rounds)
         least, most = 1e3 * work / best, best / work
         floors[name] = {"operations": work, "least_ms": least, "most_per_s": most, **found}

@@ -1,7 +1,8 @@
 """What every contestant is asked, and how it answers: one JSON object on its last line.
 
 The question is a `Job`. In mode `speed` a contestant trains for `steps` environment steps after
-everything was compiled and warmed up; in mode `threshold` it trains until the shared evaluation
+everything was compiled and warmed up; in mode `turns` it does so again and again, each time that it
+gets a line, and answers each time; in mode `threshold` it trains until the shared evaluation
 reaches `THRESHOLD`, and neither compiling nor evaluating counts as training time. Actors that run
 ahead go on while the learner is evaluated, so for asynchronous contestants evaluating does count.
 Standard library and numpy only: this file is imported in the peers' own environments.
@@ -9,6 +10,7 @@ Standard library and numpy only: this file is imported in the peers' own environ
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +57,9 @@ ATARI_LEARNING_RATE = 2.5e-4
 FRAMES_PER_STEP = 4
 """Emulator frames in which an action is repeated."""
 
+READY = "ready"
+"""What a contestant says before its first turn."""
+
 THRESHOLD = 475.0
 EVALUATE_EVERY = 8192
 """Environment steps between two evaluations."""
@@ -65,10 +70,10 @@ EVALUATION_EPISODES = 100
 
 @dataclass(frozen=True)
 class Job:
-    mode: Literal["speed", "threshold"]
+    mode: Literal["speed", "turns", "threshold"]
     envs: int
     steps: int
-    """In mode `threshold`, the most that is trained."""
+    """In mode `turns`, of a turn; in mode `threshold`, the most that is trained."""
     seed: int
     threads: int
     """Of torch; JAX has one pool for all cores."""
@@ -92,7 +97,7 @@ class Job:
 
 def parse_job() -> Job:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=("speed", "threshold"), default="speed")
+    parser.add_argument("--mode", choices=("speed", "turns", "threshold"), default="speed")
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -108,6 +113,26 @@ def answer(job: Job, steps: int, seconds: float, **more: Any) -> None:
     """Prints the contestant's one line."""
     line = {"steps": steps, "seconds": seconds, "steps_per_s": steps / seconds, **more}
     print(json.dumps({"mode": job.mode, "envs": job.envs, "seed": job.seed, **line}), flush=True)
+
+
+class Turns:
+    """The turns of a contestant that is ready: it says so, and waits for the first."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        print(READY, flush=True)
+        self._began, self._used = self._begin()
+
+    def end(self, steps: int) -> None:
+        """Answers for a turn, and waits for the next; when there is none, the process ends."""
+        seconds, used = time.perf_counter() - self._began, time.process_time() - self._used
+        answer(self._job, steps, seconds, processor_s=used)
+        self._began, self._used = self._begin()
+
+    def _begin(self) -> tuple[float, float]:
+        if not sys.stdin.readline():
+            raise SystemExit
+        return time.perf_counter(), time.process_time()
 
 
 def train_and_answer(
@@ -129,6 +154,11 @@ def train_and_answer(
         steps = job.iterations * job.per_iteration
         answer(job, steps, seconds, processor_s=used, compile_s=compile_s)
         return
+    if job.mode == "turns":
+        turns = Turns(job)
+        while True:
+            iterate(job.iterations)
+            turns.end(job.iterations * job.per_iteration)
     chunk = max(1, EVALUATE_EVERY // job.per_iteration)
     steps, seconds, mean = 0, 0.0, 0.0
     while mean < THRESHOLD and steps < job.steps:

@@ -1,7 +1,8 @@
 """The one entry to every measurement: `python benchmarks/run.py [name …] [--repeats N] [--quick]`.
 
 Contestants run in fresh processes, one at a time and in turn (ours, theirs, ours, theirs, …), so
-that whatever the machine does meets both. A ratio is taken in each round, and its median counts.
+that whatever the machine does meets both. Where its mood within a run would decide, both train side
+by side and in short turns instead. A ratio is taken in each round, and its median counts.
 Peers are installed on first use. Everything measured goes to benchmarks/results/ as JSON.
 """
 
@@ -9,11 +10,15 @@ import argparse
 import json
 import os
 import platform
+import select
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.comparisons import COMPARISONS, Comparison, Metric  # noqa: E402
 from benchmarks.contestants import Contestant  # noqa: E402
 from benchmarks.interpreters import interpreter  # noqa: E402
+from benchmarks.protocol import READY  # noqa: E402
 
 EXCHANGE, PROCESSES = ["benchmarks.exchange"], ["benchmarks.env_processes"]
 REPLAY, GROWTH = ["benchmarks.replay"], ["benchmarks.replay_growth"]
@@ -44,6 +50,11 @@ SCRIPTS = {
 }
 GIVE_UP = 3600.0
 """Seconds after which a contestant that does not answer counts as hung."""
+ENDING = 60.0
+"""Seconds in which one that gets no more turns has to end."""
+TURNS = 20
+"""Turns of each contestant for a round of whole runs."""
+ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
 BUSY = 0.5
 """A load average above which other work on the machine would be measured too."""
 
@@ -111,15 +122,46 @@ def compare(comparison: Comparison, repeats: int, quick: bool) -> dict[str, Any]
     answers: dict[str, list[Answer]] = {c.name: [] for c in contestants}
     for contestant in contestants:
         interpreter(contestant.python)  # installs before anything is timed
-    for round_ in range(2 * repeats if comparison.threshold else repeats):
-        for contestant in contestants:
-            answer = ask(contestant, comparison.threshold, round_, quick)
-            answers[contestant.name].append(answer)
-            print(f"  round {round_ + 1}  {contestant.name:32} {line(answer)}", flush=True)
+    if comparison.turn:
+        rows, shown = (
+            turns(contestants, comparison.turn, repeats * TURNS // (5 if quick else 1)),
+            10,
+        )
+    else:
+        count = 2 * repeats if comparison.threshold else repeats
+        rows, shown = runs(contestants, comparison.threshold, count, quick), 1
+    for round_, name, answer in rows:
+        answers[name].append(answer)
+        if round_ % shown == 0:
+            print(f"  round {round_ + 1:3}  {name:32} {line(answer)}", flush=True)
     verdicts = [
         verdict(comparison, answers, metric, target) for metric, target in comparison.metrics
     ]
     return {"title": comparison.title, "answers": answers, "verdicts": verdicts}
+
+
+def runs(
+    contestants: list[Contestant], threshold: bool, rounds: int, quick: bool
+) -> Iterator[tuple[int, str, Answer]]:
+    """(round, name, answer): each time a whole run."""
+    for round_ in range(rounds):
+        for contestant in contestants:
+            yield round_, contestant.name, ask(contestant, threshold, round_, quick)
+
+
+def turns(
+    contestants: list[Contestant], steps: int, rounds: int
+) -> Iterator[tuple[int, str, Answer]]:
+    """(round, name, answer): all are started, one after another, and then take turns."""
+    with ExitStack() as stack:
+        live: dict[str, Live] = {}
+        for contestant in contestants:
+            words = [contestant.module, "--mode", "turns", "--steps", str(steps)]
+            command = [str(interpreter(contestant.python)), "-m", *words, *contestant.arguments]
+            live[contestant.name] = stack.enter_context(closing(Live(command)))
+        for round_ in range(rounds):
+            for name in sorted(live, reverse=round_ % 2 == 1):  # nobody is always the first
+                yield round_, name, json.loads(live[name].turn())
 
 
 def ask(contestant: Contestant, threshold: bool, round_: int, quick: bool) -> Answer:
@@ -131,13 +173,54 @@ def ask(contestant: Contestant, threshold: bool, round_: int, quick: bool) -> An
     return run_json(command)
 
 
+class Live:
+    """A contestant that waits for its turns."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = " ".join(command)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=ENVIRONMENT, text=True, start_new_session=True, **pipes
+        )
+        while self._line() != READY:
+            pass
+
+    def turn(self) -> str:
+        """The answer of its next turn."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> str:
+        """Its next line, which nothing may have been read of before."""
+        out = self._process.stdout
+        assert out is not None
+        ready, _, _ = select.select([out], [], [], GIVE_UP)
+        text = out.readline() if ready else ""
+        if not text:
+            self._errors.seek(0)
+            raise SystemExit(f"{self._command} failed:\n{self._errors.read()[-2000:]}")
+        return text.strip()
+
+    def close(self) -> None:
+        """No more turns: it ends by itself, or is killed with what it started."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(ENDING)
+        except BaseException:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            raise
+
+
 def run_json(command: list[str]) -> Answer:
     """Runs a command and reads the JSON object on its last line."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
     with subprocess.Popen(
         command,
         cwd=ROOT,
-        env=environment,
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -122,7 +122,7 @@ class StepRun:
         """Return and length so far of every environment's episode."""
         self._episodes: list[np.ndarray] = []
         """Number, returns and lengths of those that ended, since the last report."""
-        self._call: Any = jax.jit(self._in_order, donate_argnums=0)
+        self._call: Any = jax.jit(self._turn, donate_argnums=0)
         self._choose: Any = jax.jit(self._first_choice)
         self._copied: Any = jax.jit(self._copies)
         self._memory, arrays = slab.buffers()
@@ -351,17 +351,6 @@ class StepRun:
 
     def _no_metrics(self) -> jax.Array:
         return jnp.zeros(len(self._graph.metrics))
-
-    def _in_order(self, held: Any, data: Any, words: jax.Array, memory: Any) -> Any:
-        """The turn as the body of a loop that passes once: XLA hands the pieces of a program to
-        several threads, which takes longer than they do, but runs those of a loop in order."""
-
-        def body(i: jax.Array, held: Any) -> Any:
-            # what does not change with the passes would be done before the loop
-            own = jax.lax.optimization_barrier((i, words, memory))
-            return self._turn(held, data, *own[1:])
-
-        return jax.lax.fori_loop(0, jax.lax.optimization_barrier(np.int32(1)), body, held)
 
     def _turn(self, held: Any, data: Any, words: jax.Array, memory: Any) -> Any:
         """Learns from the step that was taken, then chooses what to do next."""
