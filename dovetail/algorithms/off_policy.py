@@ -386,23 +386,24 @@ class OffPolicyAlgorithm(Algorithm):
         fits = self.rhythm <= TOGETHER and count % self.rhythm == 0
         rhythm = self.rhythm if fits else 1
 
-        def step(i: Any, state: LearnerState) -> tuple[LearnerState, jax.Array, Metrics]:
+        @jax.jit(static_argnums=0, inline=True)  # traced once, for shapes and loop
+        def step(known: int | None, i: jax.Array, state: LearnerState) -> Any:
+            """The i-th gradient step, of which it may be known where in the rhythm it is."""
             batch = jax.tree.map(lambda x: x[i], batches)
-            state, errors, metrics = self.gradient_step(rl, state, batch, keys[i])
-            return state._replace(steps=state.steps + 1), errors, metrics
+            at = state if known is None else state._replace(steps=known)  # type: ignore[arg-type]
+            after, errors, metrics = self.gradient_step(rl, at, batch, keys[i])
+            return after._replace(steps=state.steps + 1), errors, metrics
 
         def body(i: jax.Array, loop: Any) -> Any:
             state, errors, sums = loop
-            before = state.steps
             for j in range(rhythm):
-                if rhythm > 1:  # which of the steps is due is known: there is nothing to choose
-                    state = state._replace(steps=j)
-                state, found, metrics = step(rhythm * i + j, state)
-                errors = errors.at[rhythm * i + j].set(found)
+                at = jnp.asarray(rhythm * i + j, jnp.int32)
+                state, found, metrics = step(j if rhythm > 1 else None, at, state)
+                errors = errors.at[at].set(found)
                 sums = jax.tree.map(jnp.add, sums, metrics)
-            return state._replace(steps=before + rhythm), errors, sums
+            return state, errors, sums
 
-        shapes = jax.eval_shape(lambda: step(0, kept))
+        shapes = jax.eval_shape(lambda: step(0 if rhythm > 1 else None, jnp.int32(0), kept))
         errors = jnp.zeros((count, *shapes[1].shape))
         sums = {name: jnp.zeros(()) for name in shapes[2]}
         # no pass at all before there is enough: cheaper than to choose between old and new weights
@@ -427,11 +428,12 @@ class OffPolicyAlgorithm(Algorithm):
         if count == 1:
             return improve(state)
 
+        @jax.jit(inline=True)  # traced once, for shapes and loop
         def rarely(state: LearnerState) -> tuple[LearnerState, Metrics]:
             state, metrics = improve(state)
             return state, {name: count * x for name, x in metrics.items()}
 
-        nothing = {name: jnp.zeros(()) for name in jax.eval_shape(improve, state)[1]}
+        nothing = {name: jnp.zeros(()) for name in jax.eval_shape(rarely, state)[1]}
         due: Any = (state.steps + 1) % count == 0
         if isinstance(due, bool):
             return rarely(state) if due else (state, nothing)

@@ -346,3 +346,19 @@ def test_actions_without_bounds_are_refused() -> None:
     sentence = "SAC explores within the bounds of actions, but toy:Free takes .* choose ppo"
     with pytest.raises(UserError, match=sentence):
         SAC().bind(dt.Task(spec, 1, 100))
+
+
+@pytest.mark.parametrize("updates", [1, 4])
+def test_what_a_gradient_step_does_is_traced_once_for_each_place_in_the_rhythm(
+    monkeypatch: pytest.MonkeyPatch, updates: int
+) -> None:
+    traced: list[str] = []
+
+    def noted(name: str, function: Any) -> Any:
+        return lambda *arguments: traced.append(name) or function(*arguments)
+
+    monkeypatch.setattr(TD3, "gradient_step", noted("step", TD3.gradient_step))
+    monkeypatch.setattr(TD3, "actor_loss", noted("policy", TD3.actor_loss))
+    dt.trace(TD3(**TINY, gradient_steps=updates), "gymnax:Pendulum-v1")
+    places = 2 if updates % 2 == 0 else 1  # of every two, one without the policy and one with it
+    assert (traced.count("step"), traced.count("policy")) == (places, places)
