@@ -123,16 +123,13 @@ def compare(comparison: Comparison, repeats: int, quick: bool) -> dict[str, Any]
     for contestant in contestants:
         interpreter(contestant.python)  # installs before anything is timed
     if comparison.turn:
-        rows, shown = (
-            turns(contestants, comparison.turn, repeats * TURNS // (5 if quick else 1)),
-            10,
-        )
+        rows = turns(contestants, comparison.turn, repeats * TURNS // (5 if quick else 1))
     else:
         count = 2 * repeats if comparison.threshold else repeats
-        rows, shown = runs(contestants, comparison.threshold, count, quick), 1
+        rows = runs(contestants, comparison.threshold, count, quick)
     for round_, name, answer in rows:
         answers[name].append(answer)
-        if round_ % shown == 0:
+        if round_ % (10 if comparison.turn else 1) == 0:
             print(f"  round {round_ + 1:3}  {name:32} {line(answer)}", flush=True)
     verdicts = [
         verdict(comparison, answers, metric, target) for metric, target in comparison.metrics
