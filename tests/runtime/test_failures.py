@@ -44,18 +44,22 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Generator[None]:
     """No process, thread or shared memory outlives a run."""
-    before = segments()
+    before = processes(), threads(), segments()
     yield
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and (multiprocessing.active_children() or ours()):
+    while time.monotonic() < deadline and (processes() - before[0] or threads() - before[1]):
         time.sleep(0.05)
-    assert multiprocessing.active_children() == []
-    assert ours() == []
-    assert segments() - before == set()
+    assert processes() - before[0] == set()
+    assert threads() - before[1] == set()
+    assert segments() - before[2] == set()
 
 
-def ours() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("dovetail-")]
+def processes() -> set[Any]:
+    return set(multiprocessing.active_children())
+
+
+def threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("dovetail-")}
 
 
 def segments() -> set[str]:

@@ -98,6 +98,7 @@ def test_going_back_drops_the_checkpoints_after_it(tmp_path: Path) -> None:
     assert [path.name for path in sorted(checkpoints.folder.iterdir())] == ["2", "3"]
     tree, _ = checkpoints.restore({"weight": np.zeros(2, int)})
     assert tree["weight"].tolist() == [3, 3]
+    checkpoints.close()
 
 
 def test_waiting_for_an_evaluation_ends_when_asked_to_stop() -> None:

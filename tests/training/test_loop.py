@@ -241,7 +241,9 @@ def test_nothing_goes_on_while_the_state_that_reached_the_goal_is_saved(fails: b
         began=0.0,
     )
     found: Any = Found()
-    loop.run(1000, Stop(), Recorder([]), Progress(1000), found, found, {})
+    recorder = Recorder([])
+    loop.run(1000, Stop(), recorder, Progress(1000), found, found, {})
+    recorder.close()
     assert loop.solved and under_way
     loop.save(found)
     assert asked == [0] and found.saved[-1][0] == 1
