@@ -304,6 +304,7 @@ COMPARISONS = (
             (offline(name, 4000),),
             torch_offline(name, 2000, module),
             (("steps_per_s", 2.0),),
+            turn=100,
         )
         for name, title in (("iql", "IQL"), ("td3-bc", "TD3+BC"))
         for style, how, module in (
