@@ -1,10 +1,11 @@
 """An algorithm's gradient step alone, many in one compiled loop, on one batch: without environment,
 acting and replay, and without a call for each. Whoever does these as well cannot be faster.
 
-    python -m benchmarks.alone --algorithm sac --steps 100
+    python -m benchmarks.alone --algorithm sac --steps 100 [--cores 1]
 """
 
 import argparse
+import os
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -44,6 +45,13 @@ def batch_shapes(algorithm: OffPolicyAlgorithm) -> Batch:
     return Batch(*map(rows, (spec.observation, action, number, number, spec.observation, number)))
 
 
+def gradient_step(algorithm: OffPolicyAlgorithm, state: Any, batch: Batch, keys: Any) -> Any:
+    """(state, errors, metrics) after a gradient step on one batch, which is prepared first."""
+    one = jax.tree.map(lambda x: x[None], (batch, keys))
+    prepared = jax.tree.map(lambda x: x[0], algorithm.prepared(state, *one))
+    return algorithm.gradient_step(ALONE, state, prepared, keys)
+
+
 class Alone:
     """The learner's state, and a loop that changes it."""
 
@@ -54,7 +62,7 @@ class Alone:
         begun = algorithm.init(jax.random.key(0))._replace(replay=(), data=(), key=())  # type: ignore[arg-type]
 
         def step(_: Any, state: Any) -> Any:
-            state = algorithm.gradient_step(ALONE, state, batch, keys)[0]
+            state = gradient_step(algorithm, state, batch, keys)[0]
             return state._replace(steps=state.steps + 1)
 
         @partial(jax.jit, donate_argnums=0)
@@ -72,8 +80,11 @@ class Alone:
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algorithm", choices=tuple(ENVS), default="sac")
+    parser.add_argument("--cores", type=int, help="that it may use, of those that there are")
     options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
+    if options.cores:  # before JAX starts: it makes a thread for each
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # as under Local
     p.train_and_answer(
         job, Alone(bound(options.algorithm)).iterate, lambda observation: observation

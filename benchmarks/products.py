@@ -7,15 +7,20 @@ hidden layers of 256), those of a step that comes only every so often by its sha
 machine multiplies is measured with large matrices, where every library is at its best, and with
 256×256 ones, of which an update has a handful at a time: numpy's BLAS and XLA, in turn, all cores.
 Beside that stands what the gradient step alone takes, without acting, environment and replay: many
-in one compiled loop, and one in each call, as where every step waits for an environment.
+in one compiled loop, and one in each call, as where every step waits for an environment. The loop
+has a core of its own as well, in another process: cores that never wait for each other would do as
+many times what one does.
 """
 
 import argparse
 import json
 import math
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import jax
@@ -25,7 +30,8 @@ from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from benchmarks import protocol as p
-from benchmarks.alone import ALONE, ENVS, Alone, batch_shapes, bound
+from benchmarks.alone import ENVS, Alone, batch_shapes, bound, gradient_step
+from benchmarks.run import Live
 from dovetail.algorithms.off_policy import KEYS, Batch, OffPolicyAlgorithm
 
 LARGE = 2048
@@ -39,7 +45,7 @@ def operations(algorithm: OffPolicyAlgorithm) -> float:
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), KEYS))
 
     def step(state: Any, batch: Batch, keys: Any) -> Any:
-        return algorithm.gradient_step(ALONE, state, batch, keys)
+        return gradient_step(algorithm, state, batch, keys)
 
     traced = jax.make_jaxpr(step)(state, batch_shapes(algorithm), keys)
     return _operations(traced.jaxpr, 1 / algorithm.rhythm)
@@ -59,18 +65,21 @@ def _operations(jaxpr: Any, share: float) -> float:
     return total
 
 
-def alone(algorithm: OffPolicyAlgorithm, rounds: int) -> dict[str, float]:
-    """Milliseconds of a gradient step in a loop and in calls of its own: medians over rounds in
-    which each has its turn."""
-    made = Alone(algorithm)
-    taken: dict[str, list[float]] = {"loop_ms": [], "calls_ms": []}
-    for _ in range(rounds):
-        for name, count in (("loop_ms", CHAIN), ("calls_ms", 1)):
-            began = time.perf_counter()
-            for _ in range(CHAIN // count):
-                made.iterate(count)
-            taken[name].append(1e3 * (time.perf_counter() - began) / CHAIN)
-    return {name: statistics.median(times) for name, times in taken.items()}
+def alone(name: str, rounds: int) -> dict[str, float]:
+    """Milliseconds of a gradient step in a loop, in calls of its own, and in a loop on one core:
+    medians over rounds in which each has its turn."""
+    made = Alone(bound(name))
+    taken: dict[str, list[float]] = {"loop_ms": [], "calls_ms": [], "one_core_ms": []}
+    words = f"--algorithm {name} --cores 1 --mode turns --steps {CHAIN} --envs 1 --unroll 1"
+    with closing(Live([sys.executable, "-m", "benchmarks.alone", *words.split()])) as one_core:
+        for _ in range(rounds):
+            for loop, count in (("loop_ms", CHAIN), ("calls_ms", 1)):
+                began = time.perf_counter()
+                for _ in range(CHAIN // count):
+                    made.iterate(count)
+                taken[loop].append(1e3 * (time.perf_counter() - began) / CHAIN)
+            taken["one_core_ms"].append(1e3 / json.loads(one_core.turn())["steps_per_s"])
+    return {loop: statistics.median(times) for loop, times in taken.items()}
 
 
 def fastest(call: Callable[[], Any], count: int) -> float:
@@ -125,14 +134,16 @@ def main() -> None:
     best = max(speeds.values())
     floors = {}
     for name in ENVS:
-        algorithm = bound(name)
-        work, found = operations(algorithm), alone(algorithm, 5 * rounds)
+        work, found = operations(bound(name)), alone(name, 5 * rounds)
         least, most = 1e3 * work / best, best / work
+        apart = 1e3 * len(os.sched_getaffinity(0)) / found["one_core_ms"]
         floors[name] = {"operations": work, "least_ms": least, "most_per_s": most, **found}
+        floors[name]["cores_apart_per_s"] = apart
         print(
             f"{name:16} {work / 1e6:6.0f} MFLOP a gradient step: at least {least:.2f} ms, "
             f"at most {most:.0f} steps/s; it takes {found['loop_ms']:.2f} ms in a loop, "
-            f"{found['calls_ms']:.2f} ms in calls of its own",
+            f"{found['calls_ms']:.2f} ms in calls of its own, {found['one_core_ms']:.2f} ms on one "
+            f"core; cores that never wait for each other would do {apart:.0f} steps/s",
             flush=True,
         )
     print(json.dumps({"operations_per_s": speeds, "floors": floors}))

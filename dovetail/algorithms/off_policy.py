@@ -45,8 +45,7 @@ TOGETHER = 4
 """The most gradient steps that are compiled one after another: more would compile for long."""
 
 INSIDE = 1 - 1e-5
-"""Recorded continuous actions are clipped to this: on the bounds themselves a squashed distribution
-has no density."""
+"""Recorded actions are clipped to this: a squashed distribution has no density on the bounds."""
 
 
 class Row(NamedTuple):
@@ -71,6 +70,8 @@ class Batch(NamedTuple):
     """The observation to which they led."""
     weights: jax.Array
     """How much each counts."""
+    goal: jax.Array | tuple[()] = ()
+    """What the critics should say, where that is known before the gradient step."""
 
 
 class Acting(NamedTuple):
@@ -103,8 +104,7 @@ class LearnerState(NamedTuple):
     """What actors met; nothing where nobody acts."""
     key: jax.Array
     steps: jax.Array
-    """Gradient steps so far. Where those of a rhythm are compiled together, which of them it is: a
-    plain number, from 0."""
+    """Gradient steps so far; a plain number from 0 where a rhythm is compiled together."""
     updates: jax.Array
     data: Data | tuple[()] = ()
     """What was recorded, if anything."""
@@ -386,25 +386,30 @@ class OffPolicyAlgorithm(Algorithm):
         fits = self.rhythm <= TOGETHER and count % self.rhythm == 0
         rhythm = self.rhythm if fits else 1
 
-        @jax.jit(static_argnums=0, inline=True)  # traced once, for shapes and loop
-        def step(known: int | None, i: jax.Array, state: LearnerState) -> Any:
-            """The i-th gradient step, of which it may be known where in the rhythm it is."""
-            batch = jax.tree.map(lambda x: x[i], batches)
-            at = state if known is None else state._replace(steps=known)  # type: ignore[arg-type]
-            after, errors, metrics = self.gradient_step(rl, at, batch, keys[i])
-            return after._replace(steps=state.steps + 1), errors, metrics
+        @jax.jit(inline=True)  # traced once, for shapes and loop
+        def steps(i: jax.Array, state: LearnerState) -> Any:
+            """(state, errors [rhythm, n], sums of metrics) after the i-th pass of steps."""
+            part = lambda x: jax.lax.dynamic_slice_in_dim(x, rhythm * i, rhythm)  # noqa: E731
+            own = part(keys)
+            taken = self.prepared(state, jax.tree.map(part, batches), own)
+            done = []
+            for j in range(rhythm):
+                batch = jax.tree.map(lambda x, j=j: x[j], taken)
+                at = state if rhythm == 1 else state._replace(steps=j)  # type: ignore[arg-type]
+                after, *found = self.gradient_step(rl, at, batch, own[j])
+                state = after._replace(steps=state.steps + 1)
+                done.append(found)
+            errors, metrics = zip(*done, strict=True)
+            return state, jnp.stack(errors), jax.tree.map(lambda *x: sum(x), *metrics)
 
         def body(i: jax.Array, loop: Any) -> Any:
             state, errors, sums = loop
-            for j in range(rhythm):
-                at = jnp.asarray(rhythm * i + j, jnp.int32)
-                state, found, metrics = step(j if rhythm > 1 else None, at, state)
-                errors = errors.at[at].set(found)
-                sums = jax.tree.map(jnp.add, sums, metrics)
-            return state, errors, sums
+            state, found, metrics = steps(jnp.asarray(i, jnp.int32), state)
+            errors = jax.lax.dynamic_update_slice_in_dim(errors, found, rhythm * i, axis=0)
+            return state, errors, jax.tree.map(jnp.add, sums, metrics)
 
-        shapes = jax.eval_shape(lambda: step(0 if rhythm > 1 else None, jnp.int32(0), kept))
-        errors = jnp.zeros((count, *shapes[1].shape))
+        shapes = jax.eval_shape(lambda: steps(jnp.int32(0), kept))
+        errors = jnp.zeros((count, *shapes[1].shape[1:]))
         sums = {name: jnp.zeros(()) for name in shapes[2]}
         # no pass at all before there is enough: cheaper than to choose between old and new weights
         passes = jnp.where(enough, count // rhythm, 0)
@@ -412,11 +417,16 @@ class OffPolicyAlgorithm(Algorithm):
         metrics = {name: total / count for name, total in sums.items()}
         return kept._replace(key=state.key), errors, metrics
 
+    def prepared(self, state: LearnerState, batches: Batch, keys: jax.Array) -> Batch:
+        """The batches [k, n, …] of the gradient steps of one rhythm, which have keys [k, `KEYS`],
+        with whatever can be told before the first of them and stays so until the last."""
+        return batches
+
     def gradient_step(
         self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array
     ) -> tuple[LearnerState, jax.Array, Metrics]:
-        """(state, errors [n], metrics) after one gradient step, with `KEYS` keys of its own; each
-        algorithm has its own."""
+        """(state, errors [n], metrics) after one gradient step on a batch that was prepared, with
+        `KEYS` keys of its own; each algorithm has its own."""
         raise NotImplementedError(f"{type(self).__name__} does not define gradient_step(…).")
 
     def at_times(

@@ -42,21 +42,32 @@ class TD3(DDPG):
 
     def goal(self, state: LearnerState, batch: Batch, keys: jax.Array) -> jax.Array:
         """What the critics should say [n], from a target whose action is blurred."""
+        return self.blurred_goal(state, batch, jax.random.normal(keys[0], batch.action.shape))
+
+    def blurred_goal(self, state: LearnerState, batch: Batch, noise: jax.Array) -> jax.Array:
+        """The same, from normal numbers of the actions' shape."""
         action = self.policy(state.target["actor"], batch.following)
-        noise = self.target_noise * jax.random.normal(keys[0], action.shape)
-        noise = jnp.clip(noise, -self.target_noise_clip, self.target_noise_clip)
-        action = jnp.clip(action + noise, -1.0, 1.0)
+        limit = self.target_noise_clip
+        action = action + jnp.clip(self.target_noise * noise, -limit, limit)
+        action = jnp.clip(action, -1.0, 1.0)
         following = self.values(state.target["critics"], batch.following, action)
         return batch.reward + batch.discount * following.min(axis=0)
+
+    def prepared(self, state: LearnerState, batches: Batch, keys: jax.Array) -> Batch:
+        """With the goals of them all, as if they were one batch: the target networks follow only
+        after the last."""
+        noise = jax.vmap(lambda key: jax.random.normal(key, batches.action.shape[1:]))(keys[:, 0])
+        joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (batches, noise))
+        goal = self.blurred_goal(state, *joined)
+        return batches._replace(goal=goal.reshape(batches.reward.shape))
 
     def gradient_step(
         self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array
     ) -> tuple[LearnerState, jax.Array, Metrics]:
         """The critics one step along their gradients; every so often the policy as well, and then
         the target networks follow."""
-        goal = self.goal(state, batch, keys)
         critics, (errors, found) = jax.grad(self.critic_loss, has_aux=True)(
-            state.params["critics"], batch, goal
+            state.params["critics"], batch, batch.goal
         )
         state = self.descend(rl, state, {"critics": critics})
 

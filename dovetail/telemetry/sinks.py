@@ -129,6 +129,11 @@ def _cell(value: float) -> str:
     return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
 
 
+GATHERED = 1.0
+"""Seconds for which records are gathered before they are written together: while this thread runs,
+a core does not train, and the program that trains on all of them waits for that one."""
+
+
 class Recorder:
     """Writes scalars to sinks from a thread of its own; `record` never waits for them."""
 
@@ -170,7 +175,8 @@ class Recorder:
                 self._waiting.popleft()
                 self.dropped += 1
             self._waiting.append((step, dict(what), arrays))
-            self._changed.notify()
+            if len(self._waiting) == 1 or self._crowded:
+                self._changed.notify()
 
     def close(self, timeout: float | None = None) -> None:
         """Writes what is waiting, within `timeout` seconds, and closes the sinks."""
@@ -191,18 +197,28 @@ class Recorder:
             )
         self._raise_fatal()
 
+    @property
+    def _crowded(self) -> bool:
+        """Whether so many records wait that some will be dropped if they are not written."""
+        return 2 * len(self._waiting) >= self._capacity
+
+    def _gather(self) -> bool:
+        """Waits for records; returns whether there are any, which there are not once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            self._changed.wait_for(lambda: self._closing or self._crowded, GATHERED)
+            return bool(self._waiting)
+
     def _work(self) -> None:
         """The thread: writes until closed and empty."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    break
-                step, found, arrays = self._waiting.popleft()
-            if arrays:
-                self._write_arrays(step, found)
-            else:
-                self._write(step, found)
+        while self._gather():
+            while self._waiting:
+                with self._changed:
+                    step, found, arrays = self._waiting.popleft()
+                if arrays:
+                    self._write_arrays(step, found)
+                else:
+                    self._write(step, found)
         for sink in list(self._sinks):
             self._guarded(sink, sink.close)
 

@@ -349,7 +349,7 @@ class Loop:
     def _adapt(self, iterations: int, seconds: float) -> None:
         """Aims at reports every quarter of a second, changing by at most a factor of two."""
         ideal = iterations * REPORT_SECONDS / max(seconds, 1e-6)
-        self._chunk = max(1, min(int(ideal), 2 * self._chunk, self._at_once or 2 * self._chunk))
+        self._chunk = max(1, min(round(ideal), 2 * self._chunk, self._at_once or 2 * self._chunk))
 
     def _show(self, progress: Progress, row: dict[str, float], spent: Mapping[str, float]) -> None:
         total = max(self.training_seconds, 1e-9)

@@ -125,6 +125,19 @@ def test_td3_takes_the_lower_critic_and_blurs_the_action() -> None:
     assert near.max() < 1e-5 < np.abs(goal[1:] - np.asarray(wanted)[1:]).min()
 
 
+def test_td3_prepares_the_goals_of_a_rhythm_at_once() -> None:
+    algorithm = bound(TD3, target_noise=0.3)
+    state, parts = begun(algorithm), batches(random_batch(6), 2)
+    own = jax.random.split(jax.random.key(3), (2, off_policy.KEYS))
+    prepared = algorithm.prepared(state, parts, own)
+    for i in range(2):
+        batch = jax.tree.map(lambda x, i=i: x[i], parts)
+        wanted = algorithm.goal(state, batch, own[i])
+        np.testing.assert_allclose(prepared.goal[i], wanted, rtol=1e-5)
+    assert not np.allclose(prepared.goal[0], prepared.goal[1])
+    assert jax.tree.all(jax.tree.map(np.array_equal, prepared._replace(goal=()), parts))
+
+
 def test_td3_moves_the_policy_every_other_step() -> None:
     algorithm = bound(TD3, gradient_steps=1)
     step = jax.jit(lambda state: algorithm.learn(ALONE, state, batches(random_batch()), True)[0])

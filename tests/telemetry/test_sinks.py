@@ -8,6 +8,8 @@ import struct
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ import dovetail
 from dovetail.errors import UserError
 from dovetail.policies import Local
 from dovetail.run import read_metrics
+from dovetail.telemetry import sinks as sinks_module
 from dovetail.telemetry.sinks import CsvSink, Recorder
 from dovetail.telemetry.tensorboard import TensorBoardSink, tags
 
@@ -42,6 +45,14 @@ class ListSink:
 
     def close(self):
         self.closed += 1
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether something holds within some seconds."""
+    until = time.monotonic() + seconds
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.01)
+    return holds()
 
 
 @contextmanager
@@ -189,6 +200,34 @@ def test_recorder_writes_everything_in_order_to_every_sink():
         assert sink.rows == [(step, {"loss": step / 2}) for step in range(50)]
         assert sink.closed == 1
     assert recorder.failures == []
+
+
+def test_records_are_gathered_until_they_are_due_or_many(monkeypatch):
+    monkeypatch.setattr(sinks_module, "GATHERED", 60.0)
+    sink = ListSink()
+    recorder = Recorder([sink], capacity=8)
+    for step in range(3):
+        recorder.record(step, {})
+    time.sleep(0.2)
+    assert sink.rows == []
+    recorder.record(3, {})  # half of what may wait
+    assert eventually(lambda: len(sink.rows) == 4)
+    recorder.record(4, {})
+    began = time.monotonic()
+    recorder.close()
+    assert time.monotonic() - began < 10
+    assert [step for step, _ in sink.rows] == [0, 1, 2, 3, 4]
+    assert recorder.dropped == 0 and recorder.failures == []
+
+
+def test_gathered_records_are_written_before_the_end(monkeypatch):
+    monkeypatch.setattr(sinks_module, "GATHERED", 0.05)
+    sink = ListSink()
+    recorder = Recorder([sink])
+    for step in range(2):
+        recorder.record(step, {})
+        assert eventually(lambda step=step: [row[0] for row in sink.rows] == [*range(step + 1)])
+    recorder.close()
 
 
 def test_recorder_never_waits_and_counts_what_it_drops():
