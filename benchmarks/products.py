@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,7 +33,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from benchmarks import protocol as p
 from benchmarks.alone import ENVS, Alone, batch_shapes, bound, gradient_step
 from benchmarks.run import Live
-from dovetail.algorithms.off_policy import KEYS, Batch, OffPolicyAlgorithm
+from dovetail.algorithms.off_policy import KEYS, OffPolicyAlgorithm
 
 LARGE = 2048
 CHAIN = 50
@@ -43,10 +44,7 @@ def operations(algorithm: OffPolicyAlgorithm) -> float:
     """Floating-point operations of the products of one gradient step, on average."""
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), KEYS))
-
-    def step(state: Any, batch: Batch, keys: Any) -> Any:
-        return gradient_step(algorithm, state, batch, keys)
-
+    step = partial(gradient_step, algorithm)
     traced = jax.make_jaxpr(step)(state, batch_shapes(algorithm), keys)
     return _operations(traced.jaxpr, 1 / algorithm.rhythm)
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from small import QUIET, ppo
+from waiting import eventually
 
 import dovetail
 from dovetail.cli.main import main
@@ -26,14 +27,6 @@ from dovetail.telemetry import status as status_module
 from dovetail.telemetry.status import Status
 
 COMMAND = [sys.executable, "-c", "from dovetail.cli.main import main; raise SystemExit(main())"]
-
-
-def eventually(what: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.1)
-    return found
 
 
 def test_the_machine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,7 @@ class LearnerState(NamedTuple):
     """What actors met; nothing where nobody acts."""
     key: jax.Array
     steps: jax.Array
-    """Gradient steps so far; a plain number from 0 where a rhythm is compiled together."""
+    """Gradient steps so far; in a rhythm compiled together, which of its steps: a plain number."""
     updates: jax.Array
     data: Data | tuple[()] = ()
     """What was recorded, if anything."""

@@ -23,6 +23,10 @@ from dovetail.run import write_atomically, write_error
 FIRST_COLUMNS = ("time_s", "env_steps", "updates")
 """The columns with which every metrics.csv begins."""
 
+GATHERED = 1.0
+"""Seconds for which records are gathered before they are written together: while they are written,
+a core does not train, and a program that trains on all of them waits for that one."""
+
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -127,11 +131,6 @@ def _cell(value: float) -> str:
     if math.isnan(number):
         return ""
     return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
-
-
-GATHERED = 1.0
-"""Seconds for which records are gathered before they are written together: while this thread runs,
-a core does not train, and the program that trains on all of them waits for that one."""
 
 
 class Recorder:

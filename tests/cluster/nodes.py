@@ -2,9 +2,8 @@
 
 import os
 import secrets
-import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,15 +113,6 @@ def processes_of(title: str) -> list[int]:
             continue
         if own and line.startswith(title):
             found.append(int(folder.name))
-    return found
-
-
-def eventually(what: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """What it gives once that is true; fails after the limit."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.1)
     return found
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import ENVS
-from nodes import Nodes, OnCluster, eventually, fresh_nodes, processes_of
+from nodes import Nodes, OnCluster, fresh_nodes, processes_of
 from small import LENGTH, QUIET
+from waiting import eventually
 
 import dovetail
 from dovetail.algorithms import DQN, IMPALA

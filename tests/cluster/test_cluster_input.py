@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from agreement import ENVS
-from nodes import Nodes, OnCluster, eventually, processes_of
+from nodes import Nodes, OnCluster, processes_of
 from small import LENGTH, ppo
+from waiting import eventually
 
 import dovetail
 from dovetail.algorithms import IMPALA

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small import QUIET, ppo
+from waiting import eventually
 
 import dovetail
 from dovetail.errors import UserError
@@ -45,14 +45,6 @@ class ListSink:
 
     def close(self):
         self.closed += 1
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether something holds within some seconds."""
-    until = time.monotonic() + seconds
-    while not holds() and time.monotonic() < until:
-        time.sleep(0.01)
-    return holds()
 
 
 @contextmanager
@@ -211,7 +203,7 @@ def test_records_are_gathered_until_they_are_due_or_many(monkeypatch):
     time.sleep(0.2)
     assert sink.rows == []
     recorder.record(3, {})  # half of what may wait
-    assert eventually(lambda: len(sink.rows) == 4)
+    eventually(lambda: len(sink.rows) == 4)
     recorder.record(4, {})
     began = time.monotonic()
     recorder.close()
@@ -226,7 +218,7 @@ def test_gathered_records_are_written_before_the_end(monkeypatch):
     recorder = Recorder([sink])
     for step in range(2):
         recorder.record(step, {})
-        assert eventually(lambda step=step: [row[0] for row in sink.rows] == [*range(step + 1)])
+        eventually(lambda step=step: [row[0] for row in sink.rows] == [*range(step + 1)])
     recorder.close()
 
 

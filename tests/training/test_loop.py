@@ -132,6 +132,14 @@ def test_dispatches_grow_by_at_most_a_factor_of_two() -> None:
     assert sum(chunks) == 10_000 and len(chunks) < 100
 
 
+def test_reports_are_about_as_far_apart_as_they_should_be() -> None:
+    loop, _, _ = ran(steps=20)
+    for seconds, chunk in ((0.15, 2), (0.2, 1), (0.11, 2), (0.3, 1), (9.0, 1)):
+        loop._chunk = 1
+        loop._adapt(1, seconds)
+        assert loop._chunk == chunk
+
+
 def test_rows_hold_means_over_their_updates() -> None:
     _, _, kept = ran(steps=1000)
     for row in kept.rows:
