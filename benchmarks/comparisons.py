@@ -301,7 +301,7 @@ COMPARISONS = (
         Comparison(
             f"{name}-torch-{style}",
             f"{title} on recorded data against a torch loop, {how}; a step is a gradient step",
-            (offline(name, 4000),),
+            offline(name, 4000),
             torch_offline(name, 2000, module),
             (("steps_per_s", 2.0),),
             turn=100,

@@ -141,10 +141,22 @@ def rejax_control(algorithm: str, steps: int) -> Contestant:
     return Contestant("rejax", "rejax", "benchmarks.peers.rejax_control", arguments, steps)
 
 
-def offline(algorithm: str, steps: int) -> Contestant:
-    """Ours on recorded data, 50 gradient steps in a call; a step is a gradient step."""
+def offline(algorithm: str, steps: int) -> tuple[Contestant, ...]:
+    """Ours on recorded data, 50 gradient steps in a call, on one device of all cores and on one for
+    each; a step is a gradient step."""
     more = ("--algorithm", algorithm, "--unroll", "50")
-    return ours("Fused", "fused", 1, "gymnasium:HalfCheetah-v5", steps, *more)
+    return tuple(
+        ours(
+            f"Fused, {count} device{'s' * (count > 1)}",
+            "fused",
+            1,
+            "gymnasium:HalfCheetah-v5",
+            steps,
+            *more,
+            settings=(f"envs={count}", f"devices={count}"),
+        )
+        for count in (1, 2)
+    )
 
 
 def torch_offline(

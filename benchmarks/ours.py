@@ -264,8 +264,8 @@ def train_to_threshold(job: p.Job, chosen: Any, policy: Any) -> None:
 def distribution_policy(name: str, job: p.Job, settings: list[str]) -> Any:
     """The policy of that name with so many environments, and further options `name=value`."""
     pairs = [setting.split("=", 1) for setting in settings]
-    options = {key: ast.literal_eval(value) for key, value in pairs}
-    return type(resolve_policy(name, job.env))(envs=job.envs, **options)
+    options = {"envs": job.envs} | {key: ast.literal_eval(value) for key, value in pairs}
+    return type(resolve_policy(name, job.env))(**options)
 
 
 def main() -> None:
@@ -277,9 +277,7 @@ def main() -> None:
     options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
     chosen = algorithm(options.algorithm, job.unroll)
-    policy = None  # nobody acts: data and learning are one program, whatever is evaluated in
-    if not chosen.needs_data:
-        policy = distribution_policy(options.policy, job, options.set)
+    policy = distribution_policy(options.policy, job, options.set)
     if job.mode != "threshold":
         measure_speed(job, chosen, policy, options.cluster)
     else:

@@ -63,15 +63,15 @@ class Estimate:
     """What to beware of."""
 
 
-class _Table(NamedTuple):
-    """Whole episodes side by side, [episodes, steps]."""
+class _Lived(NamedTuple):
+    """What happened in each whole episode, an array for each."""
 
-    ratios: Array
-    rewards: Array
-    action_values: Array
-    """Empty, as the values are, unless they were fitted."""
-    values: Array
-    """[episodes, steps + 1]"""
+    ratios: list[Array]
+    rewards: list[Array]
+    action_values: list[Array]
+    """None, as of the values, unless they were fitted."""
+    values: list[Array]
+    """One more than there are steps."""
 
 
 def estimate(
@@ -149,17 +149,17 @@ def estimate_policy(
     if {"dr", "fqe"} & set(wanted):
         options = _with_discount(options, discount)
         fitted = fit(reader, followed.actions, options, epsilon=target.epsilon, tell=tell)
-    table = None
+    lived = None
     if set(wanted) - {"fqe"}:
-        table = _table(reader, followed, fitted)
-    return [_one(name, reader, followed, table, fitted, discount) for name in wanted]
+        lived = _lived(reader, followed, fitted)
+    return [_one(name, reader, followed, lived, fitted, discount) for name in wanted]
 
 
 def _one(
     name: str,
     reader: Reader,
     followed: Followed,
-    table: _Table | None,
+    lived: _Lived | None,
     fitted: Values | None,
     discount: float,
 ) -> Estimate:
@@ -167,13 +167,13 @@ def _one(
         assert fitted is not None
         values = fitted.first_states(reader, followed.actions)
         return _by_values(fitted, values, reader.episodes.begun)
-    assert table is not None
+    assert lived is not None
     if name == "dr":
-        found = ope.doubly_robust(*table, discount)
+        found = ope.doubly_robust(*lived, discount)
     else:
-        found = SAMPLING[name](table.ratios, table.rewards, discount)
+        found = SAMPLING[name](lived.ratios, lived.rewards, discount)
     low, high = ope.interval(found, CONFIDENCE)
-    effective = ope.effective_episodes(table.ratios)
+    effective = ope.effective_episodes(lived.ratios)
     return Estimate(name, ope.weighted_mean(found), low, high, effective, _note(name, effective))
 
 
@@ -265,25 +265,15 @@ def _unknown(reader: Reader) -> int:
     return count
 
 
-def _table(reader: Reader, followed: Followed, fitted: Values | None) -> _Table:
-    """Every whole episode as a line; fragments are left out."""
+def _lived(reader: Reader, followed: Followed, fitted: Values | None) -> _Lived:
+    """Every whole episode; fragments are left out."""
     lengths, whole = reader.episodes.lengths, reader.episodes.whole
-    kept = np.flatnonzero(whole)
-    if len(kept) == 0:
+    if not whole.any():
         raise UserError(
             f"No episode of {reader.folder} was recorded from its first step to its last: "
             "importance sampling needs whole ones; record for longer, or use the method fqe."
         )
-    line = np.cumsum(whole) - 1
-    count, longest = len(kept), int(lengths[kept].max())
-    width = longest if fitted is not None else 0
-    table = _Table(
-        ratios=np.ones((count, longest)),
-        rewards=np.zeros((count, longest), np.float32),
-        action_values=np.zeros((count, width), np.float32),
-        values=np.zeros((count, width + 1), np.float32),
-    )
-    at = 0
+    lived, at = _Lived([], [], [], []), 0
     for run in parts(reader):
         rows = reader.rows(run.start, run.stop)
         own, chance = (x[at : at + len(rows.reward)] for x in followed)
@@ -292,17 +282,15 @@ def _table(reader: Reader, followed: Followed, fitted: Values | None) -> _Table:
         q, v = fitted.along(rows, own) if fitted is not None else (None, None)
         begin = 0
         for number in run:
-            steps = int(lengths[number])
-            part = slice(begin, begin + steps)
-            begin += steps + 1
+            part = slice(begin, begin + int(lengths[number]))
+            begin = part.stop + 1
             if not whole[number]:
                 continue
-            row = line[number]
-            table.ratios[row, :steps] = ratios[part]
-            table.rewards[row, :steps] = rows.reward[part]
+            lived.ratios.append(ratios[part])
+            lived.rewards.append(rows.reward[part])
             if q is not None and v is not None:
-                table.action_values[row, :steps] = q[part]
-                ended = bool(rows.terminated[part.stop - 1])
-                table.values[row, : steps + 1] = v[part.start : part.stop + 1]
-                table.values[row, steps] *= not ended
-    return table
+                values = v[part.start : part.stop + 1].copy()
+                values[-1] *= not rows.terminated[part.stop - 1]
+                lived.action_values.append(q[part])
+                lived.values.append(values)
+    return lived

@@ -1,28 +1,36 @@
 """What a policy is worth, from episodes that another policy lived through.
 
-Plain numpy; arrays are [episodes, steps], filled up behind an episode's end with rewards of 0 and
-ratios of 1. A ratio is π(a|s) / b(a|s): how much more often the policy π in question takes an
-action than the behaviour b that did. Precup, Sutton, Singh 2000 (importance sampling),
-https://arxiv.org/abs/1511.03722 (doubly robust). Each function gives one number per episode, or
-what a weighted mean of them is made of; `weighted_mean` and `interval` finish it.
+Plain numpy; every argument has an array for each episode, as long as that one is: a table of them
+all would be as wide as the longest. A ratio is π(a|s) / b(a|s): how much more often the policy π in
+question takes an action than the behaviour b that did. Precup, Sutton, Singh 2000 (importance
+sampling), https://arxiv.org/abs/1511.03722 (doubly robust). Each estimator gives one number per
+episode, or what a weighted mean of them is made of; `weighted_mean` and `interval` finish it.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 
+Each = Collection[np.ndarray]
+"""An array for each episode."""
+
 
 class Contributions(NamedTuple):
-    """What each episode gives to an estimate, the sum of `values` over the sum of `weights`; with
-    several columns [episodes, n] the sum of these quotients."""
+    """What each episode gives to an estimate, the sum of `values` over the sum of `weights`."""
 
     values: np.ndarray
     weights: np.ndarray
 
 
 def weights_so_far(ratios: np.ndarray) -> np.ndarray:
-    """ρ_0 ρ_1 … ρ_t at each step t."""
-    return np.cumprod(np.asarray(ratios, np.float64), axis=1)
+    """ρ_0 ρ_1 … ρ_t at each step t of an episode."""
+    return np.cumprod(np.asarray(ratios, np.float64))
+
+
+def whole_weights(ratios: Each) -> np.ndarray:
+    """The product of each episode's ratios."""
+    return np.array([weights_so_far(own)[-1] for own in ratios])
 
 
 def discounts(steps: int, discount: float) -> np.ndarray:
@@ -30,52 +38,69 @@ def discounts(steps: int, discount: float) -> np.ndarray:
     return discount ** np.arange(steps)
 
 
-def ordinary(ratios: np.ndarray, rewards: np.ndarray, discount: float) -> Contributions:
+def discounted(x: np.ndarray, discount: float) -> float:
+    """Σ γ^t x_t of an episode."""
+    return float(np.asarray(x, np.float64) @ discounts(len(x), discount))
+
+
+def ordinary(ratios: Each, rewards: Each, discount: float) -> Contributions:
     """Whole returns, weighted by the whole episode's ratio: unbiased, and of large variance."""
-    weights = weights_so_far(ratios)[:, -1]
-    returns = np.asarray(rewards, np.float64) @ discounts(rewards.shape[1], discount)
-    return Contributions(weights * returns, np.ones(len(returns)))
+    found = weighted(ratios, rewards, discount)
+    return found._replace(weights=np.ones(len(found.weights)))
 
 
-def weighted(ratios: np.ndarray, rewards: np.ndarray, discount: float) -> Contributions:
+def weighted(ratios: Each, rewards: Each, discount: float) -> Contributions:
     """The same over the sum of the weights: biased a little, and of much less variance."""
-    weights = weights_so_far(ratios)[:, -1]
-    returns = np.asarray(rewards, np.float64) @ discounts(rewards.shape[1], discount)
+    weights = whole_weights(ratios)
+    returns = np.array([discounted(own, discount) for own in rewards])
     return Contributions(weights * returns, weights)
 
 
-def per_decision(ratios: np.ndarray, rewards: np.ndarray, discount: float) -> Contributions:
+def per_decision(ratios: Each, rewards: Each, discount: float) -> Contributions:
     """Each reward weighted by the ratios up to it only: unbiased, and better than whole returns."""
-    worth = weights_so_far(ratios) * np.asarray(rewards, np.float64)
-    return Contributions(worth @ discounts(rewards.shape[1], discount), np.ones(len(worth)))
+    lived = zip(ratios, rewards, strict=True)
+    values = np.array([discounted(weights_so_far(rho) * r, discount) for rho, r in lived])
+    return Contributions(values, np.ones(len(values)))
 
 
-def weighted_per_decision(
-    ratios: np.ndarray, rewards: np.ndarray, discount: float
-) -> Contributions:
-    """Each step's rewards over the sum of the weights up to it."""
-    weights = weights_so_far(ratios)
-    worth = weights * np.asarray(rewards, np.float64) * discounts(rewards.shape[1], discount)
-    return Contributions(worth, weights)
+def weighted_per_decision(ratios: Each, rewards: Each, discount: float) -> Contributions:
+    """Each step's rewards over the sum of the weights up to it; the weight of an episode stays what
+    it was at its end. A sum of quotients, so episodes give their parts of its linearisation."""
+    gamma = discounts(max(map(len, rewards)), discount)
+    count, worth, alive, ended = len(ratios), *np.zeros((3, len(gamma) + 1))
+    for rho, r in zip(ratios, rewards, strict=True):
+        weights, steps = weights_so_far(rho), len(r)
+        worth[:steps] += weights * r * gamma[:steps]
+        alive[:steps] += weights
+        ended[steps] += weights[-1]
+    mean = (alive + np.cumsum(ended))[:-1] / count
+    inverse = np.divide(1.0, mean, out=np.zeros_like(mean), where=mean > 0)
+    if not inverse.any():
+        return Contributions(np.full(count, np.nan), np.ones(count))
+    quotients = worth[:-1] / count * inverse
+    behind = np.append(np.cumsum((quotients * inverse)[::-1])[::-1], 0.0)
+    values = np.empty(count)
+    for i, (rho, r) in enumerate(zip(ratios, rewards, strict=True)):
+        weights, steps = weights_so_far(rho), len(r)
+        own = weights * (r * gamma[:steps] - quotients[:steps]) * inverse[:steps]
+        values[i] = own.sum() - weights[-1] * behind[steps]
+    return Contributions(quotients.sum() + values, np.ones(count))
 
 
 def doubly_robust(
-    ratios: np.ndarray,
-    rewards: np.ndarray,
-    action_values: np.ndarray,
-    values: np.ndarray,
-    discount: float,
+    ratios: Each, rewards: Each, action_values: Each, values: Each, discount: float
 ) -> Contributions:
     """v(s_0) + Σ γ^t ρ_0…ρ_t (r_t + γ v(s_t+1) - q(s_t, a_t)): right if the ratios are, or if the
     values are.
 
-    `action_values` are q(s_t, a_t) [E, T], 0 behind an episode's end; `values` are v(s_t)
-    [E, T + 1] of the policy in question, 0 where an episode has terminated and behind.
+    `action_values` are q(s_t, a_t); `values` are v(s_t) of the policy in question, one more than
+    there are steps, 0 where an episode has terminated.
     """
-    weights = weights_so_far(ratios)
-    errors = np.asarray(rewards, np.float64) + discount * values[:, 1:] - action_values
-    corrections = (weights * errors) @ discounts(rewards.shape[1], discount)
-    return Contributions(values[:, 0] + corrections, np.ones(len(corrections)))
+    found: list[float] = []
+    for rho, r, q, v in zip(ratios, rewards, action_values, values, strict=True):
+        errors = np.asarray(r, np.float64) + discount * v[1:] - q
+        found.append(v[0] + discounted(weights_so_far(rho) * errors, discount))
+    return Contributions(np.array(found), np.ones(len(found)))
 
 
 def weighted_mean(contributions: Contributions) -> float:
@@ -86,14 +111,12 @@ def weighted_mean(contributions: Contributions) -> float:
 def pseudo_values(contributions: Contributions) -> np.ndarray:
     """One number per episode, whose mean is the estimate and whose spread is that of the estimate
     to first order: for a plain mean the values themselves, for a quotient its linearisation."""
-    values, weights = (np.reshape(x, (len(x), -1)) for x in contributions)
-    mean = weights.mean(axis=0)
-    some = mean > 0
-    if not some.any():
+    values, weights = contributions
+    mean = weights.mean()
+    if not mean > 0:
         return np.full(len(values), np.nan)
-    quotients = values[:, some].mean(axis=0) / mean[some]
-    influence = (values[:, some] - quotients * weights[:, some]) / mean[some]
-    return quotients.sum() + influence.sum(axis=1)
+    quotient = values.mean() / mean
+    return quotient + (values - quotient * weights) / mean
 
 
 def interval(
@@ -117,8 +140,8 @@ def interval(
     return mean - float(high) * error, mean - float(low) * error
 
 
-def effective_episodes(ratios: np.ndarray) -> float:
+def effective_episodes(ratios: Each) -> float:
     """(Σ w)² / Σ w²: as many episodes of the policy itself would tell about as much."""
-    weights = weights_so_far(ratios)[:, -1]
+    weights = whole_weights(ratios)
     squares = float(np.sum(weights**2))
     return float(np.sum(weights)) ** 2 / squares if squares > 0 else 0.0

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax._src.core import extend_axis_env_nd  # binds the axis while `mean` is lowered
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.flatten_util import ravel_pytree
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
 from dovetail.graph.ir import Side
+from dovetail.graph.vectors import pack, unpack
 
 REPLICA_AXIS = "replica"
 """The mesh axis over which learner replicas are joined."""
@@ -109,8 +109,7 @@ ad.deflinear2(mean_p, lambda cotangents, *_: mean_p.bind(*map(ad.instantiate_zer
 
 def _all_reduce(*leaves: jax.Array) -> list[jax.Array]:
     """The leaves averaged over the replicas, in one transfer: a collective costs per call."""
-    flat, restore = ravel_pytree(list(leaves))
-    return restore(jax.lax.pmean(flat, REPLICA_AXIS))
+    return unpack(jax.lax.pmean(pack(leaves), REPLICA_AXIS), leaves)
 
 
 def _lower_mean(ctx: mlir.LoweringRuleContext, *leaves: Any) -> Any:

@@ -45,9 +45,55 @@ def test_doubly_robust_numbers() -> None:
     assert found.values.tolist() == [1 + 2 + 0.75 + 0.25, 1.5]
 
 
+def test_episodes_may_be_of_any_length() -> None:
+    """What a table says that is filled up with rewards of 0 and ratios of 1."""
+    rng, lengths = np.random.default_rng(0), (7, 1, 3, 7, 2)
+    ratios = np.ones((5, 7))
+    rewards, taken, values = np.zeros((5, 7)), np.zeros((5, 7)), np.zeros((5, 8))
+    for row, steps in enumerate(lengths):
+        ratios[row, :steps] = rng.uniform(0, 2, steps)
+        rewards[row, :steps], taken[row, :steps] = rng.normal(size=(2, steps))
+        values[row, :steps] = rng.normal(size=steps)
+    ratios[0, 3] = 0.0
+
+    def ragged(table: np.ndarray, more: int = 0) -> list[np.ndarray]:
+        return [line[: steps + more] for line, steps in zip(table, lengths, strict=True)]
+
+    lived = ragged(ratios), ragged(rewards)
+    for estimator in (ope.ordinary, ope.weighted, ope.per_decision, ope.weighted_per_decision):
+        wanted = ope.pseudo_values(estimator(ratios, rewards, 0.9))
+        found = ope.pseudo_values(estimator(*lived, 0.9))
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    robust = ope.doubly_robust(*lived, ragged(taken), ragged(values, 1), 0.9)
+    wanted = ope.doubly_robust(ratios, rewards, taken, values, 0.9)
+    np.testing.assert_allclose(robust.values, wanted.values, rtol=1e-12)
+    # step by step: the quotients of sums over all episodes, each with its weight so far
+    weights, gamma = np.cumprod(ratios, axis=1), 0.9 ** np.arange(7)
+    quotients = (weights * rewards * gamma).sum(axis=0) / weights.sum(axis=0)
+    found = ope.weighted_mean(ope.weighted_per_decision(*lived, 0.9))
+    np.testing.assert_allclose(found, quotients.sum())
+
+
+def test_one_long_episode_among_many_short_ones() -> None:
+    """A table of them would take 80 GB."""
+    ratios = [np.ones(500_000), *[np.ones(1)] * 20_000]
+    found = ope.weighted_per_decision(ratios, ratios, 0.5)
+    np.testing.assert_allclose(ope.weighted_mean(found), 1 + 1 / 20_001)
+
+
+def test_tiny_weights_count_by_their_ratios() -> None:
+    """As after hundreds of steps that the policy would hardly have taken."""
+    ratios = [np.array([1.0, 1e-30, 1.0]), np.array([1.0, 3e-30, 1.0, 1.0]), np.array([1.0, 0.0])]
+    rewards = [np.array([0.0, 0.0, 4.0]), np.array([0.0, 0.0, 0.0, 8.0]), np.array([0.0, 0.0])]
+    found = ope.weighted_mean(ope.weighted_per_decision(ratios, rewards, 1.0))
+    np.testing.assert_allclose(found, 4.0 * 0.25 + 8.0 * 0.75)
+
+
 def test_no_weight_left() -> None:
     none = np.zeros((3, 2))
     found = ope.weighted(none, np.ones((3, 2)), 0.9)
+    assert np.isnan(ope.weighted_mean(found))
+    found = ope.weighted_per_decision(none, np.ones((3, 2)), 0.9)
     assert np.isnan(ope.weighted_mean(found))
     assert ope.effective_episodes(none) == 0
     assert ope.weighted_mean(ope.ordinary(none, np.ones((3, 2)), 0.9)) == 0
