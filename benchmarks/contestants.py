@@ -142,8 +142,8 @@ def rejax_control(algorithm: str, steps: int) -> Contestant:
 
 
 def offline(algorithm: str, steps: int) -> tuple[Contestant, ...]:
-    """Ours on recorded data, 50 gradient steps in a call, on one device of all cores and on one for
-    each; a step is a gradient step."""
+    """Ours on recorded data, 50 gradient steps in a call, on one device and on two; a step is a
+    gradient step. Nobody acts, but Fused has an environment for each device."""
     more = ("--algorithm", algorithm, "--unroll", "50")
     return tuple(
         ours(

@@ -262,7 +262,7 @@ def train_to_threshold(job: p.Job, chosen: Any, policy: Any) -> None:
 
 
 def distribution_policy(name: str, job: p.Job, settings: list[str]) -> Any:
-    """The policy of that name with so many environments, and further options `name=value`."""
+    """The policy of that name with the job's environments, and further options `name=value`."""
     pairs = [setting.split("=", 1) for setting in settings]
     options = {"envs": job.envs} | {key: ast.literal_eval(value) for key, value in pairs}
     return type(resolve_policy(name, job.env))(**options)

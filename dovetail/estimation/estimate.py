@@ -69,7 +69,7 @@ class _Lived(NamedTuple):
     ratios: list[Array]
     rewards: list[Array]
     action_values: list[Array]
-    """None, as of the values, unless they were fitted."""
+    """Empty, as the values are, unless they were fitted."""
     values: list[Array]
     """One more than there are steps."""
 
@@ -289,8 +289,7 @@ def _lived(reader: Reader, followed: Followed, fitted: Values | None) -> _Lived:
             lived.ratios.append(ratios[part])
             lived.rewards.append(rows.reward[part])
             if q is not None and v is not None:
-                values = v[part.start : part.stop + 1].copy()
-                values[-1] *= not rows.terminated[part.stop - 1]
+                v[part.stop] *= not rows.terminated[part.stop - 1]
                 lived.action_values.append(q[part])
-                lived.values.append(values)
+                lived.values.append(v[part.start : part.stop + 1])
     return lived

@@ -15,6 +15,9 @@ import numpy as np
 Each = Collection[np.ndarray]
 """An array for each episode."""
 
+LEAST = 1e-290
+"""The mean weight below which none is left: a reward over it might be more than a number can be."""
+
 
 class Contributions(NamedTuple):
     """What each episode gives to an estimate, the sum of `values` over the sum of `weights`."""
@@ -74,7 +77,7 @@ def weighted_per_decision(ratios: Each, rewards: Each, discount: float) -> Contr
         alive[:steps] += weights
         ended[steps] += weights[-1]
     mean = (alive + np.cumsum(ended))[:-1] / count
-    inverse = np.divide(1.0, mean, out=np.zeros_like(mean), where=mean > 0)
+    inverse = np.divide(1.0, mean, out=np.zeros_like(mean), where=mean > LEAST)
     if not inverse.any():
         return Contributions(np.full(count, np.nan), np.ones(count))
     quotients = worth[:-1] / count * inverse
@@ -99,7 +102,7 @@ def doubly_robust(
     found: list[float] = []
     for rho, r, q, v in zip(ratios, rewards, action_values, values, strict=True):
         errors = np.asarray(r, np.float64) + discount * v[1:] - q
-        found.append(v[0] + discounted(weights_so_far(rho) * errors, discount))
+        found.append(float(v[0]) + discounted(weights_so_far(rho) * errors, discount))
     return Contributions(np.array(found), np.ones(len(found)))
 
 

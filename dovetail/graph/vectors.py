@@ -1,7 +1,7 @@
 """Several arrays as one vector: a collective costs time for each array.
 
 Each is written into its place, for on a CPU XLA concatenates and pads by masked reads: of a small
-array as if it were as long as the whole. Where the memory round it is nobody's, which is a matter
+array as if it were as long as the whole. Where the memory round it is not mapped, which is a matter
 of luck, every such read takes many times as long, and an update that averages gradients two to
 three times as long.
 """
@@ -16,10 +16,10 @@ import numpy as np
 
 def pack(leaves: Sequence[Any]) -> jax.Array:
     """The arrays one behind the other, as one kind of number."""
-    vector = jnp.zeros(sum(leaf.size for leaf in leaves), jnp.result_type(*leaves))
-    begin = 0
+    kind = jnp.result_type(*[leaf.dtype for leaf in leaves])
+    vector, begin = jnp.zeros(sum(leaf.size for leaf in leaves), kind), 0
     for leaf in leaves:
-        flat = jnp.ravel(leaf).astype(vector.dtype)
+        flat = jnp.ravel(leaf).astype(kind)
         vector = jax.lax.dynamic_update_slice(vector, flat, (begin,))
         begin += leaf.size
     return vector

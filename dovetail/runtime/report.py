@@ -1,7 +1,7 @@
 """What a runtime says of some iterations."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
@@ -64,3 +64,21 @@ def all_finite(leaves: Sequence[Any], watched: Sequence[int]) -> bool:
 def sums(rows: list[list[Any]]) -> list[Any]:
     """Every column summed."""
     return [np.sum([np.asarray(x) for x in column], axis=0) for column in zip(*rows, strict=True)]
+
+
+def joined(reports: Sequence[Report]) -> Report:
+    """What reports that followed one another say together."""
+    last = reports[-1]
+    metrics = sums([list(report.metrics.values()) for report in reports])
+    spans: dict[str, list[Span]] = {}
+    for report in reports:
+        for worker, own in report.spans.items():
+            spans.setdefault(worker, []).extend(own)
+    return replace(
+        last,
+        iterations=sum(report.iterations for report in reports),
+        metrics=dict(zip(last.metrics, metrics, strict=True)),
+        episodes=sums([report.episodes for report in reports]),
+        spans=spans,
+        finite=all(report.finite for report in reports),
+    )

@@ -55,7 +55,6 @@ def launch(
         acting=algorithm.acting,
         began=start.began,
         watchers=watchers,
-        at_once=1 if record is not None else None,
         feed=feed,
     )
 

@@ -83,12 +83,10 @@ class Loop:
         acting: Any,
         began: float,
         watchers: Sequence[Callable[[dict[str, float], Timeline], None]] = (),
-        at_once: int | None = None,
         feed: Feed | None = None,
     ) -> None:
-        """`watchers` are shown every report's row, and what all spans have come to; `at_once` is
-        the most iterations of a dispatch; `feed` gives the recorded steps to learn from."""
-        self._at_once = at_once
+        """`watchers` are shown every report's row, and what all spans have come to; `feed` gives
+        the recorded steps to learn from."""
         self._feed = feed
         self.runtime = runtime
         self._watchers = watchers
@@ -349,7 +347,7 @@ class Loop:
     def _adapt(self, iterations: int, seconds: float) -> None:
         """Aims at reports every quarter of a second, changing by at most a factor of two."""
         ideal = iterations * REPORT_SECONDS / max(seconds, 1e-6)
-        self._chunk = max(1, min(round(ideal), 2 * self._chunk, self._at_once or 2 * self._chunk))
+        self._chunk = max(1, min(round(ideal), 2 * self._chunk))
 
     def _show(self, progress: Progress, row: dict[str, float], spent: Mapping[str, float]) -> None:
         total = max(self.training_seconds, 1e-9)

@@ -8,6 +8,7 @@ else sees the state: checkpoints, evaluations and exports are those of the algor
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,7 @@ from dovetail.data.recorder import Lanes, Recorder, Steps, record
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
 from dovetail.playing import knows_probabilities
-from dovetail.runtime.report import Part, Pending, Report
+from dovetail.runtime.report import Part, Pending, Report, joined
 
 jex.source_info_util.register_exclusion(os.path.abspath(__file__))  # no user's line is here
 
@@ -156,7 +157,7 @@ def _steps(trajectory: Trajectory) -> Steps:
 class RecordingRuntime:
     """A runtime whose learner's state is the algorithm's own; what is lived through is recorded.
 
-    One iteration is dispatched at a time, else only the last one's steps would be seen.
+    One iteration goes on at a time, else only the last one's steps would be seen.
     """
 
     def __init__(self, runtime: Any, algorithm: Algorithm, recorder: Recorder) -> None:
@@ -179,31 +180,42 @@ class RecordingRuntime:
         return self._runtime.load(RecordedState(state, lived), actor, turn=turn, **more)
 
     def advance(self, iterations: int) -> Pending:
-        """Begins one iteration, the only number that is asked for."""
-        assert iterations == 1
-        update, self._update = self._update, self._update + 1
-        return _Recording(self._runtime.advance(1), self.recorder, update)
+        """Begins the first of that many iterations; the others begin while they are waited for."""
+        update, self._update = self._update, self._update + iterations
+        updates = range(update, self._update)
+        return _Recording(self._runtime, self._runtime.advance(1), self.recorder, updates)
 
 
 class _Recording(NamedTuple):
-    """An iteration on its way, to be recorded."""
+    """Iterations on their way, to be recorded."""
 
-    pending: Pending
+    runtime: Any
+    first: Pending
     recorder: Recorder
-    update: int
-    """Its number: as many updates the newest weights have seen."""
+    updates: range
+    """Their numbers: as many updates the newest weights have seen."""
 
     def wait(self) -> Report:
-        """Waits until it is done, and records it."""
-        report = self.pending.wait()
-        lived: Steps = jax.tree.map(np.asarray, report.state(replay=False).lived)
+        """Waits until they are done, and records each while the next goes on."""
+        reports: list[Report] = []
+        pending = self.first
+        for update in self.updates:
+            reports.append(pending.wait())
+            lived: Steps = jax.tree.map(np.asarray, reports[-1].state(replay=False).lived)
+            if update != self.updates[-1]:
+                pending = self.runtime.advance(1)
+            self._record(lived, reports[-1].parts or [Part(0, update, 0)], update)
+        state = reports[-1].state
+        return dataclasses.replace(
+            joined(reports), state=lambda replay=True: state(replay=replay).state
+        )
+
+    def _record(self, lived: Steps, parts: Sequence[Part], update: int) -> None:
         count = lived.reward.shape[1]
-        parts = report.parts or [Part(0, self.update, 0)]
         each = count // len(parts)  # environments of a part
         actor, turn, behind = (np.repeat(column, each) for column in zip(*parts, strict=True))
         env = each * actor + np.arange(count) % each
-        self.recorder.add(lived, self.update - behind, Lanes(env, turn))
-        return dataclasses.replace(report, state=lambda replay=True: report.state(replay).state)
+        self.recorder.add(lived, update - behind, Lanes(env, turn))
 
 
 def record_training(folder: str, algorithm: Algorithm, env: Env, source: Source) -> Recorder:

@@ -43,6 +43,10 @@ def test_doubly_robust_numbers() -> None:
     found = ope.doubly_robust(RATIOS, REWARDS, action, values, 0.5)
     # 1 + 2·(1 + ½·2 - 1) + ½·1·(2 + ½·3 - 2) + ¼·1·(4 - 3); 2 + ½·(3 - 4)
     assert found.values.tolist() == [1 + 2 + 0.75 + 0.25, 1.5]
+    # weights that single floats do not hold
+    large, singles = [np.array([1e30, 1e30])], np.zeros(3, np.float32)
+    found = ope.doubly_robust(large, large, [singles[1:]], [singles], 1.0)
+    np.testing.assert_allclose(found.values, [1e90])
 
 
 def test_episodes_may_be_of_any_length() -> None:
@@ -70,8 +74,10 @@ def test_episodes_may_be_of_any_length() -> None:
     # step by step: the quotients of sums over all episodes, each with its weight so far
     weights, gamma = np.cumprod(ratios, axis=1), 0.9 ** np.arange(7)
     quotients = (weights * rewards * gamma).sum(axis=0) / weights.sum(axis=0)
-    found = ope.weighted_mean(ope.weighted_per_decision(*lived, 0.9))
-    np.testing.assert_allclose(found, quotients.sum())
+    influence = (weights * (rewards * gamma - quotients) / weights.mean(axis=0)).sum(axis=1)
+    found = ope.pseudo_values(ope.weighted_per_decision(*lived, 0.9))
+    np.testing.assert_allclose(found, quotients.sum() + influence)
+    np.testing.assert_allclose(found.mean(), quotients.sum())
 
 
 def test_one_long_episode_among_many_short_ones() -> None:
@@ -81,12 +87,14 @@ def test_one_long_episode_among_many_short_ones() -> None:
     np.testing.assert_allclose(ope.weighted_mean(found), 1 + 1 / 20_001)
 
 
-def test_tiny_weights_count_by_their_ratios() -> None:
-    """As after hundreds of steps that the policy would hardly have taken."""
-    ratios = [np.array([1.0, 1e-30, 1.0]), np.array([1.0, 3e-30, 1.0, 1.0]), np.array([1.0, 0.0])]
+@pytest.mark.parametrize(("tiny", "wanted"), [(1e-30, 7.0), (1e-280, 7.0), (1e-310, 0.0)])
+def test_tiny_weights_count_by_their_ratios(tiny: float, wanted: float) -> None:
+    """As after many steps that the policy would hardly have taken; in the end none is left."""
+    ratios = [np.array([1.0, tiny, 1.0]), np.array([1.0, 3 * tiny, 1.0, 1.0]), np.array([1.0, 0.0])]
     rewards = [np.array([0.0, 0.0, 4.0]), np.array([0.0, 0.0, 0.0, 8.0]), np.array([0.0, 0.0])]
-    found = ope.weighted_mean(ope.weighted_per_decision(ratios, rewards, 1.0))
-    np.testing.assert_allclose(found, 4.0 * 0.25 + 8.0 * 0.75)
+    found = ope.pseudo_values(ope.weighted_per_decision(ratios, rewards, 1.0))
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found.mean(), wanted)  # 4 · ¼ + 8 · ¾
 
 
 def test_no_weight_left() -> None:

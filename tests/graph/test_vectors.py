@@ -24,6 +24,14 @@ def test_back_and_forth() -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_the_kind_of_number_holds_every_leaf() -> None:
+    """A number without a kind of its own counts as the kind that it has."""
+    leaves = (jnp.ones(2, jnp.bfloat16), jnp.full((), 1 + 2**-20))
+    assert leaves[1].weak_type
+    _, found = jax.jit(lambda leaves: unpack(pack(leaves), leaves))(leaves)
+    assert float(found) == 1 + 2**-20
+
+
 def test_each_is_written_into_its_place() -> None:
     """Concatenated or padded, they would be read far beyond their ends."""
     text = jax.jit(pack).lower(LEAVES[:2]).as_text()

@@ -19,7 +19,7 @@ from dovetail.algorithms.dqn import DQN
 from dovetail.algorithms.impala import IMPALA
 from dovetail.algorithms.ppo import PPO
 from dovetail.data import Reader, info
-from dovetail.data.recorder import Steps
+from dovetail.data.recorder import Lanes, Steps
 from dovetail.envs.resolve import resolve
 from dovetail.policies.actor_learner import ActorLearner
 from dovetail.policies.central_inference import CentralInference
@@ -29,7 +29,8 @@ from dovetail.policies.local import Local
 from dovetail.policies.parameter_server import ParameterServer
 from dovetail.policies.split_devices import SplitDevices
 from dovetail.runtime.report import Report
-from dovetail.training.recording import RecordedState, _Recording, recorded
+from dovetail.telemetry.spans import COMPUTE, Span
+from dovetail.training.recording import RecordedState, RecordingRuntime, _Recording, recorded
 
 LENGTH, ENVS, UPDATES = 8, 4, 6
 SLOW = pytest.mark.slow
@@ -234,9 +235,48 @@ def test_what_a_replay_holds_is_put_together_only_for_who_asks() -> None:
     pending: Any = SimpleNamespace(wait=lambda: report)
     added: list[Any] = []
     recorder: Any = SimpleNamespace(add=lambda *what: added.append(what))
-    found = _Recording(pending, recorder, 7).wait()
+    found = _Recording(None, pending, recorder, range(7, 8)).wait()
     assert asked == [False] and len(added) == 1
     assert (found.state(), found.state(replay=False)) == ("whole", "without")
+
+
+def test_every_iteration_is_recorded_and_all_are_one_report() -> None:
+    begun: list[int] = []
+    added: list[tuple[int, int]] = []
+
+    def advance(iterations: int) -> Any:
+        assert iterations == 1
+        number = len(begun)
+        begun.append(len(added))
+        lived = Steps(*[np.full((1, 2), number)] * len(Steps._fields))
+        report = Report(
+            1,
+            {"loss": np.float32(number)},
+            [np.array([number, 0])],
+            lambda replay=True: RecordedState(f"state {number}", lived),
+            lambda: f"actor {number}",
+            spans={"main": [Span(COMPUTE, "learner", float(number), 0.5)]},
+            finite=number != 1,
+        )
+        return SimpleNamespace(wait=lambda: report)
+
+    def add(lived: Steps, versions: Any, lanes: Lanes) -> None:
+        assert versions.tolist() == lanes.turn.tolist() == [5 + len(added)] * 2
+        added.append((int(lived.reward[0, 0]), int(versions[0])))
+
+    inner: Any = SimpleNamespace(advance=advance, load=lambda *_, **__: None)
+    runtime = RecordingRuntime(inner, PPO(**OPTIONS), SimpleNamespace(add=add))  # type: ignore[arg-type]
+    runtime._update = 5
+    pending = runtime.advance(3)
+    assert begun == [0]  # the others begin while they are waited for
+    found = pending.wait()
+    assert added == [(0, 5), (1, 6), (2, 7)]
+    assert begun == [0, 0, 1]  # the next goes on while one is recorded
+    assert (found.iterations, found.metrics["loss"], found.finite) == (3, 3.0, False)
+    assert [x.tolist() for x in found.episodes] == [[3, 0]]
+    assert [span.start for span in found.spans["main"]] == [0.0, 1.0, 2.0]
+    assert (found.state(), found.actor()) == ("state 2", "actor 2")
+    assert runtime._update == 8
 
 
 def test_the_algorithm_is_otherwise_the_same() -> None:
