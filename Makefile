@@ -24,7 +24,7 @@ train: $(CORE)
 	@$(BIN)/dovetail train ppo --env CartPole-v1 --until 475 $(ARGS)
 
 test: lint
-	@$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS) # one more than two cores: some tests wait
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(TEST)
 	@$(BIN)/ruff check --quiet --output-format concise . && $(BIN)/ruff format --check --quiet . || \
