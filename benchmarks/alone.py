@@ -1,12 +1,13 @@
 """An algorithm's gradient step alone, many in one compiled loop, on one batch: without environment,
 acting and replay, and without a call for each. Whoever does these as well cannot be faster.
 
-    python -m benchmarks.alone --algorithm sac --steps 100 [--cores 1]
+    python -m benchmarks.alone --algorithm sac --steps 100 [--cores 1] [--parts 2]
 """
 
 import argparse
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -30,10 +31,12 @@ ALONE: Any = SimpleNamespace(mean=lambda tree: tree)
 """The boundaries of a gradient step, for one learner."""
 
 
-def bound(name: str) -> OffPolicyAlgorithm:
-    """An algorithm with the options that are the same for everybody, and its task."""
+def bound(name: str, parts: int = 1) -> OffPolicyAlgorithm:
+    """An algorithm with the options that are the same for everybody, and its task; with one of
+    `parts` equal parts of a batch."""
     task = dt.Task(dt.envs.resolve(ENVS[name]).spec, num_envs=1, steps=1)
-    return ours.algorithm(name, 1).bind(task)
+    chosen = ours.algorithm(name, 1)
+    return replace(chosen, batch_size=chosen.batch_size // parts).bind(task)
 
 
 def batch_shapes(algorithm: OffPolicyAlgorithm) -> Batch:
@@ -81,13 +84,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algorithm", choices=tuple(ENVS), default="sac")
     parser.add_argument("--cores", type=int, help="that it may use, of those that there are")
+    parser.add_argument("--parts", type=int, default=1, help="of a batch, of which it has one")
     options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
     if options.cores:  # before JAX starts: it makes a thread for each
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # as under Local
     p.train_and_answer(
-        job, Alone(bound(options.algorithm)).iterate, lambda observation: observation
+        job, Alone(bound(options.algorithm, options.parts)).iterate, lambda observation: observation
     )
 
 

@@ -8,8 +8,8 @@ machine multiplies is measured with large matrices, where every library is at it
 256×256 ones, of which an update has a handful at a time: numpy's BLAS and XLA, in turn, all cores.
 Beside that stands what the gradient step alone takes, without acting, environment and replay: many
 in one compiled loop, and one in each call, as where every step waits for an environment. The loop
-has a core of its own as well, in another process: cores that never wait for each other would do as
-many times what one does.
+has a core of its own as well, in another process, with a whole batch and with a core's part of it:
+cores that tell each other nothing, not even their gradients, would be as fast as that part.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -64,19 +64,26 @@ def _operations(jaxpr: Any, share: float) -> float:
 
 
 def alone(name: str, rounds: int) -> dict[str, float]:
-    """Milliseconds of a gradient step in a loop, in calls of its own, and in a loop on one core:
-    medians over rounds in which each has its turn."""
-    made = Alone(bound(name))
-    taken: dict[str, list[float]] = {"loop_ms": [], "calls_ms": [], "one_core_ms": []}
+    """Milliseconds of a gradient step in a loop, in calls of its own, and in a loop on one core, of
+    a whole batch and of a core's part: medians over rounds in which each has its turn."""
+    made, cores = Alone(bound(name)), len(os.sched_getaffinity(0))
+    taken: dict[str, list[float]] = {"loop_ms": [], "calls_ms": []}
     words = f"--algorithm {name} --cores 1 --mode turns --steps {CHAIN} --envs 1 --unroll 1"
-    with closing(Live([sys.executable, "-m", "benchmarks.alone", *words.split()])) as one_core:
+    command = [sys.executable, "-m", "benchmarks.alone", *words.split()]
+    with ExitStack() as stack:
+        one_core = {
+            loop: stack.enter_context(closing(Live([*command, "--parts", str(parts)])))
+            for loop, parts in (("one_core_ms", 1), ("own_part_ms", cores))
+        }
         for _ in range(rounds):
             for loop, count in (("loop_ms", CHAIN), ("calls_ms", 1)):
                 began = time.perf_counter()
                 for _ in range(CHAIN // count):
                     made.iterate(count)
                 taken[loop].append(1e3 * (time.perf_counter() - began) / CHAIN)
-            taken["one_core_ms"].append(1e3 / json.loads(one_core.turn())["steps_per_s"])
+            for loop, live in one_core.items():
+                each = 1e3 / json.loads(live.turn())["steps_per_s"]
+                taken.setdefault(loop, []).append(each)
     return {loop: statistics.median(times) for loop, times in taken.items()}
 
 
@@ -134,14 +141,15 @@ def main() -> None:
     for name in ENVS:
         work, found = operations(bound(name)), alone(name, 5 * rounds)
         least, most = 1e3 * work / best, best / work
-        apart = 1e3 * len(os.sched_getaffinity(0)) / found["one_core_ms"]
+        apart = 1e3 / found["own_part_ms"]
         floors[name] = {"operations": work, "least_ms": least, "most_per_s": most, **found}
         floors[name]["cores_apart_per_s"] = apart
         print(
             f"{name:16} {work / 1e6:6.0f} MFLOP a gradient step: at least {least:.2f} ms, "
             f"at most {most:.0f} steps/s; it takes {found['loop_ms']:.2f} ms in a loop, "
             f"{found['calls_ms']:.2f} ms in calls of its own, {found['one_core_ms']:.2f} ms on one "
-            f"core; cores that never wait for each other would do {apart:.0f} steps/s",
+            f"core, {found['own_part_ms']:.2f} ms with a core's part of the batch: cores that tell "
+            f"each other nothing would do {apart:.0f} steps/s",
             flush=True,
         )
     print(json.dumps({"operations_per_s": speeds, "floors": floors}))
