@@ -13,6 +13,7 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.algorithm:Task",
         "dovetail.algorithm:Timestep",
         "dovetail.algorithm:Trajectory",
+        "dovetail.boundaries:at",
         "dovetail.analysis:analyze",
         "dovetail.deployment:Deployment",
         "dovetail.diagnosis:doctor",

@@ -1,69 +1,42 @@
-"""What a user implements, and the boundaries at which the loop may be cut.
+"""What a user implements.
 
 An algorithm is a frozen dataclass of options with a few pure functions and one method,
 `iteration`: the body of the training loop, written as if everything were in one place. The
-operations of `rl` are the boundaries between the loop's sides (learner, actor, environment); the
-rest is plain JAX. Nothing here says where anything runs.
+operations of `rl` (`boundaries.py`) are the boundaries between the loop's sides; the rest is plain
+JAX. Nothing here says where anything runs.
 """
 
 import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import jax
-import numpy as np
 
+from dovetail.boundaries import RL, Params
 from dovetail.envs.interface import Continuous, Discrete, EnvSpec, MultiDiscrete
 from dovetail.errors import UserError
 from dovetail.replay.data import Data, DataSpec
 from dovetail.replay.replay import Replay
-from dovetail.replay.sample import Keys, Sample
 from dovetail.replay.table import Table
+from dovetail.trajectory import Timestep, Trajectory
 
-Params = Any
+__all__ = [
+    "NO_CORRECTION",
+    "RL",
+    "Algorithm",
+    "Carry",
+    "Correction",
+    "Metrics",
+    "Params",
+    "State",
+    "Task",
+    "Timestep",
+    "Trajectory",
+]
+
 Carry = Any
 State = Any
 Metrics = dict[str, jax.Array]
-
-
-class Timestep(NamedTuple):
-    """What an actor sees of its environment before it acts."""
-
-    observation: Any
-    reward: jax.Array
-    """The last action's reward; 0 at an episode's first step."""
-    first: jax.Array
-    """Whether an episode begins here; the carry was reset if so."""
-    number: Any = np.int32(0)
-    """The environment's number among all that train; 0 when evaluated."""
-
-
-class Trajectory(NamedTuple):
-    """What `unroll` returns: leaves [T, B, …], time first; axis 1 is the environments' in each."""
-
-    observation: Any
-    action: Any
-    reward: jax.Array
-    terminated: jax.Array
-    """The episode ended in the task's own sense: nothing comes after."""
-    truncated: jax.Array
-    """The episode was cut by a time limit: value goes on beyond it, bootstrap."""
-    first: jax.Array
-    """Whether `observation` began an episode."""
-    valid: jax.Array
-    """False for the steps in which a back end only reset itself: leave these out of losses."""
-    next_observation: Any
-    """Where the action led, the true final observation included. Costs nothing unless used."""
-    extras: Any
-    """What `act` returned beside the action: log-probabilities, values, …"""
-    bootstrap: Any
-    """`bootstrap(params, carry, timestep)` at each true final observation of a truncated episode
-    and after the last step (also where that one terminated: mask it); zero elsewhere. Empty
-    unless `unroll` was given one."""
-    carry: Any
-    """The carry with which the unroll began, [1, B, …]."""
-    last: Timestep
-    """What the actors see after the last step, [1, B, …]."""
 
 
 @dataclass(frozen=True)
@@ -108,66 +81,6 @@ class Task:
     def recorded(self, example: Any, window: int) -> Data | tuple[()]:
         """Room for the recorded steps, in rows like `example`; nothing if there are none."""
         return self.data.empty(example, window) if self.data is not None else ()
-
-
-class RL(Protocol):
-    """The boundaries. `iteration` gets one; how each is carried is the plan's business."""
-
-    def broadcast(self, tree: Any) -> Any:
-        """Learner → actors: weights, and whatever else acting needs."""
-        ...
-
-    def unroll(self, act: Any, params: Params, length: int, bootstrap: Any = None) -> Trajectory:
-        """Actors ↔ environments: `length` steps of every environment, acting with `params`.
-
-        `act(params, carry, timestep, key) -> (action, extras, carry)` is written for one
-        environment and mapped over the batch.
-        """
-        ...
-
-    def gather(self, tree: Any) -> Any:
-        """Actors → learner, joined along the environment axis (axis 1), in environment order."""
-        ...
-
-    def reduce(self, tree: Any) -> Any:
-        """Actors → learner, averaged over actors: gradients, statistics."""
-        ...
-
-    def insert(
-        self,
-        replay: Replay,
-        trajectory: Trajectory,
-        rows: Any,
-        final: Any = None,
-        priorities: Any = None,
-    ) -> Replay:
-        """Actors → replay: `rows` [T, B, …], made of a trajectory, which says where episodes end.
-        `final` is what was seen after each row, a part of the rows' tree; `priorities` are those of
-        the items that begin with each row."""
-        ...
-
-    def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
-        """Replay → learner: K batches of n items for `draws` [K, n], uniform numbers from [0, 1);
-        what is sampled is [K, n, …]."""
-        ...
-
-    def recall(self, data: Data, draws: jax.Array) -> Sample:
-        """Recorded data → learner: K batches of n items for `draws` [K, n], whole random numbers
-        (uint32); what is sampled is [K, n, …], and a learner replica's part of it with several."""
-        ...
-
-    def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
-        """Learner → replay: gives sampled items other priorities [K, n]."""
-        ...
-
-    def own_keys(self, keys: jax.Array, items: int) -> jax.Array:
-        """Keys by which a learner replica draws for its `items` of a batch what one learner would
-        draw for them; the same keys with one."""
-        ...
-
-    def mean(self, tree: Any) -> Any:
-        """Averages over learner replicas: the identity with one. Allowed inside scan and jit."""
-        ...
 
 
 @dataclass(frozen=True)

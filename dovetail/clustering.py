@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.deployment import Deployment, Share
 from dovetail.envs.names import parse
@@ -16,9 +16,12 @@ from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
 from dovetail.loading import USER_MODULE, load_object
-from dovetail.plan.ir import Cluster, Needs, Node, Plan, Resources
-from dovetail.planning import Planned, traced
+from dovetail.plan.ir import Cluster, Needs, Node, Plan, Resources, WorkerKind
+from dovetail.planning import Planned, graphs_of
 from dovetail.settings import Settings
+
+if TYPE_CHECKING:
+    from dovetail.runtime.hosts import Processes
 
 HERE = "this machine"
 PACKAGE = Path(__file__).resolve().parent
@@ -90,12 +93,13 @@ class Recipe:
     prepare: Callable[[], None]
     """Called first, in every process."""
 
-    def __call__(self) -> tuple[Graph, Env]:
-        """Loads the user's files where they are here, and traces."""
+    def __call__(self, plan: Plan) -> tuple[Graph, Env]:
+        """Loads the user's files where they are here, and traces for the plan's copies."""
         self.prepare()
         algorithm, policy = _made(self.algorithm), _made(self.policy)
         env = resolve(_made(self.env), traced=policy.traced_envs)
-        return traced(algorithm, env, policy, self.steps), env
+        graphs = graphs_of(algorithm, env, policy.envs, self.steps)
+        return graphs.at(plan.traced_copies, plan.update_envs, plan.batch or None), env
 
 
 @dataclass(frozen=True)
@@ -123,8 +127,8 @@ def cluster_runtime(
     tell: Callable[[str], None],
 ) -> Any:
     """A runtime for a plan on a cluster, whose stations follow `recipe`."""
-    from dovetail.runtime.cluster.job import Job
     from dovetail.runtime.cluster.runtime import ClusterRuntime
+    from dovetail.runtime.job import Job
 
     job = Job(
         build=Parcel.of(recipe, deployment).pack(recipe),
@@ -135,6 +139,37 @@ def cluster_runtime(
         asynchronous=recipe.policy.traced_envs,
     )
     return ClusterRuntime(planned.graph, job, connection, tell)
+
+
+def apart_in(plan: Plan) -> list[str]:
+    """The workers of a plan for one machine that host sides in processes of their own."""
+    steps = {i.worker for i in plan.instances if i.fragment.endswith(".step")}
+    kinds = [worker for worker in plan.workers if worker.kind is WorkerKind.PROCESS]
+    return [worker.name for worker in kinds if worker.name not in steps]
+
+
+def spawned_processes(
+    recipe: Recipe, plan: Plan, settings: Settings, tell: Callable[[str], None]
+) -> "Processes | None":
+    """The processes of this machine that host sides of a plan; None if there are none."""
+    apart = apart_in(plan)
+    if not apart:
+        return None
+    from dovetail.runtime.hosts import Processes
+    from dovetail.runtime.job import Job
+    from dovetail.runtime.spawned import SpawnedHost
+
+    deployment = Deployment("local")
+    job = Job(
+        build=Parcel.of(recipe, deployment).pack(recipe),
+        plan=plan,
+        patience=settings.patience,
+        seeds=1,
+        devices=1,
+        asynchronous=recipe.policy.traced_envs,
+    )
+    groups = {name: (name,) for name in apart}
+    return Processes(SpawnedHost(job, groups), groups, settings.patience, tell)
 
 
 @dataclass(frozen=True)

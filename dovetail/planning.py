@@ -11,20 +11,21 @@ from dovetail.algorithm import Algorithm, Task
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, nearest
 from dovetail.graph.ir import Graph
+from dovetail.graph.shares import Graphs
 from dovetail.graph.trace import trace as trace_task
 from dovetail.loading import load_object
 from dovetail.plan import make_plan
 from dovetail.plan.ir import Plan, Resources, WorkerKind
 from dovetail.policies import POLICIES
 from dovetail.policies.fused import Fused
-from dovetail.policies.interface import Policy, shares
+from dovetail.policies.interface import Policy
 from dovetail.policies.local import Local
 from dovetail.replay.data import DataSpec
 
 
 @dataclass(frozen=True)
 class Planned:
-    """An algorithm's graph (one replica's), where it goes, and the environment it acts in."""
+    """An algorithm's graph (a copy's share of each side), where it goes, and the environment."""
 
     graph: Graph
     plan: Plan
@@ -40,15 +41,14 @@ def plan_for(
     data: DataSpec | None = None,
     online: bool = True,
 ) -> Planned:
-    """Traces one replica's share of the task, and places it on this machine, or on `resources`.
+    """Traces the loop, and places it on this machine, or on `resources`.
 
     `data` are recorded steps to learn from; if not `online`, nobody acts, and nothing of the
     environment is compiled.
     """
     env = env if online else dataclasses.replace(env, jax=None)
-    shares(0, policy.envs, policy.split.actors, "actors")
-    graph = traced(algorithm, env, policy, steps, data, online)
-    plan = make_plan(policy, graph, machine() if resources is None else resources)
+    graphs = graphs_of(algorithm, env, policy.envs, steps, data, online)
+    plan, graph = make_plan(policy, graphs, machine() if resources is None else resources)
     if env.process is None and any(w.kind is WorkerKind.PROCESS for w in plan.workers):
         raise UserError(
             f"{env.spec.id} cannot be stepped in a process of its own: leave --processes out, or "
@@ -57,28 +57,18 @@ def plan_for(
     return Planned(graph, plan, env)
 
 
-def traced(
+def graphs_of(
     algorithm: Algorithm,
     env: Env,
-    policy: Policy,
+    envs: int,
     steps: int,
     data: DataSpec | None = None,
     online: bool = True,
-) -> Graph:
-    """The graph of one replica's share of the task, as a policy divides it."""
-    split = policy.split
+) -> Graphs:
+    """The graphs of an algorithm on so many environments, each traced when it is asked for."""
     # where no process can be made, threads have to do
     spec = dataclasses.replace(env.spec, threads=env.spec.threads or env.process is None)
-    update_envs = policy.envs * split.joined // split.actors
-    task = Task(spec, update_envs, steps, policy.envs, split.shards, data, online)
-    return trace_task(
-        algorithm,
-        task,
-        env.jax,
-        replicas=split.replicas,
-        actors=split.joined,
-        batch=split.batch,
-    )
+    return Graphs(algorithm, Task(spec, envs, steps, data=data, online=online), env.jax)
 
 
 def trace(algorithm: Algorithm, env: Any, num_envs: int = 8, steps: int = 200_000) -> Graph:

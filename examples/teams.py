@@ -11,7 +11,6 @@ from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.policies.interface import (
     Policy,
-    Split,
     environment_worker,
     on_actor,
     on_environment,
@@ -33,11 +32,6 @@ class Teams(Policy):
     staleness: int = 0
     """How many versions behind the acting weights are: 0 is synchronous."""
 
-    @property
-    def split(self) -> Split:
-        """Every update takes one unroll of each actor."""
-        return Split(actors=self.actors, joined=self.actors)
-
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """A worker for the learner, one for each actor, some for each actor's environments."""
         workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
@@ -49,4 +43,5 @@ class Teams(Policy):
                 name = f"environments-{i * self.workers + j}"
                 workers.append(environment_worker(graph, name, processes=None))
                 placed += on_environment(graph, name, share)
-        return self.place(graph, workers, placed, staleness=self.staleness)
+        copies = {"actor": self.actors}
+        return self.place(graph, workers, placed, copies, staleness=self.staleness)

@@ -8,7 +8,7 @@ from toys import Drift, Toy
 from dovetail.algorithm import Algorithm, Task
 from dovetail.envs.resolve import Env, resolve
 from dovetail.graph.ir import Graph
-from dovetail.graph.trace import trace
+from dovetail.graph.shares import Graphs
 from dovetail.plan import make_plan
 from dovetail.plan.ir import Plan, Resources
 from dovetail.policies.interface import Policy
@@ -25,9 +25,7 @@ def planned(
     policy: Policy, algorithm: Algorithm = TOY, env: Any = None, machine: Resources = MACHINE
 ) -> tuple[Plan, Graph]:
     """The policy's plan, and the graph it was made of."""
-    found, split = resolve(env or Drift()), policy.split
-    task = Task(found.spec, policy.envs * split.joined // split.actors, 1000)
-    graph = trace(
-        algorithm, task, found.jax, replicas=split.replicas, actors=split.joined, batch=split.batch
+    found = resolve(env or Drift())
+    return make_plan(
+        policy, Graphs(algorithm, Task(found.spec, policy.envs, 1000), found.jax), machine
     )
-    return make_plan(policy, graph, machine), graph

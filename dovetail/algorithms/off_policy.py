@@ -313,7 +313,7 @@ class OffPolicyAlgorithm(Algorithm):
             samples.append(rl.recall(data, self.recorded_draws(state)))
             if not self.task.online:
                 state = state._replace(moments=self.recalled(rl, state.moments, samples[0]))
-        batches = _joined([jax.vmap(lambda x: self.batch(state, x))(part) for part in samples])
+        batches = _joined([jax.vmap(lambda x: self.batch(rl, state, x))(part) for part in samples])
         state, errors, metrics = self.learn(rl, state, batches, enough)
         if self.prioritised and isinstance(replay, Replay):
             keys = samples[0].keys
@@ -337,7 +337,8 @@ class OffPolicyAlgorithm(Algorithm):
         if not self.normalise_observations:
             return moments
         observation, valid = rl.gather((steps.observation, steps.valid))
-        return update(moments, batch_sums(moments, observation, valid.astype(jnp.float32)))
+        sums = batch_sums(moments, observation, valid.astype(jnp.float32))
+        return update(moments, rl.mean(sums))
 
     def recalled(self, rl: RL, moments: Moments, sample: Sample) -> Moments:
         """The observations' moments with those of recorded ones, where nobody acts."""
@@ -353,14 +354,14 @@ class OffPolicyAlgorithm(Algorithm):
         """What networks are shown."""
         return normalise(moments, observation) if self.normalise_observations else observation
 
-    def batch(self, state: LearnerState, sample: Sample) -> Batch:
+    def batch(self, rl: RL, state: LearnerState, sample: Sample) -> Batch:
         """What a sample of the replay says, with the observations as networks are shown them."""
         rows, mask = sample.rows, jnp.asarray(sample.mask)
         steps = n_step(rows.reward, rows.terminated, mask, self.discount)
         weights = mask[:, 0].astype(jnp.float32)  # what was broken off has no step
         if self.prioritised:
             weights *= importance_weights(
-                sample.probabilities, sample.size, self.importance_exponent
+                sample.probabilities, sample.size, self.importance_exponent, rl.max
             )
         return Batch(
             observation=self.normalised(

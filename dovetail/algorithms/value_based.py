@@ -292,7 +292,7 @@ class ValueBased(Algorithm):
             shape = self.gradient_steps, recorded
             bits = jax.random.bits(jax.random.fold_in(key, 2), shape, jnp.uint32)
             samples.append(rl.recall(state.data, bits))
-        batches = _joined([self.batches(sample) for sample in samples])
+        batches = _joined([self.batches(rl, sample) for sample in samples])
         data = state.data
         state, errors, metrics = self.learn(rl, state, batches, enough, key)
         if self.prioritises and isinstance(replay, Replay):
@@ -301,12 +301,12 @@ class ValueBased(Algorithm):
             replay = rl.update_priorities(replay, keys, errors + LEAST_PRIORITY)
         return state._replace(replay=replay, data=data, updates=state.updates + 1), metrics
 
-    def batches(self, sample: Sample) -> Batch:
+    def batches(self, rl: RL, sample: Sample) -> Batch:
         """What a sample [K, n, …] says."""
         weights = jnp.asarray(sample.mask[:, :, 0], jnp.float32)  # what was broken off has no step
         if self.prioritises:
             weights *= importance_weights(
-                sample.probabilities, sample.size, self.importance_exponent
+                sample.probabilities, sample.size, self.importance_exponent, rl.max
             )
         return Batch(sample.rows, jnp.asarray(sample.mask), weights)
 

@@ -69,7 +69,7 @@ class Member:
         self._process = SPAWN.Process(target=serve, args=(job, there), name=_NAME, daemon=True)
         needs_main = b"_main__" in job.build
         try:
-            with _starting, _without_interrupts(), _without_main(not needs_main):
+            with starting_process(needs_main):
                 self._process.start()
         except OSError as error:
             os.close(self._log)
@@ -209,6 +209,14 @@ def leave_if_unguarded() -> None:
 
 def _main_file() -> str:
     return str(getattr(sys.modules.get("__main__"), "__file__", None) or "the main module")
+
+
+@contextlib.contextmanager
+def starting_process(needs_main: bool) -> Generator[None]:
+    """Processes started meanwhile do not hear Ctrl-C; they import the main module only if they need
+    it. One is started at a time."""
+    with _starting, _without_interrupts(), _without_main(not needs_main):
+        yield
 
 
 @contextlib.contextmanager

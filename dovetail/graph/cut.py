@@ -2,9 +2,9 @@
 
 Every equation belongs to a *stage*: the number of boundaries behind it. A fragment is all the
 equations of one stage on one side; an equation that no boundary needs yet is moved to the latest
-stage that still suits its readers, so that the learner does not split needlessly. A replay does all
-that it can when it is sampled, and the rest at the end. Equations without a side (constants) are
-copied into each fragment that reads them.
+stage that still suits its readers, so that the learner does not split needlessly. A side that only
+serves others (a replay, say) does all that it can when it sends something, and the rest at the end.
+Equations without a side (constants) are copied into each fragment that reads them.
 """
 
 from dataclasses import dataclass, field
@@ -12,33 +12,41 @@ from dataclasses import dataclass, field
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, subjaxprs
 
 from dovetail.algorithm import Algorithm
+from dovetail.boundaries import ACTOR, LEARNER, How, Side
 from dovetail.envs.interface import EnvSpec
 from dovetail.errors import UserError
 from dovetail.graph.cost import flops
-from dovetail.graph.ir import Edge, Fragment, Graph, Node, Side, Slots, Unroll, Value, value_of
+from dovetail.graph.ir import (
+    Arrival,
+    Edge,
+    Fragment,
+    Graph,
+    Node,
+    Python,
+    Slots,
+    Unroll,
+    Value,
+    value_of,
+)
 from dovetail.graph.primitives import (
     BOUNDARIES,
-    COLLECTED,
-    CROSSINGS,
-    JOINED,
-    crossing_p,
+    REGIONS,
+    Crossing,
     mean_p,
+    send_p,
     unroll_p,
     where,
 )
-from dovetail.graph.sides import Sides, check_outputs, infer_sides
-from dovetail.graph.traced import Traced, UnrollSpec
+from dovetail.graph.sides import Atom, Sides, check_marks, check_outputs, settle
+from dovetail.graph.traced import PythonSpec, Traced, UnrollSpec
 
-Atom = Var | Literal
 Place = tuple[int, Side]
 """Where an equation goes: its stage and its side."""
-ORDER = (Side.LEARNER, Side.ACTOR, Side.REPLAY)
-"""In which order the fragments of one stage run."""
 
 
-def cut(traced: Traced, algorithm: Algorithm, env: EnvSpec, num_envs: int) -> Graph:
-    """The graph of a traced iteration, in which one learner learns from `num_envs` environments."""
-    return _Cut(traced).graph(algorithm, env, num_envs)
+def cut(traced: Traced, algorithm: Algorithm, env: EnvSpec) -> Graph:
+    """The graph of a traced iteration."""
+    return _Cut(traced).graph(algorithm, env)
 
 
 @dataclass
@@ -55,16 +63,19 @@ class _Cut:
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
-        self.jaxpr: Jaxpr = traced.closed.jaxpr
-        self.sides: Sides = infer_sides(self.jaxpr, traced.state_sides)
+        settled = settle(traced.closed.jaxpr, traced.state_sides)
+        self.jaxpr: Jaxpr = settled.jaxpr
+        self.sides: Sides = settled.sides
         check_outputs(self.jaxpr, self.sides, traced)
+        self.order = self._order()
+        check_marks(traced, self.order)
         self.consts = dict(zip(self.jaxpr.constvars, traced.closed.consts, strict=True))
         self.makers = {var: eqn for eqn in self.jaxpr.eqns for var in eqn.outvars}
         self.source = self._sources()
         self.arrived_by = {
-            var: eqn.primitive.name
+            var: _arrival(eqn)
             for eqn in self.jaxpr.eqns
-            if eqn.primitive in BOUNDARIES and self._comes_in_parts(eqn.primitive.name)
+            if eqn.primitive is send_p
             for var in eqn.outvars
         }
         self.fires, self.places = self._stages()
@@ -73,7 +84,7 @@ class _Cut:
         self.constants: dict[tuple[Place, int], Value] = {}
         self._count = 0
 
-    def graph(self, algorithm: Algorithm, env: EnvSpec, num_envs: int) -> Graph:
+    def graph(self, algorithm: Algorithm, env: EnvSpec) -> Graph:
         """Pieces, then nodes, then edges, then what goes in and out."""
         for var in self.jaxpr.invars:
             self._value(var)
@@ -81,21 +92,25 @@ class _Cut:
             if id(eqn) in self.places:
                 self._piece(self.places[id(eqn)]).eqns.append(eqn)
         outputs = self._outputs()
-        unroll_inputs = {
-            id(eqn): [self._operand(v, (self.fires[id(eqn)], Side.ACTOR)) for v in eqn.invars]
+        region_inputs = {
+            id(eqn): [
+                self._operand(v, (self.fires[id(eqn)], _region_side(eqn))) for v in eqn.invars
+            ]
             for eqn in self.jaxpr.eqns
-            if eqn.primitive is unroll_p
+            if eqn.primitive in REGIONS
         }
-        nodes = self._nodes(unroll_inputs)
+        nodes = self._nodes(region_inputs)
+        acts = any(isinstance(node, Unroll) for node in nodes)
         sizes = self.traced.state_tree.num_leaves, self.traced.actor_tree.num_leaves
         inputs = tuple(self._value(var) for var in self.jaxpr.invars)
         metrics = outputs[sum(sizes) : sum(sizes) + len(self.traced.metric_names)]
         return Graph(
             algorithm=type(algorithm).__name__,
             env=env.id,
-            num_envs=num_envs,
-            pieces=self.traced.pieces,
-            shards=self.traced.shards,
+            num_envs=self.traced.num_envs,
+            actor_envs=self.traced.actor_envs,
+            home=LEARNER,
+            tables=self.traced.tables,
             correction=algorithm.correction.name,
             staleness=algorithm.correction.staleness,
             threads=env.threads,
@@ -106,31 +121,32 @@ class _Cut:
             metrics=tuple(zip(self.traced.metric_names, metrics, strict=True)),
             episodes=outputs[sum(sizes) + len(metrics) :],
             data=self.traced.data,
-            offline_steps=0 if unroll_inputs else algorithm.offline_steps,
+            offline_steps=0 if acts else algorithm.offline_steps,
         )
 
-    def _comes_in_parts(self, name: str) -> bool:
-        """Whether several send what crosses there: actors, or the shards of a replay."""
-        shards = name == COLLECTED and self.traced.shards > 1
-        return shards or Side.ACTOR in CROSSINGS.get(name, ())
+    def _order(self) -> list[Side]:
+        """In which order the fragments of one stage run: the learner's, the actors', the others."""
+        found = [side for side in self.sides.values() if side is not None]
+        return list(dict.fromkeys((LEARNER, ACTOR, *found)))
 
     def _sources(self) -> dict[Var, Atom]:
         """For what came over a boundary: the value that was sent."""
         source: dict[Var, Atom] = {}
         for eqn in self.jaxpr.eqns:
-            if eqn.primitive.name in CROSSINGS and eqn.primitive in BOUNDARIES:
+            if eqn.primitive is send_p:
                 for sent, received in zip(eqn.invars, eqn.outvars, strict=True):
                     self._refuse_constant(eqn, sent)
                     source[received] = sent if isinstance(sent, Literal) else source.get(sent, sent)
         return source
 
     def _refuse_constant(self, eqn: JaxprEqn, sent: Atom) -> None:
-        """Several actors' pieces of a constant would not be joined: nobody sends them."""
+        """Several copies' parts of a constant would not be joined: nobody sends them."""
+        crossing: Crossing = eqn.params["crossing"]
         sideless = isinstance(sent, Literal) or self.sides[sent] is None
-        if eqn.primitive.name in JOINED and sideless and self.traced.pieces > 1:
+        if crossing.how is How.JOIN and sideless and crossing.times != crossing.parts:
             raise UserError(
-                f"{where(eqn.source_info)}: rl.{eqn.primitive.name} was given a constant, which "
-                f"none of the {self.traced.pieces} actors makes; use it on the other side as it is."
+                f"{where(eqn.source_info)}: rl.{crossing.name} was given a constant, which none of "
+                f"the {crossing.times} {crossing.source}s makes; use it on the other side as it is."
             )
 
     def _stages(self) -> tuple[dict[int, int], dict[int, Place]]:
@@ -149,9 +165,7 @@ class _Cut:
             side = self._side(eqn)
             if id(eqn) in earliest and side is not None:
                 last[side] = max(last.get(side, 0), earliest[id(eqn)])
-        answers = sorted(
-            fires[id(eqn)] for eqn in self.jaxpr.eqns if eqn.primitive is crossing_p["sample"]
-        )
+        answers = self._answers(fires)
         latest: dict[Var, int] = {}
         places: dict[int, Place] = {}
         for eqn in reversed(self.jaxpr.eqns):
@@ -160,8 +174,8 @@ class _Cut:
                 at = fires[id(eqn)]
             elif side is None:
                 continue
-            elif side is Side.REPLAY:
-                at = next((s for s in answers if s >= earliest[id(eqn)]), last[side])
+            elif side in answers:
+                at = next((s for s in answers[side] if s >= earliest[id(eqn)]), last[side])
                 places[id(eqn)] = (at, side)
             else:
                 later = (latest.get(v, last[side]) for v in eqn.outvars)
@@ -170,20 +184,35 @@ class _Cut:
             for var in eqn.invars:
                 if not isinstance(var, Literal):
                     latest[var] = min(latest.get(var, at), at)
-        self.last_learner = last.get(Side.LEARNER, 0)
+        self.last = {side: last.get(side, 0) for side in self.order}
         return fires, places
+
+    def _answers(self, fires: dict[int, int]) -> dict[Side, list[int]]:
+        """For every side that serves others, the stages at which it sends something."""
+        found: dict[Side, list[int]] = {
+            side: [] for side in self.order if side not in (LEARNER, ACTOR)
+        }
+        for eqn in self.jaxpr.eqns:
+            if id(eqn) in fires and eqn.primitive is not unroll_p:
+                side = eqn.params["crossing"].source if eqn.primitive is send_p else None
+                found.get(side or _region_side(eqn), []).append(fires[id(eqn)])
+        return {side: sorted(stages) for side, stages in found.items()}
 
     def _side(self, eqn: JaxprEqn) -> Side | None:
         """Where an equation is computed; one that only has an effect (a print) joins its inputs."""
         if eqn.outvars:
             return self.sides[eqn.outvars[0]]
         inputs = (self.sides[v] for v in eqn.invars if not isinstance(v, Literal))
-        return next((side for side in inputs if side is not None), Side.LEARNER)
+        return next((side for side in inputs if side is not None), LEARNER)
 
     def _outputs(self) -> tuple[Value, ...]:
         """The values that leave the iteration; constants leave by the last learner fragment."""
-        place = (self.last_learner, Side.LEARNER)
-        return tuple(self._operand(var, place) for var in self.jaxpr.outvars)
+        places = [(self.last[LEARNER], LEARNER)] * len(self.jaxpr.outvars)
+        for i, side in enumerate(self.traced.state_sides):
+            if side != LEARNER:
+                places[i] = (self.last[side], side)
+        outputs = zip(self.jaxpr.outvars, places, strict=True)
+        return tuple(self._operand(var, place) for var, place in outputs)
 
     def _operand(self, atom: Atom, place: Place) -> Value:
         """The value behind an atom; a side-less one is made by the fragment at `place`."""
@@ -207,30 +236,32 @@ class _Cut:
     def _piece(self, place: Place) -> _Piece:
         return self.pieces.setdefault(place, _Piece())
 
-    def _nodes(self, unroll_inputs: dict[int, list[Value]]) -> tuple[Node, ...]:
+    def _nodes(self, region_inputs: dict[int, list[Value]]) -> tuple[Node, ...]:
         needed = self._needed()
-        unrolls = [eqn for eqn in self.jaxpr.eqns if eqn.primitive is unroll_p]
+        regions = [eqn for eqn in self.jaxpr.eqns if eqn.primitive in REGIONS]
         steps: list[tuple[int, int, Place | JaxprEqn]] = [
-            (stage, ORDER.index(side), (stage, side)) for stage, side in self.pieces
+            (stage, self.order.index(side), (stage, side)) for stage, side in self.pieces
         ]
-        steps += [(self.fires[id(eqn)], len(ORDER), eqn) for eqn in unrolls]
+        steps += [(self.fires[id(eqn)], len(self.order), eqn) for eqn in regions]
         nodes: list[Node] = []
         taken: dict[str, int] = {}
         for _, _, what in sorted(steps, key=lambda step: step[:2]):
-            base = what[1].value if isinstance(what, tuple) else "unroll"
+            base = what[1] if isinstance(what, tuple) else _region_name(what)
             taken[base] = taken.get(base, 0) + 1
             name = base if taken[base] == 1 else f"{base}.{taken[base]}"
             if isinstance(what, tuple):
                 nodes.append(self._fragment(name, what, needed))
+            elif what.primitive is unroll_p:
+                nodes.append(self._unroll(name, what, region_inputs[id(what)], needed))
             else:
-                nodes.append(self._unroll(name, what, unroll_inputs[id(what)], needed))
+                nodes.append(self._python(name, what, region_inputs[id(what)]))
         return tuple(nodes)
 
     def _needed(self) -> set[Var]:
         """Variables that some other node, or the iteration's caller, reads."""
         readers: list[tuple[Place | None, Atom]] = [(None, v) for v in self.jaxpr.outvars]
         for eqn in self.jaxpr.eqns:
-            if eqn.primitive is unroll_p:
+            if eqn.primitive in REGIONS:
                 readers += [(None, v) for v in eqn.invars]
             elif eqn.primitive not in BOUNDARIES:
                 readers += [(self.places.get(id(eqn)), v) for v in eqn.invars]
@@ -316,7 +347,7 @@ class _Cut:
         ends = size + self.traced.actor_tree.num_leaves
         return Unroll(
             name=name,
-            side=Side.ACTOR,
+            side=ACTOR,
             length=spec.length,
             act=spec.act,
             step=spec.step,
@@ -333,11 +364,26 @@ class _Cut:
             per_step_bytes=spec.per_step_bytes,
         )
 
+    def _python(self, name: str, eqn: JaxprEqn, operands: list[Value]) -> Python:
+        spec: PythonSpec = eqn.params["spec"]
+        arrivals = [None if isinstance(v, Literal) else self.arrived_by.get(v) for v in eqn.invars]
+        return Python(
+            name=name,
+            side=spec.side,
+            function=spec.function,
+            in_tree=spec.in_tree,
+            out_tree=spec.out_tree,
+            inputs=tuple(operands),
+            arrivals=tuple(arrivals),
+            outputs=tuple(self._value(var) for var in eqn.outvars),
+            where=where(eqn.source_info),
+        )
+
     def _edges(self, nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
         maker = {value.id: node.name for node in nodes for value in node.outputs}
         edges: list[Edge] = []
         for eqn in self.jaxpr.eqns:
-            if eqn.primitive.name not in CROSSINGS or eqn.primitive not in BOUNDARIES:
+            if eqn.primitive is not send_p:
                 continue
             crossed = [self._resolve(v) for v in eqn.invars]
             values = [
@@ -354,22 +400,39 @@ class _Cut:
 
 def _edge(eqn: JaxprEqn, source: str, values: list[Value], nodes: tuple[Node, ...]) -> Edge:
     """What one boundary carries of one source."""
-    from_side, to_side = CROSSINGS[eqn.primitive.name]
+    crossing: Crossing = eqn.params["crossing"]
+    assert crossing.source is not None and crossing.target is not None
     numbers = {value.id for value in values}
     targets = [
         node.name
         for node in nodes
-        if node.side is to_side and any(value.id in numbers for value in node.inputs)
+        if node.side == crossing.target and any(value.id in numbers for value in node.inputs)
     ]
     return Edge(
-        boundary=eqn.primitive.name,
+        boundary=crossing.name,
         source=source,
         targets=tuple(targets),
-        from_side=from_side,
-        to_side=to_side,
+        from_side=crossing.source,
+        to_side=crossing.target,
+        how=crossing.how,
         values=tuple(values),
         where=where(eqn.source_info),
     )
+
+
+def _arrival(eqn: JaxprEqn) -> Arrival:
+    crossing: Crossing = eqn.params["crossing"]
+    assert crossing.source is not None
+    return Arrival(crossing.name, crossing.source, crossing.how)
+
+
+def _region_side(eqn: JaxprEqn) -> Side:
+    """The side of an equation that becomes a node of its own."""
+    return ACTOR if eqn.primitive is unroll_p else eqn.params["spec"].side
+
+
+def _region_name(eqn: JaxprEqn) -> str:
+    return "unroll" if eqn.primitive is unroll_p else eqn.params["spec"].side
 
 
 def _count_means(jaxpr: Jaxpr) -> int:

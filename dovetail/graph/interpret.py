@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import Algorithm, Params, Trajectory
-from dovetail.graph.primitives import PARTS_AXIS
+from dovetail.boundaries import BATCH_AXIS, RL, How, Side, here
+from dovetail.graph.marks import declared, run_python, unmarked
 from dovetail.graph.unroll import (
     ActorState,
     Episodes,
@@ -40,7 +41,7 @@ _update_priorities = jax.jit(Replay.update_priorities)
 _update_each = jax.jit(jax.vmap(Replay.update_priorities))
 
 
-class Interpreting:
+class Interpreting(RL):
     """The `rl` of an interpreted iteration."""
 
     def __init__(
@@ -52,13 +53,37 @@ class Interpreting:
         self._algorithm = algorithm
         self._step = step
 
-    def broadcast(self, tree: Any) -> Any:
-        """Learner → actors."""
+    def send(
+        self,
+        tree: Any,
+        to: Side,
+        how: How | str = How.COPY,
+        *,
+        source: Side | None = None,
+        name: str = "send",
+    ) -> Any:
+        """Everything is in one place."""
         return tree
 
-    def gather(self, tree: Any) -> Any:
-        """Actors → learner."""
-        return tree
+    def copies(self, side: Side) -> int:
+        """One of each."""
+        return 1
+
+    def call(
+        self,
+        side: Side,
+        function: Callable[..., Any],
+        *args: Any,
+        how: How | str = How.JOIN,
+        host: bool = False,
+        result: Any = None,
+    ) -> Any:
+        """Calls the function."""
+        if not host:
+            return function(*unmarked(args))
+        shapes = declared(function, result)
+        made = run_python(function, unmarked(args), shapes, here())
+        return jax.tree.structure(shapes).unflatten([jnp.asarray(leaf) for leaf in made])
 
     def insert(
         self,
@@ -79,7 +104,7 @@ class Interpreting:
         if replay.shards == 1:
             return _sample(replay, draws)
         replay, found = _sample_each(replay, _parts(draws, replay.shards))
-        joined = jax.tree.map(lambda x: jnp.concatenate(list(x), PARTS_AXIS), found)
+        joined = jax.tree.map(lambda x: jnp.concatenate(list(x), BATCH_AXIS), found)
         return replay, of_shards(joined, replay.shards)
 
     def recall(self, data: Data, draws: jax.Array) -> Sample:
@@ -92,16 +117,16 @@ class Interpreting:
             return _update_priorities(replay, keys, priorities)
         return _update_each(replay, *_parts((keys, priorities), replay.shards))
 
-    def reduce(self, tree: Any) -> Any:
-        """Actors → learner, averaged over the one actor."""
-        return tree
-
     def own_keys(self, keys: jax.Array, items: int) -> jax.Array:
         """The keys of the one learner."""
         return keys
 
     def mean(self, tree: Any) -> Any:
         """The average over the one learner."""
+        return tree
+
+    def max(self, tree: Any) -> Any:
+        """The largest of the one learner."""
         return tree
 
     def unroll(
@@ -149,7 +174,7 @@ class Interpreting:
 
 def _parts(tree: Any, count: int) -> Any:
     """Equal parts of every leaf, on an axis before its own."""
-    return jax.tree.map(lambda x: jnp.stack(jnp.split(x, count, PARTS_AXIS)), tree)
+    return jax.tree.map(lambda x: jnp.stack(jnp.split(x, count, BATCH_AXIS)), tree)
 
 
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:

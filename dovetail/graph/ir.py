@@ -3,15 +3,16 @@
     graph    = nodes in execution order, the edges between them, and what goes in and out
     node     = Fragment   a maximal piece of the traced program on one side
              | Unroll     actors and environments in turn, `length` times; holds two inner fragments
+             | Python     a plain Python function on one side: numpy in, numpy out
     edge     = the values that cross one boundary, from one side to another
     value    = an array's shape, dtype and side, named by a number
 
-A graph knows what is computed and what crosses, and nothing of devices, workers or links.
+A graph knows what is computed and what crosses, and nothing of devices, workers, links or copies.
+A side is a name: the graph gives a meaning to none but `home`, where unmarked state lives.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -19,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr
+
+from dovetail.boundaries import How, Side
 
 T = TypeVar("T")
 
@@ -36,13 +39,13 @@ class Tree(Protocol):
         ...
 
 
-class Side(StrEnum):
-    """The role on which a value lives."""
+@dataclass(frozen=True)
+class Arrival:
+    """How an input comes to its side from another."""
 
-    LEARNER = "learner"
-    ACTOR = "actor"
-    ENVIRONMENT = "environment"
-    REPLAY = "replay"
+    boundary: str
+    source: Side
+    how: How
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,35 @@ class Fragment:
     side: Side
     program: ClosedJaxpr
     inputs: tuple[Value, ...]
-    arrivals: tuple[str | None, ...]
-    """For each input, the boundary by which it comes from the other side, if by one: what several
-    actors sent is joined (`gather`) or averaged (`reduce`) before the program takes it."""
+    arrivals: tuple[Arrival | None, ...]
+    """For each input, how it comes from another side, if it does: what several copies sent is
+    joined or averaged before the program takes it."""
     outputs: tuple[Value, ...]
     flops: int
     means: int
     """How many data-parallel synchronisation points (`mean`) it holds."""
+
+
+@dataclass(frozen=True)
+class Python:
+    """A plain Python function on one side: takes numpy arrays, and returns arrays as declared."""
+
+    name: str
+    side: Side
+    function: Callable[..., Any]
+    """Takes the arguments in their structure, and returns the results in theirs."""
+    in_tree: Tree
+    out_tree: Tree
+    inputs: tuple[Value, ...]
+    arrivals: tuple[Arrival | None, ...]
+    outputs: tuple[Value, ...]
+    where: str
+    """The user's file and line."""
+
+    @property
+    def flops(self) -> int:
+        """Not known; what is compiled counts."""
+        return 0
 
 
 @dataclass(frozen=True)
@@ -137,7 +162,7 @@ class Unroll:
         return self.length * (self.act.flops + self.step.flops)
 
 
-Node = Fragment | Unroll
+Node = Fragment | Unroll | Python
 
 
 @dataclass(frozen=True)
@@ -146,10 +171,11 @@ class Edge:
 
     boundary: str
     source: str
-    """The node that makes the values, or "state" for the learner's state as it came in."""
+    """The node that makes the values, or "state" for a side's state as it came in."""
     targets: tuple[str, ...]
     from_side: Side
     to_side: Side
+    how: How
     values: tuple[Value, ...]
     where: str
     """The user's file and line."""
@@ -162,7 +188,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Slots:
-    """A pytree that every iteration takes and gives back: the learner's or the actor's state."""
+    """A pytree that every iteration takes and gives back: the algorithm's or the actors' state."""
 
     tree: Tree
     inputs: tuple[Value, ...]
@@ -176,11 +202,13 @@ class Graph:
     algorithm: str
     env: str
     num_envs: int
-    """Environments whose steps make one update of one learner replica."""
-    pieces: int
-    """How many actors they are split among: actor-side values are one piece's."""
-    shards: int
-    """How many equal parts a replay has: replay-side values are one part's."""
+    """Environments whose steps make one update."""
+    actor_envs: int
+    """Environments for which one call of the acting side's programs is traced."""
+    home: Side
+    """The side of metrics, and of all state that is not marked for another."""
+    tables: tuple[Side, ...]
+    """Sides whose state is divided among their copies and changed in place."""
     correction: str
     """What the algorithm corrects old trajectories with, in words."""
     staleness: int | None
@@ -204,6 +232,21 @@ class Graph:
         return next(node for node in self.nodes if node.name == name)
 
     @property
+    def sides(self) -> tuple[Side, ...]:
+        """The sides on which something runs, `home` first."""
+        found = dict.fromkeys((self.home, *(node.side for node in self.nodes)))
+        return tuple(found)
+
+    @property
+    def acting(self) -> tuple[Side, ...]:
+        """The sides that act in environments: their copies share these."""
+        return tuple(dict.fromkeys(unroll.side for unroll in self.unrolls))
+
+    def on(self, *sides: Side) -> tuple[Node, ...]:
+        """The nodes of some sides."""
+        return tuple(node for node in self.nodes if node.side in sides)
+
+    @property
     def unrolls(self) -> tuple[Unroll, ...]:
         """The nodes in which actors and environments take turns."""
         return tuple(node for node in self.nodes if isinstance(node, Unroll))
@@ -216,11 +259,6 @@ class Graph:
             for node in self.nodes
         )
         return tuple(name for names in parts for name in names)
-
-    @property
-    def actor_envs(self) -> int:
-        """Environments of one actor."""
-        return self.num_envs // self.pieces
 
     @property
     def steps_per_iteration(self) -> int:

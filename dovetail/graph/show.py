@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dovetail.graph.ir import Edge, Fragment, Graph, Inner, Node, Unroll, Value
+from dovetail.graph.ir import Edge, Fragment, Graph, Inner, Node, Python, Unroll, Value
 
 Row = tuple[str, ...]
 
@@ -40,7 +40,6 @@ def to_json(graph: Graph) -> dict[str, Any]:
         "algorithm": graph.algorithm,
         "env": graph.env,
         "num_envs": graph.num_envs,
-        "actors": graph.pieces,
         "corrects_with": graph.correction,
         "staleness": graph.staleness,
         "steps_per_iteration": graph.steps_per_iteration,
@@ -55,8 +54,12 @@ def node_rows(node: Node, graph: Graph) -> list[Row]:
     if isinstance(node, Fragment):
         means = f"mean ×{node.means}" if node.means else ""
         return [(node.name, node.side, flops(node.flops), *_in_out(node), means)]
+    if isinstance(node, Python):
+        function = getattr(node.function, "__name__", type(node.function).__name__)
+        return [(node.name, node.side, "on the host", *_in_out(node), f"Python: {function}")]
     size = f"{count(node.length, 'step')} × {count(graph.actor_envs, 'environment')}"
-    size += f" × {count(graph.pieces, 'actor')}" if graph.pieces > 1 else ""
+    actors = graph.num_envs // graph.actor_envs
+    size += f" × {count(actors, 'actor')}" if actors > 1 else ""
     to_env, to_actor = (quantity(n, "B") for n in node.per_step_bytes)
     rows = [
         (node.name, node.side, flops(node.flops), *_in_out(node), size),
@@ -129,10 +132,12 @@ def nbytes(values: Iterable[Value]) -> int:
 
 
 def _node_json(node: Node) -> dict[str, Any]:
-    common: dict[str, Any] = {"name": node.name, "side": node.side.value, "flops": node.flops}
+    common: dict[str, Any] = {"name": node.name, "side": node.side, "flops": node.flops}
     common["inputs"] = _values_json(node.inputs)
     if isinstance(node, Fragment):
         return common | {"outputs": _values_json(node.outputs), "means": node.means}
+    if isinstance(node, Python):
+        return common | {"outputs": _values_json(node.outputs), "host": True}
     return common | {
         "outputs": _values_json(recorded(node)),
         "length": node.length,
@@ -146,7 +151,7 @@ def _node_json(node: Node) -> dict[str, Any]:
 
 def _inner_json(inner: Inner) -> dict[str, Any]:
     host = inner.program is None
-    return {"side": inner.side.value, "host": host, "flops": None if host else inner.flops}
+    return {"side": inner.side, "host": host, "flops": None if host else inner.flops}
 
 
 def _edge_json(edge: Edge) -> dict[str, Any]:
@@ -154,8 +159,9 @@ def _edge_json(edge: Edge) -> dict[str, Any]:
         "boundary": edge.boundary,
         "source": edge.source,
         "targets": list(edge.targets),
-        "from_side": edge.from_side.value,
-        "to_side": edge.to_side.value,
+        "how": edge.how.value,
+        "from_side": edge.from_side,
+        "to_side": edge.to_side,
         "values": _values_json(edge.values),
         "bytes": edge.nbytes,
         "where": base_name(edge.where),

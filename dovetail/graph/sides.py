@@ -1,66 +1,152 @@
-"""Side inference: which role every value lives on, as a type check.
+"""Side inference: which side every value lives on, as a type check.
 
 One forward pass over the equations. An equation takes the side of its inputs; two sides in one
 equation are an error that names the user's line and the boundary that would mend it. Values that
-depend on neither side (constants) have none, and may be used anywhere.
+depend on no side (constants) have none, and may be used anywhere.
+
+The pass also settles every crossing: what is sent to the side where it lives already is taken as it
+is, and the results of a `call` go back to the side that it was called from.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
+from dovetail.boundaries import ACTOR, LEARNER, REPLAY, Side
 from dovetail.errors import UserError
-from dovetail.graph.ir import Side
-from dovetail.graph.primitives import BOUNDARIES, CROSSINGS, unroll_p, where
+from dovetail.graph.primitives import Crossing, python_p, send_p, unroll_p, where
 from dovetail.graph.traced import Traced
 
+Atom = Var | Literal
 Sides = dict[Var, Side | None]
+Ends = dict[int, tuple[Side, Side]]
+"""By the number of a crossing, the sides at its two ends."""
 
 REMEDY = {
-    (Side.LEARNER, Side.ACTOR): "rl.broadcast (learner → actor)",
-    (Side.ACTOR, Side.LEARNER): "rl.gather or rl.reduce (actor → learner)",
-    (Side.ACTOR, Side.REPLAY): "rl.insert (actor → replay)",
-    (Side.REPLAY, Side.LEARNER): "rl.sample (replay → learner)",
-    (Side.LEARNER, Side.REPLAY): "rl.update_priorities (learner → replay)",
-    (Side.REPLAY, Side.ACTOR): "rl.sample and rl.broadcast (replay → learner → actor)",
+    (LEARNER, ACTOR): "rl.broadcast (learner → actor)",
+    (ACTOR, LEARNER): "rl.gather or rl.reduce (actor → learner)",
+    (ACTOR, REPLAY): "rl.insert (actor → replay)",
+    (REPLAY, LEARNER): "rl.sample (replay → learner)",
+    (LEARNER, REPLAY): "rl.update_priorities (learner → replay)",
+    (REPLAY, ACTOR): "rl.sample and rl.broadcast (replay → learner → actor)",
 }
 
 
-def infer_sides(jaxpr: Jaxpr, state_sides: Sequence[Side]) -> Sides:
-    """The side of every variable; the first inputs are those of the state, the rest the actors'."""
+def remedy(source: Side, target: Side) -> str:
+    """The boundary that brings a value from one side to another."""
+    plain = f"rl.send(…, to={target!r}) or rl.call({target!r}, …)"
+    return REMEDY.get((source, target), plain)
+
+
+@dataclass
+class Settled:
+    """An iteration in which every crossing has two different ends."""
+
+    jaxpr: Jaxpr
+    sides: Sides
+    ends: Ends = field(default_factory=dict)
+
+
+def settle(jaxpr: Jaxpr, state_sides: Sequence[Side]) -> Settled:
+    """Infers the side of every variable; the first inputs are those of the state, the rest the
+    actors'."""
     sides: Sides = dict.fromkeys(jaxpr.constvars)
     for position, var in enumerate(jaxpr.invars):
-        sides[var] = state_sides[position] if position < len(state_sides) else Side.ACTOR
+        sides[var] = state_sides[position] if position < len(state_sides) else ACTOR
+    settled, same = Settled(jaxpr, sides), dict[Var, Atom]()
+    eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
+        eqn = eqn.replace(invars=[_resolved(same, atom) for atom in eqn.invars])
+        if eqn.primitive is send_p:
+            eqns += _settle_crossing(eqn, settled, same)
+            continue
         out = _side_of(eqn, sides)
-        for var in eqn.outvars:
-            sides[var] = out
-    return sides
+        sides.update(dict.fromkeys(eqn.outvars, out))
+        eqns.append(eqn)
+    outvars = [_resolved(same, atom) for atom in jaxpr.outvars]
+    settled.jaxpr = jaxpr.replace(eqns=eqns, outvars=outvars)
+    return settled
+
+
+def _resolved(same: dict[Var, Atom], atom: Atom) -> Atom:
+    return atom if isinstance(atom, Literal) else same.get(atom, atom)
+
+
+def _settle_crossing(eqn: JaxprEqn, settled: Settled, same: dict[Var, Atom]) -> list[JaxprEqn]:
+    """The crossing with its ends filled in, and without what lives at its target already."""
+    crossing: Crossing = eqn.params["crossing"]
+    target = crossing.target
+    if target is None:
+        found = (v for v in eqn.invars if not isinstance(v, Literal))
+        there = next((side for v in found if (side := settled.sides[v])), LEARNER)
+        target = origin(crossing, settled.ends, there)
+    found = [None if isinstance(v, Literal) else settled.sides[v] for v in eqn.invars]
+    present = dict.fromkeys(side for side in found if side is not None and side != target)
+    if crossing.source is not None:
+        _expect(eqn, crossing.name, [side for side in found if side], crossing.source)
+    if len(present) > 1:
+        first, second = list(present)[:2]
+        raise UserError(
+            f"{where(eqn.source_info)}: rl.{crossing.name} takes values from one side, but was "
+            f"given one on the {first} side and one on the {second} side; bring one of them over "
+            f"with {remedy(first, second)} first."
+        )
+    source = next(iter(present), crossing.source or target)
+    if present or crossing.number not in settled.ends:
+        settled.ends[crossing.number] = (source, target)
+    for sent, var, side in zip(eqn.invars, eqn.outvars, found, strict=True):
+        settled.sides[var] = target
+        if side == target:
+            same[var] = sent
+    crossing = crossing._replace(source=source, target=target)
+    left = [i for i, side in enumerate(found) if side != target]
+    if not left:
+        return []
+    invars, outvars = ([atoms[i] for i in left] for atoms in (eqn.invars, eqn.outvars))
+    return [eqn.replace(invars=invars, outvars=outvars, params={"crossing": crossing})]
+
+
+def origin(crossing: Crossing, ends: Ends, there: Side) -> Side:
+    """The side that a `call` on another was called from: the learner's, if all that it was given
+    lives there."""
+    sources = [ends[number][0] for number in crossing.call if number in ends]
+    return next((source for source in sources if source != there), LEARNER)
 
 
 def check_outputs(jaxpr: Jaxpr, sides: Sides, traced: Traced) -> None:
-    """The learner's new state and the metrics must live on the learner's side, what a replay holds
-    on its own."""
+    """Every part of the new state must live on its own side, metrics on the learner's."""
     makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     for (what, wanted), var in zip(_output_names(traced), jaxpr.outvars, strict=False):
         side = None if isinstance(var, Literal) else sides[var]
-        if what and side is not None and side is not wanted:
+        if what and side is not None and side != wanted:
             assert isinstance(var, Var)
             raise UserError(
                 f"{_made_at(var, makers)}iteration returns {what}, which lives on the {side} side; "
-                f"bring it over with {REMEDY[side, wanted]} first."
+                f"bring it over with {remedy(side, wanted)} first."
+            )
+
+
+def check_marks(traced: Traced, used: Sequence[Side]) -> None:
+    """Something must run on every side that a part of the state is marked for."""
+    for (what, _), side in zip(_output_names(traced), traced.state_sides, strict=False):
+        if side not in used and side != LEARNER:
+            raise UserError(
+                f"init marks {what} as living on the side {side!r}, but iteration runs nothing "
+                f"there: call a function there with rl.call({side!r}, …), or leave the mark out."
             )
 
 
 def _output_names(traced: Traced) -> list[tuple[str, Side]]:
-    """What the learner gets back, in words, and on which side; empty for what the actors keep."""
+    """What the iteration gives back, in words, and on which side; empty for what the actors
+    keep."""
     state = traced.state_tree.unflatten(range(traced.state_tree.num_leaves))
     leaves = jax.tree_util.tree_leaves_with_path(state)
     names = [f"state{jax.tree_util.keystr(path)}" for path, _ in leaves]
     outputs = list(zip(names, traced.state_sides, strict=True))
-    outputs += [("", Side.ACTOR)] * traced.actor_tree.num_leaves
-    return outputs + [(f"the metric {name!r}", Side.LEARNER) for name in traced.metric_names]
+    outputs += [("", ACTOR)] * traced.actor_tree.num_leaves
+    return outputs + [(f"the metric {name!r}", LEARNER) for name in traced.metric_names]
 
 
 def _made_at(var: Var, makers: dict[Var, JaxprEqn]) -> str:
@@ -77,28 +163,26 @@ def _side_of(eqn: JaxprEqn, sides: Sides) -> Side | None:
     found = {sides[v]: None for v in eqn.invars if not isinstance(v, Literal)}
     present = [side for side in found if side is not None]
     if eqn.primitive is unroll_p:
-        _expect(eqn, present, Side.ACTOR)
-        return Side.ACTOR
-    if eqn.primitive in BOUNDARIES:
-        source, target = CROSSINGS[eqn.primitive.name]
-        _expect(eqn, present, source)
-        return target
+        _expect(eqn, "unroll", present, ACTOR)
+        return ACTOR
+    if eqn.primitive is python_p:
+        return eqn.params["spec"].side
     if len(present) > 1:
         first, second = present[:2]
         raise UserError(
             f"{where(eqn.source_info)}: this mixes a value on the {first} side with one on the "
-            f"{second} side; bring one of them over with {REMEDY[first, second]} or "
-            f"{REMEDY[second, first]}."
+            f"{second} side; bring one of them over with {remedy(first, second)} or "
+            f"{remedy(second, first)}."
         )
     return present[0] if present else None
 
 
-def _expect(eqn: JaxprEqn, present: list[Side], wanted: Side) -> None:
+def _expect(eqn: JaxprEqn, name: str, present: list[Side], wanted: Side) -> None:
     """A boundary takes values from one side only."""
-    wrong = next((side for side in present if side is not wanted), None)
+    wrong = next((side for side in present if side != wanted), None)
     if wrong is not None:
         raise UserError(
-            f"{where(eqn.source_info)}: rl.{eqn.primitive.name} takes values from the {wanted} "
+            f"{where(eqn.source_info)}: rl.{name} takes values from the {wanted} "
             f"side, but was given one on the {wrong} side; bring it over with "
-            f"{REMEDY[wrong, wanted]} first."
+            f"{remedy(wrong, wanted)} first."
         )

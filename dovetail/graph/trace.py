@@ -1,6 +1,6 @@
 """Traces one iteration of an algorithm's loop into a jaxpr with boundaries in it.
 
-`Tracing` is the `rl` that the algorithm sees while it is traced: each boundary binds one primitive
+`Tracing` is the `rl` that the algorithm sees while it is traced: each crossing binds one primitive
 for all its leaves. Boundaries must stand in `iteration` itself; inside `jit`, `scan` or `cond` they
 could not be cut, and are refused with the user's file and line.
 """
@@ -8,7 +8,9 @@ could not be cut, and are refused with the user's file and line.
 import dataclasses
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -21,6 +23,18 @@ from jax.interpreters import partial_eval as pe
 
 import dovetail
 from dovetail.algorithm import Algorithm, Params, Task, Trajectory
+from dovetail.boundaries import (
+    ACTOR,
+    BATCH_AXIS,
+    ENVIRONMENT,
+    LEARNER,
+    REPLAY,
+    RL,
+    How,
+    Side,
+    here,
+    state_sides,
+)
 from dovetail.envs import batched
 from dovetail.envs.interface import EnvSpec, JaxEnv
 from dovetail.errors import UserError
@@ -28,8 +42,11 @@ from dovetail.graph import primitives
 from dovetail.graph.check import check_action, check_state, same_carry, scalar, two_results
 from dovetail.graph.cost import flops
 from dovetail.graph.cut import cut
-from dovetail.graph.ir import Graph, Inner, Side
-from dovetail.graph.traced import Traced, UnrollSpec
+from dovetail.graph.ir import Graph, Inner
+from dovetail.graph.marks import declared, kept_on, unmarked
+from dovetail.graph.primitives import Crossing
+from dovetail.graph.sides import Ends, origin, settle
+from dovetail.graph.traced import PythonSpec, Traced, UnrollSpec
 from dovetail.graph.unroll import (
     ActorState,
     Episodes,
@@ -40,11 +57,19 @@ from dovetail.graph.unroll import (
 )
 from dovetail.keys import part_keys, seed_key
 from dovetail.replay.data import Data, data_leaves
-from dovetail.replay.replay import Replay, insertion, of_shards, shards_of
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.replay import has_replay
+from dovetail.replay.sample import Sample
 
 PACKAGE = os.path.dirname(os.path.abspath(dovetail.__file__))
-INTERNAL = ("graph", "functions", "networks", "envs", "algorithm.py", "planning.py")
+INTERNAL = (
+    "graph",
+    "functions",
+    "networks",
+    "envs",
+    "algorithm.py",
+    "boundaries.py",
+    "planning.py",
+)
 """Where a user's mistake shows but does not lie."""
 for _name in INTERNAL:
     jex.source_info_util.register_exclusion(os.path.join(PACKAGE, _name))
@@ -54,26 +79,18 @@ def trace(
     algorithm: Algorithm,
     task: Task,
     env: JaxEnv | None = None,
-    *,
-    replicas: int = 1,
-    actors: int | None = None,
+    copies: Mapping[Side, int] | None = None,
     batch: int | None = None,
 ) -> Graph:
-    """The graph of one of `replicas` equal shares of `task`, to the whole of which `algorithm` is
-    bound; `env` is None when the environments live on the host.
+    """The graph of one update; `env` is None when the environments live on the host.
 
-    The environments are split among `actors`, as many as there are replicas unless given: each
-    replica learns from actors / replicas of them. Acting serves `batch` environments per call,
-    all of an actor's unless given.
+    With `copies` of sides, the programs of each side are those of one of its copies: the copies of
+    the actor share the environments, those of other sides what is joined or divided. Acting serves
+    `batch` environments per call, all of an actor's unless given.
     """
-    actors = replicas if actors is None else actors
-    _refuse_uneven(task.num_envs, replicas, "replicas")
-    _refuse_uneven(task.num_envs, actors, "actors")
-    _refuse_uneven(actors, replicas, "replicas", "actors")
-    share = dataclasses.replace(task, num_envs=task.num_envs // actors)
     bound = algorithm.bind(task)
-    traced = trace_iteration(bound, share, env, actors // replicas, batch, replicas)
-    return cut(traced, bound, task.env, task.num_envs // replicas)
+    traced = trace_iteration(bound, env, copies or {}, batch)
+    return cut(traced, bound, task.env)
 
 
 def _refuse_uneven(number: int, among: int, whom: str, what: str = "environments") -> None:
@@ -87,24 +104,30 @@ def _refuse_uneven(number: int, among: int, whom: str, what: str = "environments
 
 def trace_iteration(
     algorithm: Algorithm,
-    task: Task,
     env: JaxEnv | None,
-    pieces: int = 1,
+    copies: Mapping[Side, int] = MappingProxyType({}),
     batch: int | None = None,
-    replicas: int = 1,
 ) -> Traced:
-    """Runs `iteration` on abstract values and records what it did.
-
-    `task` is one actor's share; the learner, one of `replicas`, joins what `pieces` such actors
-    send.
-    """
+    """Runs `iteration` of a bound algorithm on abstract values and records what it did."""
+    task = algorithm.task
+    learners, actors = copies.get(LEARNER, 1), copies.get(ACTOR, 1)
+    _refuse_uneven(task.num_envs, learners, "replicas")
+    _refuse_uneven(task.num_envs, actors, "actors")
+    _refuse_uneven(actors, learners, "replicas", "actors")
+    share = dataclasses.replace(task, num_envs=task.num_envs // actors)
     state = jax.eval_shape(algorithm.init, seed_key(0))
-    actor = abstract_actor(algorithm, task, env)
+    actor = abstract_actor(algorithm, share, env)
     carry = jax.tree.map(np.asarray, algorithm.initial_carry())
     names: list[str] = []
 
+    @cache
+    def ends() -> Ends:
+        """The ends of every crossing, found where nothing has copies."""
+        whole = trace_iteration(algorithm, env)
+        return settle(whole.closed.jaxpr, whole.state_sides).ends
+
     def one_iteration(state: Any, actor: ActorState) -> Any:
-        rl = Tracing(algorithm, task.env, env, actor, carry, pieces, batch, replicas)
+        rl = Tracing(algorithm, task.env, env, actor, carry, copies, batch, ends)
         new_state, metrics = two_results(algorithm, algorithm.iteration(rl, state))
         new_state, metrics = rl.landed(new_state), rl.landed(metrics)
         check_state(algorithm, state, new_state)
@@ -119,19 +142,17 @@ def trace_iteration(
             f"{_user_line(error)}: Python needs the value of a traced array here, in an if, a loop "
             f"or a conversion; use jnp.where, jax.lax.cond or jax.lax.scan instead."
         ) from error
-    closed = _without_dead_code(closed)
-    trees = jax.tree.structure(state), _sides(state), jax.tree.structure(actor)
-    return Traced(closed, *trees, tuple(names), pieces, shards_of(state), data_leaves(state))
-
-
-def _sides(state: Any) -> tuple[Side, ...]:
-    """The side of every leaf of a state: what a replay holds is on its own."""
-    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, Replay))
-    sides = [
-        (Side.REPLAY if isinstance(part, Replay) else Side.LEARNER,) * len(jax.tree.leaves(part))
-        for part in parts
-    ]
-    return tuple(side for several in sides for side in several)
+    return Traced(
+        _without_dead_code(closed),
+        jax.tree.structure(state),
+        state_sides(state),
+        jax.tree.structure(actor),
+        tuple(names),
+        task.num_envs,
+        share.num_envs,
+        (REPLAY,) if has_replay(state) else (),
+        data_leaves(state),
+    )
 
 
 def _user_line(error: Exception) -> str:
@@ -163,7 +184,7 @@ def abstract_actor(algorithm: Algorithm, task: Task, env: JaxEnv | None) -> Acto
     return jax.eval_shape(build, seed_key(0))
 
 
-class Tracing:
+class Tracing(RL):
     """The `rl` of a traced iteration."""
 
     def __init__(
@@ -173,14 +194,15 @@ class Tracing:
         env: JaxEnv | None,
         actor: ActorState,
         initial_carry: Any,
-        pieces: int = 1,
-        batch: int | None = None,
-        replicas: int = 1,
+        copies: Mapping[Side, int],
+        batch: int | None,
+        ends: Callable[[], Ends],
     ) -> None:
         self.actor = actor
-        self._replicas = replicas
+        self._copies = copies
+        self._ends = ends
         self._batch = batch
-        self._pieces = pieces
+        self._crossings = 0
         self._received: dict[int, Any] = {}
         self.episodes: Episodes | None = None
         self._algorithm = algorithm
@@ -189,77 +211,99 @@ class Tracing:
         self._initial_carry = initial_carry
         self._level = jex.core.get_opaque_trace_state()
 
-    def broadcast(self, tree: Any) -> Any:
-        """Learner → actors."""
-        return self._cross("broadcast", tree)
+    def copies(self, side: Side) -> int:
+        """How many copies of a side give to one update."""
+        return self._copies.get(side, 1)
 
-    def gather(self, tree: Any) -> Any:
-        """Actors → learner."""
-        self._refuse_nested("gather")
-        for leaf in jax.tree.leaves(tree):
-            self._refuse_unsplit(leaf, "gather")
-        return self._cross("gather", tree, pieces=self._pieces)
-
-    def insert(
+    def send(
         self,
-        replay: Replay,
-        trajectory: Trajectory,
-        rows: Any,
-        final: Any = None,
-        priorities: Any = None,
-    ) -> Replay:
-        """Actors → replay."""
-        self._refuse_nested("insert")
-        sent = insertion(trajectory, rows, final, priorities)
-        for leaf in jax.tree.leaves(sent):
-            self._refuse_unsplit(leaf, "insert")
-        _refuse_uneven(self._pieces, replay.shards, "shards of the replay", "actors")
-        pieces = self._pieces // replay.shards
-        return replay.insert(self._cross("insert", sent, pieces=pieces), pieces)
+        tree: Any,
+        to: Side,
+        how: How | str = How.COPY,
+        *,
+        source: Side | None = None,
+        name: str = "send",
+    ) -> Any:
+        """One equation for all leaves."""
+        return self._cross(tree, Crossing(name, source, to, How(how), self._crossings))
 
-    def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
-        """Replay → learner."""
-        shards = replay.shards
-        if draws.ndim != 2 or draws.shape[1] % shards:
-            among = f" in {shards} equal parts, one for each shard" if shards > 1 else ""
-            raise UserError(
-                f"{primitives.where(jex.source_info_util.current())}: rl.sample takes draws "
-                f"[batches, items]{among}, but was given {list(draws.shape)}: choose another "
-                f"number of items (--batch-size)."
-            )
-        replay, found = replay.sample(self._cross("draw", draws, pieces=shards))
-        return replay, of_shards(self._cross("sample", found, pieces=shards), shards)
+    def call(
+        self,
+        side: Side,
+        function: Callable[..., Any],
+        *args: Any,
+        how: How | str = How.JOIN,
+        host: bool = False,
+        result: Any = None,
+    ) -> Any:
+        """There, run, and back; what is marked for the side stays."""
+        rule, sent, numbers = How(how), list[Any](), list[int]()
+        for arg in unmarked(args):  # each may live on another side
+            numbers.append(self._crossings)
+            sent.append(self._cross_each(arg, Crossing("call", None, side, rule, numbers[-1])))
+        back = Crossing("call", None, None, rule, self._crossings, tuple(numbers))
+        if host:
+            made = self._python(side, function, sent, declared(function, result), back)
+        else:
+            made = function(*sent)
+        self._refuse_nested("call")
+        staying = kept_on(side, made)
+        leaves, tree = jax.tree.flatten(made)
+        going = [leaf for leaf, stays in zip(leaves, staying, strict=True) if not stays]
+        gone = iter(self._cross_each(going, back._replace(number=self._crossings)))
+        return tree.unflatten(
+            [leaf if stays else next(gone) for leaf, stays in zip(leaves, staying, strict=True)]
+        )
+
+    def _cross_each(self, tree: Any, crossing: Crossing) -> Any:
+        """Of a call: an array without a batch axis is copied, whatever happens to the others."""
+        leaves, structure = jax.tree.flatten(tree)
+        flat = [jnp.ndim(leaf) <= BATCH_AXIS for leaf in leaves]
+        copied = [leaf for leaf, is_flat in zip(leaves, flat, strict=True) if is_flat]
+        others = [leaf for leaf, is_flat in zip(leaves, flat, strict=True) if not is_flat]
+        arrived = iter(self._cross(others, crossing))
+        copies = iter(self._cross(copied, crossing._replace(how=How.COPY)))
+        return structure.unflatten([next(copies if is_flat else arrived) for is_flat in flat])
+
+    def _python(
+        self,
+        side: Side,
+        function: Callable[..., Any],
+        args: list[Any],
+        result: Any,
+        back: Crossing,
+    ) -> Any:
+        """An equation for a plain Python function, which is not called now."""
+        ends = self._ends() if self._divides(back) else {}
+        there = back._replace(source=origin(back, ends, side), target=side)
+        crossing = self._scaled(there)
+        leaves, in_tree = jax.tree.flatten(tuple(args))
+        shapes, out_tree = jax.tree.flatten(result)
+        avals = [ShapedArray(shape.shape, shape.dtype) for shape in shapes]
+        shapes = tuple(primitives.scaled(a, crossing.times, crossing.parts) for a in avals)
+        spec = PythonSpec(side, function, in_tree, out_tree, shapes)
+        return out_tree.unflatten(primitives.python_p.bind(*leaves, spec=spec))
 
     def recall(self, data: Data, draws: jax.Array) -> Sample:
         """Recorded data → learner, on whose side they are; a replica takes its part of draws."""
-        if draws.ndim != 2 or draws.shape[1] % self._replicas:
-            among = f" in {self._replicas} equal parts, one for each learner replica"
-            raise UserError(
-                f"{primitives.where(jex.source_info_util.current())}: rl.recall takes draws "
-                f"[batches, items]{among if self._replicas > 1 else ''}, but was given "
-                f"{list(draws.shape)}: choose another number of items (--batch-size)."
-            )
-        return data.sample(primitives.part(draws, self._replicas))
-
-    def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
-        """Learner → replay."""
-        sent = self._cross("update_priorities", (keys, priorities), pieces=replay.shards)
-        return replay.update_priorities(*sent)
-
-    def reduce(self, tree: Any) -> Any:
-        """Actors → learner, averaged: over the actors of every replica too."""
-        return primitives.mean(self._cross("reduce", tree))
+        self.refuse_uneven_draws("recall", draws)
+        return data.sample(primitives.part(draws, self.copies(LEARNER)))
 
     def own_keys(self, keys: jax.Array, items: int) -> jax.Array:
         """The keys by which a learner replica draws for its part of a batch."""
-        if self._replicas == 1:
+        replicas = self.copies(LEARNER)
+        if replicas == 1:
             return keys
-        number = primitives.part(jnp.arange(self._replicas)[None], self._replicas)[0, 0]
-        return part_keys(keys, number, items, self._replicas)
+        number = primitives.part(jnp.arange(replicas)[None], replicas)[0, 0]
+        return part_keys(keys, number, items, replicas)
 
     def mean(self, tree: Any) -> Any:
         """Averages over learner replicas."""
         return primitives.mean(tree)
+
+    def max(self, tree: Any) -> Any:
+        """The largest over learner replicas."""
+        return primitives.largest(tree)
 
     def unroll(
         self, act: Callable[..., Any], params: Params, length: int, bootstrap: Any = None
@@ -268,7 +312,7 @@ class Tracing:
         self._refuse_nested("unroll")
         if isinstance(length, Tracer) or length != int(length) or length < 1:
             raise UserError(
-                f"{primitives.where(jex.source_info_util.current())}: rl.unroll needs a whole "
+                f"{here()}: rl.unroll needs a whole "
                 f"number of steps, at least 1, but its length is {length!r}."
             )
         spec, operands = self._describe(act, params, length, bootstrap)
@@ -290,30 +334,63 @@ class Tracing:
             lambda x: jax.lax.optimization_barrier(x) if id(x) in self._received else x, tree
         )
 
-    def _cross(self, name: str, tree: Any, **how: int) -> Any:
-        self._refuse_nested(name)
+    def _cross(self, tree: Any, crossing: Crossing) -> Any:
+        self._refuse_nested(crossing.name)
+        self._crossings += 1
         leaves, structure = jax.tree.flatten(self.landed(tree))
         arrays = [jnp.asarray(leaf) for leaf in leaves]
-        arrived = primitives.crossing_p[name].bind(*arrays, **how)
+        if not arrays:
+            return tree
+        crossing = self._scaled(crossing)
+        for array in arrays if crossing.how in (How.JOIN, How.DIVIDE) else ():
+            self._refuse_unsplit(array, crossing)
+        arrived = primitives.send_p.bind(*arrays, crossing=crossing)
         self._received |= {id(tracer): tracer for tracer in arrived}  # kept, so no id comes again
         return structure.unflatten(arrived)
 
-    def _refuse_unsplit(self, leaf: Any, name: str) -> None:
-        """What is joined along the environments must have such an axis."""
-        axis, envs = primitives.PARTS_AXIS, self.actor.step.shape[0]
-        if jnp.ndim(leaf) <= axis or jnp.shape(leaf)[axis] != envs:
+    def _scaled(self, crossing: Crossing) -> Crossing:
+        """A crossing that knows how many copies send and receive."""
+        if not self._divides(crossing):
+            return crossing
+        source, target = crossing.source, crossing.target
+        if source is None or target is None:
+            source, target = self._ends().get(crossing.number, (LEARNER, LEARNER))
+        if source == target:
+            return crossing
+        times = self.copies(source) if crossing.how is How.JOIN else 1
+        return crossing._replace(times=times, parts=self.copies(target))
+
+    def _divides(self, crossing: Crossing) -> bool:
+        """Whether a crossing changes shapes: some side has several copies."""
+        several = any(count > 1 for count in self._copies.values())
+        return several and crossing.how in (How.JOIN, How.DIVIDE)
+
+    def _refuse_unsplit(self, leaf: Any, crossing: Crossing) -> None:
+        """What is joined or divided along the batch axis must have one that divides."""
+        axis, envs = BATCH_AXIS, self.actor.step.shape[0]
+        if crossing.source == ACTOR and (leaf.ndim <= axis or leaf.shape[axis] != envs):
             raise UserError(
-                f"{primitives.where(jex.source_info_util.current())}: rl.{name} joins actors along "
+                f"{here()}: rl.{crossing.name} joins actors along "
                 f"axis {axis}, the environments', but was given an array of shape "
-                f"{list(jnp.shape(leaf))} from actors with {envs} environments; bring it over with "
+                f"{list(leaf.shape)} from actors with {envs} environments; bring it over with "
                 f"rl.reduce, or put the environments on axis {axis}."
+            )
+        times, parts = crossing.times, crossing.parts
+        if times == parts == 1:
+            return
+        if leaf.ndim <= axis or leaf.shape[axis] * times % parts:
+            whom = crossing.target or "caller's"
+            raise UserError(
+                f"{here()}: rl.{crossing.name} brings an array of shape {list(leaf.shape)} from "
+                f"{times} copies of one side to {parts} of the {whom} side, along axis {axis}, "
+                f"which does not divide: choose fewer copies, another batch, or how='copy'."
             )
 
     def _refuse_nested(self, name: str) -> None:
         if jex.core.get_opaque_trace_state() != self._level:
             raise UserError(
-                f"{primitives.where(jex.source_info_util.current())}: rl.{name} stands inside jit, "
-                f"scan, cond or vmap, where the graph cannot be cut; call it in iteration itself."
+                f"{here()}: rl.{name} stands inside jit, scan, cond or vmap, where the graph "
+                f"cannot be cut; call it in iteration itself."
             )
 
     def _describe(
@@ -380,9 +457,9 @@ class Tracing:
         check_action(self._algorithm, self._spec, action)
         after = jax.eval_shape(step, actor.env, action, actor.keys)
         seen = (after.observation, after.reward, after.terminated, after.truncated)
-        inner = Inner("step", Side.ENVIRONMENT, None, 0, 0, None)
+        inner = Inner("step", ENVIRONMENT, None, 0, 0, None)
         if self._env is not None:
-            inner, _ = _inner("step", step, actor.env, action, actor.keys, side=Side.ENVIRONMENT)
+            inner, _ = _inner("step", step, actor.env, action, actor.keys, side=ENVIRONMENT)
         return inner, _nbytes(action), _nbytes(seen)
 
 
@@ -402,7 +479,7 @@ def step_function(env: JaxEnv | None, spec: EnvSpec, batch: int) -> Callable[...
 
 
 def _inner(
-    name: str, function: Callable[..., Any], *args: Any, side: Side = Side.ACTOR
+    name: str, function: Callable[..., Any], *args: Any, side: Side = ACTOR
 ) -> tuple[Inner, list[Any]]:
     """A per-step program, and the traced values it captured, which become its first inputs."""
     closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)

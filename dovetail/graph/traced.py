@@ -1,12 +1,15 @@
 """What tracing leaves behind: a jaxpr with boundaries in it, and the trees to read it by."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
 
-from dovetail.graph.ir import Inner, Side, Tree
+from dovetail.boundaries import Side
+from dovetail.graph.ir import Inner, Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +28,17 @@ class UnrollSpec:
     per_step_bytes: tuple[int, int]
 
 
+@dataclass(frozen=True, eq=False)
+class PythonSpec:
+    """What a `python` equation carries besides its operands."""
+
+    side: Side
+    function: Callable[..., Any]
+    in_tree: Tree
+    out_tree: Tree
+    out_avals: tuple[ShapedArray, ...]
+
+
 @dataclass(frozen=True)
 class Traced:
     """One iteration as a jaxpr over flat leaves, with the trees to read them by."""
@@ -32,12 +46,14 @@ class Traced:
     closed: ClosedJaxpr
     state_tree: Tree
     state_sides: tuple[Side, ...]
-    """Where each leaf of the state lives: with the learner, or in its replay."""
+    """Where each leaf of the state lives."""
     actor_tree: Tree
     metric_names: tuple[str, ...]
-    pieces: int
-    """How many actors' results the learner joins in one update."""
-    shards: int = 1
-    """How many equal parts a replay has; its side's values are one part's."""
+    num_envs: int
+    """Environments whose steps make one update."""
+    actor_envs: int
+    """Environments of one actor."""
+    tables: tuple[Side, ...] = ()
+    """Sides whose state is divided among their copies and changed in place."""
     data: tuple[int, ...] = ()
     """Which leaves of the state are recorded steps."""

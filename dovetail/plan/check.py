@@ -7,11 +7,12 @@ on is checked here, in one ordered list.
 from collections import Counter
 from collections.abc import Callable
 
+from dovetail.boundaries import Side
 from dovetail.errors import UserError, nearest
-from dovetail.graph.ir import Fragment, Graph, Side, Unroll
+from dovetail.graph.ir import Fragment, Graph, Python, Unroll
 from dovetail.graph.show import count
 from dovetail.plan.ir import LinkKind, Plan, WorkerKind
-from dovetail.plan.passes import STATE, pairs, replay_workers
+from dovetail.plan.passes import STATE, pairs, table_workers
 
 
 def check(plan: Plan, graph: Graph, devices: int | None = None) -> None:
@@ -30,14 +31,14 @@ def check_placement(plan: Plan, graph: Graph, devices: int | None = None) -> Non
 
 
 def _sizes_are_positive(plan: Plan, graph: Graph) -> None:
-    sizes = plan.num_envs, plan.replicas, plan.actors, plan.joined, plan.shards
+    sizes = plan.num_envs, plan.joined, *(number for _, number in plan.copies)
     if min(sizes) < 1 or min(plan.staleness, plan.prefetch) < 0:
+        copies = ", ".join(f"{number} of {side}" for side, number in plan.copies)
         raise _refusal(
             plan,
-            f"has {plan.num_envs} environments, {plan.actors} actors of which {plan.joined} make "
-            f"an update, {plan.replicas} replicas, {plan.shards} shards, a staleness of "
-            f"{plan.staleness} and a prefetch of {plan.prefetch}; it needs at least 1 of each, and "
-            "a staleness and a prefetch of 0 or more",
+            f"has {plan.num_envs} environments, copies {copies}, of which {plan.joined} that act "
+            f"make an update, a staleness of {plan.staleness} and a prefetch of {plan.prefetch}; "
+            "it needs at least 1 of each, and a staleness and a prefetch of 0 or more",
         )
 
 
@@ -51,18 +52,18 @@ def _who_joins_late_is_not_waited_for(plan: Plan, graph: Graph) -> None:
 
 
 def _environments_divide(plan: Plan, graph: Graph) -> None:
-    if plan.num_envs != plan.actors * graph.actor_envs:
+    actors, replicas = plan.copies_of(*graph.acting), plan.copies_of(graph.home)
+    if plan.num_envs % actors:
         raise _refusal(
             plan,
-            f"has {plan.num_envs} environments on {plan.actors} actors, but the graph was traced "
-            f"with {graph.actor_envs} on each; choose a multiple of {plan.actors} environments",
+            f"has {plan.num_envs} environments on {actors} actors; choose a multiple of {actors} "
+            "environments",
         )
-    if plan.joined != plan.replicas * graph.pieces or plan.actors % plan.joined:
+    if graph.unrolls and (actors % plan.joined or plan.joined % replicas):
         raise _refusal(
             plan,
-            f"joins {plan.joined} of {plan.actors} actors on {plan.replicas} replicas, but the "
-            f"graph was traced for {graph.pieces} on each; let every update take as many actors "
-            f"as there are, or 1",
+            f"joins {plan.joined} of {actors} actors on {replicas} replicas; let every update take "
+            "as many actors as there are, or 1",
         )
 
 
@@ -71,13 +72,16 @@ def _workers_have_devices(plan: Plan, graph: Graph) -> None:
     for worker in plan.workers:
         if worker.name in computing and not worker.devices:
             raise _refusal(plan, f"gives worker {worker.name!r} no device, but programs to run")
-        process = worker.kind is WorkerKind.PROCESS
-        traced = any(unroll.step.program is not None for unroll in graph.unrolls)
-        if process and (traced or worker.name in computing):
+        hosted = {i.fragment for i in plan.instances if i.worker == worker.name}
+        local = {node.name for node in graph.on(graph.home)}
+        local |= {f"{unroll.name}.act" for unroll in graph.unrolls}
+        local |= {f"{u.name}.step" for u in graph.unrolls if u.step.program is not None}
+        local |= {node.name for node in graph.on(*graph.acting)}
+        if worker.kind is WorkerKind.PROCESS and hosted & local:
             raise _refusal(
                 plan,
-                f"runs programs on worker {worker.name!r}, a process; processes only step "
-                "environments that live on the host",
+                f"learns or acts on worker {worker.name!r}, a process; processes step environments "
+                "that live on the host, or host other sides",
             )
     if not plan.workers:
         raise _refusal(plan, "has no worker; it needs at least 1")
@@ -144,33 +148,61 @@ def _sides_stay_together(plan: Plan, graph: Graph) -> None:
 
 
 def _fragments_are_placed(plan: Plan, graph: Graph) -> None:
-    """The learner's once; the actors' once per copy; stepping for every environment once."""
+    """A side's once per copy, or once on a worker with a device for each; stepping for every
+    environment once."""
+    actors = plan.copies_of(*graph.acting)
     for node in graph.nodes:
+        copies, placed = plan.copies_of(node.side), plan.instances_of(node.name)
         if isinstance(node, Unroll):
-            _ranges_cover(plan, f"{node.name}.act", plan.actors)
-            _ranges_cover(plan, f"{node.name}.step", None)
-        elif node.side is Side.ACTOR:
-            _ranges_cover(plan, node.name, plan.actors)
-        elif node.side is Side.REPLAY and plan.shards > 1:
-            _ranges_cover(plan, node.name, plan.shards)
-        elif len(plan.instances_of(node.name)) != 1:
+            _ranges_cover(plan, f"{node.name}.act", actors, actors)
+            _ranges_cover(plan, f"{node.name}.step", None, actors)
+        elif node.side in graph.acting or len(placed) > 1:
+            _refuse_learning_apart(plan, graph, node.side, node.name)
+            _ranges_cover(plan, node.name, copies, actors)
+        elif not placed and node.side != graph.home:
             raise _refusal(
                 plan,
-                f"places {node.name!r} {len(plan.instances_of(node.name))} times; the learner's "
-                "fragments are placed once, on a worker with a device for each replica",
+                f"places nothing of the side {node.side!r} ({node.name!r}); give its fragments a "
+                "worker, or make the plan with Policy.place, which puts them with the learner",
+            )
+        elif len(placed) != 1:
+            raise _refusal(
+                plan,
+                f"places {node.name!r} {len(placed)} times; the learner's fragments are placed "
+                "once, on a worker with a device for each replica",
+            )
+        elif copies not in (1, len(plan.worker(placed[0].worker).devices)):
+            raise _refusal(
+                plan,
+                f"has {copies} copies of {node.side}, but places {node.name!r} once, on a worker "
+                f"with {count(len(plan.worker(placed[0].worker).devices), 'device')}; place it "
+                "once for each copy",
             )
 
 
-def _ranges_cover(plan: Plan, fragment: str, copies: int | None) -> None:
+def _refuse_learning_apart(plan: Plan, graph: Graph, side: Side, fragment: str) -> None:
+    """Copies on several workers would learn different things: only those of a table may."""
+    if side in (*graph.acting, *graph.tables):
+        return
+    pairs_of = zip(graph.state.inputs, graph.state.outputs, strict=True)
+    if any(old.side == side and old.id != new.id for old, new in pairs_of):
+        raise _refusal(
+            plan,
+            f"has {plan.copies_of(side)} copies of {side} on workers of their own, but "
+            f"{graph.algorithm} changes the state there, so they would drift apart; use 1 copy",
+        )
+
+
+def _ranges_cover(plan: Plan, fragment: str, copies: int | None, actors: int) -> None:
     """Every environment is served by exactly one instance, each actor's by `copies` equal ones."""
     ranges = sorted(i.envs or (0, plan.num_envs) for i in plan.instances_of(fragment))
     ends = [0, *(last for _, last in ranges)]
     whole = [first for first, _ in ranges] == ends[:-1] and ends[-1] == plan.num_envs
-    size = plan.num_envs // min(plan.actors, copies or plan.actors)
+    size = plan.num_envs // min(actors, copies or actors)
     inside = all(first // size == (last - 1) // size for first, last in ranges if last > first)
     if not whole or not inside or (copies is not None and len(ranges) != copies):
         served = ", ".join(f"{first}–{last - 1}" for first, last in ranges) or "none"
-        wanted = count(plan.actors, "equal range") if copies is not None else "each of them once"
+        wanted = count(actors, "equal range") if copies is not None else "each of them once"
         raise _refusal(
             plan,
             f"places {fragment!r} for the environments {served}; it must serve "
@@ -183,13 +215,14 @@ def _groups_are_equal(plan: Plan, graph: Graph) -> None:
     for unroll in graph.unrolls:
         steps = plan.instances_of(f"{unroll.name}.step")
         sizes = {i.envs[1] - i.envs[0] for i in steps if i.envs is not None}
-        if len(steps) > plan.actors and len(sizes) > 1:
+        actors = plan.copies_of(unroll.side)
+        if len(steps) > actors and len(sizes) > 1:
             raise _refusal(
                 plan,
                 f"splits the environments into groups of {_numbers(sizes)}; make them equal",
             )
-        batch = plan.batch or graph.actor_envs
-        if len(steps) > plan.actors and sizes and batch % next(iter(sizes)):
+        batch = plan.batch or plan.num_envs // actors
+        if len(steps) > actors and sizes and batch % next(iter(sizes)):
             raise _refusal(
                 plan,
                 f"acts on {batch} environments at a time, but they come in groups of "
@@ -202,15 +235,14 @@ def _numbers(sizes: set[int]) -> str:
 
 
 def _learner_fills_its_devices(plan: Plan, graph: Graph) -> None:
-    learners = {
-        i.worker for n in graph.nodes if n.side is Side.LEARNER for i in plan.instances_of(n.name)
-    }
+    replicas = plan.copies_of(graph.home)
+    learners = {i.worker for n in graph.on(graph.home) for i in plan.instances_of(n.name)}
     for name in learners:
         devices = len(plan.worker(name).devices)
-        if devices != plan.replicas:
+        if devices != replicas:
             raise _refusal(
                 plan,
-                f"has {plan.replicas} learner replicas, but worker {name!r} has {devices} devices; "
+                f"has {replicas} learner replicas, but worker {name!r} has {devices} devices; "
                 "give it one for each",
             )
 
@@ -233,9 +265,10 @@ def _staleness_is_borne(plan: Plan, graph: Graph) -> None:
 def _exchange_allows_staleness(plan: Plan, graph: Graph) -> None:
     """Ahead of the learner an actor can only be if they meet once per iteration."""
     order = [node.name for node in graph.nodes]
-    sources = [edge.source for edge in graph.edges if edge.to_side is Side.ACTOR]
+    sources = [edge.source for edge in graph.edges if edge.to_side in graph.acting]
     out = [order.index(source) for source in sources if source in order]
-    back = [order.index(t) for e in graph.edges if e.from_side is Side.ACTOR for t in e.targets]
+    inward = [edge for edge in graph.edges if edge.from_side in graph.acting]
+    back = [order.index(target) for edge in inward for target in edge.targets]
     if plan.staleness and out and back and max(out) >= min(back):
         raise _refusal(
             plan,
@@ -279,8 +312,10 @@ def _edges_are_carried(plan: Plan, graph: Graph) -> None:
 
 def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
     """Fused and handed over only within a worker, queued between threads, shared with processes."""
+    sides = {edge.boundary: edge.from_side for edge in graph.edges}
     for link in plan.links:
-        for source, target in pairs(plan, graph, link.source, link.target):
+        side = sides.get(link.boundary, "")
+        for source, target in pairs(plan, graph, link.source, link.target, side):
             one, other = plan.worker(source.worker), plan.worker(target.worker)
             within = one.name == other.name
             process = WorkerKind.PROCESS in (one.kind, other.kind)
@@ -289,6 +324,7 @@ def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
                 LinkKind.HANDOFF: within and not process,
                 LinkKind.QUEUE: not within and not process,
                 LinkKind.SHARED_MEMORY: process,
+                LinkKind.PIPE: process,
                 LinkKind.OBJECT_STORE: not within and not process and bool(plan.stations),
             }
             if not fits[link.kind]:
@@ -303,10 +339,11 @@ def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
 
 def _replicas_are_joined(plan: Plan, graph: Graph) -> None:
     means = sum(node.means for node in graph.nodes if isinstance(node, Fragment))
-    if plan.replicas > 1 and means == 0:
+    replicas = plan.copies_of(graph.home)
+    if replicas > 1 and means == 0:
         raise _refusal(
             plan,
-            f"has {plan.replicas} learner replicas, but {graph.algorithm} never calls rl.mean, so "
+            f"has {replicas} learner replicas, but {graph.algorithm} never calls rl.mean, so "
             "they would drift apart; average its gradients with rl.mean, or use 1 replica",
         )
 
@@ -322,59 +359,53 @@ def _devices_exist(plan: Plan, devices: int) -> None:
         )
 
 
-def _a_replay_is_one(plan: Plan, graph: Graph) -> None:
-    if plan.replicas > 1 and any(node.side is Side.REPLAY for node in graph.nodes):
+def _tables_have_their_workers(plan: Plan, graph: Graph) -> None:
+    """A table in several parts, or one that answers ahead, is with workers of its own; who acts is
+    then apart from who learns."""
+    if all(worker.fused for worker in plan.workers):
+        return
+    apart, copies = table_workers(plan, graph), plan.copies_of(*graph.tables)
+    if plan.copies_of(*graph.acting) % copies:
         raise _refusal(
             plan,
-            f"has {plan.replicas} learner replicas, but the replay of {graph.algorithm} is in one "
-            "place; use 1 replica",
+            f"keeps the rows of {count(plan.copies_of(*graph.acting), 'actor')} in "
+            f"{count(copies, 'shard')}; choose a number of actors that the shards divide",
         )
-
-
-def _a_replay_has_its_shards(plan: Plan, graph: Graph) -> None:
-    """A replay in several parts, or one that answers ahead, is with workers of its own; who acts
-    is then apart from who learns."""
-    apart = replay_workers(plan, graph)
-    if max(plan.shards, graph.shards) > 1 and not any(n.side is Side.REPLAY for n in graph.nodes):
+    if (plan.prefetch or copies > 1) and not apart:
         raise _refusal(
             plan,
-            f"keeps a replay in {plan.shards} shards, but {graph.algorithm} has none; leave "
-            "--shards out",
-        )
-    if plan.shards != graph.shards or plan.actors % plan.shards:
-        raise _refusal(
-            plan,
-            f"keeps the replay of {plan.actors} actors in {plan.shards} shards, but the graph was "
-            f"traced for {graph.shards}; make the replay with self.task.replay, and choose a "
-            "number of actors that the shards divide",
-        )
-    if (plan.prefetch or plan.shards > 1) and not apart:
-        raise _refusal(
-            plan,
-            f"keeps the replay with the learner, but in {count(plan.shards, 'shard')} and "
+            f"keeps the replay with the learner, but in {count(copies, 'shard')} and "
             f"{count(plan.prefetch, 'update')} ahead; give each shard a worker",
         )
-    acting = {i.worker for u in graph.unrolls for i in plan.instances_of(f"{u.name}.act")}
-    learning = {
-        i.worker for n in graph.nodes if n.side is Side.LEARNER for i in plan.instances_of(n.name)
-    }
-    if apart and (acting & learning or acting & set(apart)):
+    if apart and plan.ranks > 1:
         raise _refusal(
-            plan,
-            "keeps the replay on workers of its own, but acts on one that learns or keeps; give "
-            "the actors workers of their own, too",
+            plan, f"has {plan.ranks} learner processes, but one replay; use 1 learner process"
         )
+
+
+def _python_is_alone(plan: Plan, graph: Graph) -> None:
+    """Plain Python is compiled into no program."""
+    for node in graph.nodes:
+        if isinstance(node, Python) and any(
+            plan.worker(i.worker).fused for i in plan.instances_of(node.name)
+        ):
+            raise _refusal(
+                plan,
+                f"compiles {node.name!r}, which is plain Python ({node.where}), with other "
+                "fragments; place it on a worker that is not fused",
+            )
 
 
 def _means_are_joined(plan: Plan, graph: Graph) -> None:
     """`mean` on the actors' side joins replicas only where all is one program."""
-    if plan.replicas == 1 or all(worker.fused for worker in plan.workers):
+    replicas = plan.copies_of(graph.home)
+    if replicas == 1 or all(worker.fused for worker in plan.workers):
         return
-    for node in graph.nodes:
-        if isinstance(node, Fragment) and node.side is Side.ACTOR and node.means:
+    for node in graph.on(*graph.acting):
+        if isinstance(node, Fragment) and node.means:
             raise _refusal(
                 plan,
-                f"has {plan.replicas} replicas, but {graph.algorithm} calls rl.mean on the actors' "
+                f"has {replicas} replicas, but {graph.algorithm} calls rl.mean on the actors' "
                 "side, which only the Fused policy can join; average there with rl.reduce",
             )
 
@@ -395,8 +426,8 @@ PLACEMENT_CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
     _staleness_is_borne,
     _exchange_allows_staleness,
     _replicas_are_joined,
-    _a_replay_is_one,
-    _a_replay_has_its_shards,
+    _tables_have_their_workers,
+    _python_is_alone,
     _means_are_joined,
 )
 """In this order: a check may rely on those before it."""

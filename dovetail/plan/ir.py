@@ -1,12 +1,15 @@
 """The physical plan: fragment instances on workers, and the link that carries each edge.
 
 A plan is data: it prints, serialises and can be checked; the runtime runs any plan and knows no
-policy. The actor side may stand in several copies, each with its own environments; each fragment
-of it then has an instance per copy, and a link stands for the transfers of all of them.
+policy. A side may stand in several copies, each with its own share of the environments, or of a
+batch; each fragment of it then has an instance per copy, and a link stands for the transfers of all
+of them. Copies of a side that learns together are devices of one worker.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from dovetail.boundaries import ACTOR, LEARNER, REPLAY, Side
 
 
 class LinkKind(StrEnum):
@@ -20,6 +23,8 @@ class LinkKind(StrEnum):
     """Between two threads, by version and within bounds: arrays change hands without a copy."""
     SHARED_MEMORY = "shared memory"
     """Between two processes: arrays lie in memory that both see, a semaphore hands them over."""
+    PIPE = "pipe"
+    """Between this process and another of this machine: arrays are copied through a pipe."""
     OBJECT_STORE = "object store"
     """Between two stations of a cluster: one copy per node, whoever reads it there."""
 
@@ -29,7 +34,7 @@ class WorkerKind(StrEnum):
 
     THREAD = "thread"
     PROCESS = "process"
-    """Steps environments that hold Python's lock; has no device."""
+    """A process of its own: steps environments that hold Python's lock, or hosts a side."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,8 @@ class Instance:
     fragment: str
     worker: str
     envs: tuple[int, int] | None = None
-    """The environments it serves, from the first up to (without) the second; None for all, on the
-    learner's side and for a replay beside it."""
+    """The environments it serves, from the first up to (without) the second: a copy's share. None
+    for all."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,7 @@ class Station:
     node: str = ""
     """Where it is to be; empty until there is room for it."""
     keeps: bool = False
-    """Whether it keeps a part of the replay, and does not act."""
+    """Whether it hosts a side that serves the others, and does not act."""
     cpus: float = 1.0
     gpus: float = 0.0
     others: tuple[tuple[str, float], ...] = ()
@@ -142,12 +147,10 @@ class Plan:
     env: str
     num_envs: int
     """Environments in all, over every actor and one seed."""
-    replicas: int
-    """Learner replicas, joined by `mean`."""
-    actors: int
-    """Copies of the actor side, each with num_envs / actors environments."""
+    copies: tuple[tuple[Side, int], ...]
+    """How many copies each side has; those that act share the environments."""
     joined: int
-    """How many actors' results make one update."""
+    """How many acting copies' results make one update."""
     workers: tuple[Worker, ...]
     instances: tuple[Instance, ...]
     links: tuple[Link, ...] = ()
@@ -156,10 +159,8 @@ class Plan:
     ordered: bool = True
     """Whether every actor gives each update its one unroll, made by weights that are exactly
     `staleness` old; otherwise the learner takes what has arrived."""
-    shards: int = 1
-    """Equal parts in which a replay is kept."""
     prefetch: int = 0
-    """How many updates ahead workers of their own that keep a replay answer."""
+    """How many updates ahead tables on workers of their own answer."""
     fewest: int | None = None
     """On a cluster, how many actors must be there to begin; the others join when there is room.
     None for all of them."""
@@ -177,6 +178,30 @@ class Plan:
     def fused(self) -> bool:
         """Whether the whole iteration is one compiled program."""
         return all(link.kind is LinkKind.FUSED for link in self.links)
+
+    def copies_of(self, *sides: Side) -> int:
+        """How many copies there are of a side, or the most of several sides."""
+        return max((count for side, count in self.copies if side in sides), default=1)
+
+    @property
+    def actors(self) -> int:
+        """Copies of the actor side, each with an equal share of the environments."""
+        return self.copies_of(ACTOR)
+
+    @property
+    def replicas(self) -> int:
+        """Learner replicas, joined by `mean`."""
+        return self.copies_of(LEARNER)
+
+    @property
+    def shards(self) -> int:
+        """Equal parts in which a replay is kept."""
+        return self.copies_of(REPLAY)
+
+    @property
+    def traced_copies(self) -> dict[Side, int]:
+        """The copies that give to one update, for which its programs are traced."""
+        return dict(self.copies) | {ACTOR: self.joined}
 
     @property
     def update_envs(self) -> int:

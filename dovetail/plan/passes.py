@@ -7,7 +7,8 @@ which kind of link carries each edge, and what a reader of the plan should be to
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from dovetail.graph.ir import Fragment, Graph, Side
+from dovetail.boundaries import Side
+from dovetail.graph.ir import Edge, Fragment, Graph
 from dovetail.graph.show import count
 from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Resources, WorkerKind
 from dovetail.plan.stations import spread
@@ -24,9 +25,8 @@ def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
         source = acting.get(edge.source, edge.source)
         for name in edge.targets:
             target = acting.get(name, name)
-            kind = _kind(plan, graph, source, target)
-            between = {edge.from_side, edge.to_side} == {Side.LEARNER, Side.REPLAY}
-            times = plan.shards if between else plan.joined
+            kind = _kind(plan, graph, source, target, edge.from_side)
+            times = _transfers(plan, graph, edge)
             links.append(Link(edge.boundary, source, target, kind, edge.nbytes, times))
     for unroll in graph.unrolls:
         act, step = f"{unroll.name}.act", f"{unroll.name}.step"
@@ -45,13 +45,27 @@ def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
     return replace(plan, links=tuple(links))
 
 
-def _kind(plan: Plan, graph: Graph, source: str, target: str) -> LinkKind:
-    joined = pairs(plan, graph, source, target)
+def _transfers(plan: Plan, graph: Graph, edge: Edge) -> int:
+    """How often an edge's values go from one instance to another in an iteration."""
+    senders, takers = (_instances(plan, graph, s) for s in (edge.from_side, edge.to_side))
+    return max(senders, takers)
+
+
+def _instances(plan: Plan, graph: Graph, side: Side) -> int:
+    """How many instances of a side take part in an update; devices of a worker count as one."""
+    if side in graph.acting:
+        return plan.joined
+    return max([len(plan.instances_of(node.name)) for node in graph.on(side)], default=1)
+
+
+def _kind(plan: Plan, graph: Graph, source: str, target: str, side: Side = "") -> LinkKind:
+    joined = pairs(plan, graph, source, target, side)
     workers = {end.worker for pair in joined for end in pair}
     known = {worker.name: worker for worker in plan.workers}
     kinds = {known[name].kind for name in workers if name in known}
     if WorkerKind.PROCESS in kinds:
-        return LinkKind.SHARED_MEMORY
+        steps = any(end.endswith(".step") for end in (source, target))
+        return LinkKind.SHARED_MEMORY if steps else LinkKind.PIPE
     if any(one.worker != other.worker for one, other in joined):
         return LinkKind.QUEUE
     if joined and _is_next(graph, source, target) and len(known[joined[0][0].worker].devices) == 1:
@@ -66,12 +80,18 @@ def _is_next(graph: Graph, source: str, target: str) -> bool:
     if source not in names or target not in names:
         return False
     between = graph.nodes[names.index(source) : names.index(target) + 1]
-    return bool(between) and all(node.side is not Side.ACTOR for node in between)
+    return bool(between) and all(
+        isinstance(node, Fragment) and node.side not in graph.acting for node in between
+    )
 
 
-def pairs(plan: Plan, graph: Graph, source: str, target: str) -> list[tuple[Instance, Instance]]:
-    """The instances at a link's two ends that exchange something: of one copy, if copied."""
-    sources = _learners(plan, graph) if source == STATE else plan.instances_of(source)
+def pairs(
+    plan: Plan, graph: Graph, source: str, target: str, side: Side = ""
+) -> list[tuple[Instance, Instance]]:
+    """The instances at a link's two ends that exchange something: of one copy, if copied. Of what
+    a state sends, `side` is the side where it lives."""
+    stateful = _hosts(plan, graph, side or graph.home)
+    sources = stateful if source == STATE else plan.instances_of(source)
     return [
         (one, other)
         for one in sources
@@ -80,8 +100,8 @@ def pairs(plan: Plan, graph: Graph, source: str, target: str) -> list[tuple[Inst
     ]
 
 
-def _learners(plan: Plan, graph: Graph) -> list[Instance]:
-    names = [n.name for n in graph.nodes if isinstance(n, Fragment) and n.side == "learner"]
+def _hosts(plan: Plan, graph: Graph, side: Side) -> list[Instance]:
+    names = [node.name for node in graph.on(side)]
     return [instance for name in names for instance in plan.instances_of(name)]
 
 
@@ -102,7 +122,7 @@ def _told(plan: Plan, graph: Graph, resources: Resources) -> Iterator[str]:
             f"trajectories are {how} {count(plan.staleness, 'version')} old{start} when learned "
             f"from; {graph.algorithm} corrects with {graph.correction}"
         )
-    apart = replay_workers(plan, graph)
+    apart = table_workers(plan, graph)
     if apart:
         ahead = f", {count(plan.prefetch, 'update')} ahead" if plan.prefetch else ""
         yield (
@@ -110,17 +130,17 @@ def _told(plan: Plan, graph: Graph, resources: Resources) -> Iterator[str]:
             f"{'keeps' if len(apart) == 1 else 'keep'} the replay, and "
             f"{'answers' if len(apart) == 1 else 'answer'} the learner{ahead}"
         )
-    if plan.replicas > 1 and plan.ranks == 1:
-        yield f"mean is an all-reduce over {count(plan.replicas, 'device')}"
+    replicas = plan.copies_of(graph.home)
+    if replicas > 1 and plan.ranks == 1:
+        yield f"mean is an all-reduce over {count(replicas, 'device')}"
     if len(plan.workers) > resources.cores and not plan.stations:
         yield f"{len(plan.workers)} workers share {resources.cores} cores"
 
 
-def replay_workers(plan: Plan, graph: Graph) -> list[str]:
-    """The workers that keep the replay without learning from it."""
-    learners = {instance.worker for instance in _learners(plan, graph)}
-    names = [node.name for node in graph.nodes if node.side is Side.REPLAY]
-    kept = [i.worker for name in names for i in plan.instances_of(name)]
+def table_workers(plan: Plan, graph: Graph) -> list[str]:
+    """The workers that keep a table without learning from it."""
+    learners = {instance.worker for instance in _hosts(plan, graph, graph.home)}
+    kept = [i.worker for side in graph.tables for i in _hosts(plan, graph, side)]
     return [name for name in dict.fromkeys(kept) if name not in learners]
 
 

@@ -21,6 +21,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
     for station in fields["stations"]:
         station["workers"] = list(station["workers"])
         station["others"] = [list(pair) for pair in station["others"]]
+    fields["copies"] = dict(plan.copies)
     return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
 
 
@@ -29,6 +30,7 @@ def from_json(fields: Mapping[str, Any]) -> Plan:
     try:
         rebuilt: dict[str, Any] = {
             **fields,
+            "copies": tuple(fields["copies"].items()),
             "workers": tuple(_worker(worker) for worker in fields["workers"]),
             "instances": tuple(_instance(instance) for instance in fields["instances"]),
             "links": tuple(_link(link) for link in fields["links"]),
@@ -36,7 +38,7 @@ def from_json(fields: Mapping[str, Any]) -> Plan:
             "notes": tuple(fields["notes"]),
         }
         return Plan(**rebuilt)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"This is not a plan as Dovetail writes one ({error}): write it again with "
             f"`dovetail explain … --json`."

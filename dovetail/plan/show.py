@@ -1,6 +1,7 @@
 """The physical plan as text: workers, the programs they run, and the links between them."""
 
-from dovetail.graph.ir import Graph
+from dovetail.boundaries import ACTOR, LEARNER, REPLAY
+from dovetail.graph.ir import Graph, Python
 from dovetail.graph.show import Row, count, flops, quantity, table
 from dovetail.plan.ir import Link, Plan, Worker, WorkerKind
 
@@ -40,6 +41,11 @@ def _sizes(plan: Plan) -> str:
     parts = [count(plan.num_envs, "environment"), count(plan.replicas, "learner replica")]
     if plan.actors > 1:
         parts.append(f"{count(plan.actors, 'actor')} with {plan.num_envs // plan.actors} each")
+    parts += [
+        f"{copies} copies of {side}"
+        for side, copies in plan.copies
+        if copies > 1 and side not in (LEARNER, ACTOR, REPLAY)
+    ]
     if plan.joined < plan.actors:
         parts.append("an update for each unroll")
     if plan.batch:
@@ -91,7 +97,8 @@ def fragment_flops(graph: Graph, fragment: str) -> int | None:
         for inner in (unroll.act, unroll.step):
             if fragment == f"{unroll.name}.{inner.name}":
                 return None if inner.program is None else unroll.length * inner.flops
-    return graph.node(fragment).flops
+    node = graph.node(fragment)
+    return None if isinstance(node, Python) else node.flops
 
 
 def program_flops(graph: Graph, fragments: tuple[str, ...]) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from dovetail.boundaries import ACTOR
 from dovetail.errors import UserError, nearest
-from dovetail.graph.ir import Fragment, Graph, Side
+from dovetail.graph.ir import Graph
 from dovetail.graph.show import count
 from dovetail.plan.ir import (
     Cluster,
@@ -62,7 +63,7 @@ def part_of(plan: Plan, rank: int) -> Plan:
         plan,
         stations=stations,
         num_envs=each,
-        actors=plan.actors // plan.ranks,
+        copies=tuple((side, n // plan.ranks if side == ACTOR else n) for side, n in plan.copies),
         joined=plan.joined // plan.ranks,
         workers=tuple(
             replace(worker, devices=tuple(devices.get(d, 0) for d in worker.devices))
@@ -91,7 +92,7 @@ class _Grouping:
 
     def __init__(self, plan: Plan, graph: Graph, cluster: Cluster) -> None:
         self._plan, self._graph, self._cluster = plan, graph, cluster
-        names = [n.name for n in graph.nodes if isinstance(n, Fragment) and n.side is Side.LEARNER]
+        names = [node.name for node in graph.on(graph.home)]
         placed = (i.worker for name in names for i in plan.instances_of(name))
         self._learner: Worker = plan.worker(next(placed))
         each = cluster.learner_devices
@@ -128,16 +129,18 @@ class _Grouping:
             )
             for rank, names in beside.items()
         ]
-        made += [self._keeper(name) for name in self._keeping()]
+        made += [self._serving(name) for name in self._apart()]
         return made + [self._outpost(rank, names) for (rank, _), names in groups.items()]
 
-    def _keeping(self) -> list[str]:
-        """The workers that keep a part of the replay, apart from the learner."""
-        names = [node.name for node in self._graph.nodes if node.side is Side.REPLAY]
-        workers = [i.worker for name in names for i in self._plan.instances_of(name)]
-        return [name for name in dict.fromkeys(workers) if name != self._learner.name]
+    def _apart(self) -> list[str]:
+        """The workers of sides that serve the others, apart from the learner."""
+        graph = self._graph
+        serving = [side for side in graph.sides if side not in (graph.home, *graph.acting)]
+        names = [node.name for node in graph.on(*serving)]
+        workers = dict.fromkeys(i.worker for name in names for i in self._plan.instances_of(name))
+        return [name for name in workers if name != self._learner.name]
 
-    def _keeper(self, name: str) -> Station:
+    def _serving(self, name: str) -> Station:
         needs = self._cluster.actors
         return Station(
             name, (name,), False, cpus=needs.cpus, gpus=needs.gpus, others=needs.others, keeps=True
@@ -293,11 +296,12 @@ def _told(plan: Plan, stations: tuple[Station, ...], cluster: Cluster) -> Iterat
             f"{len(ranks)} learner processes, apart from each other on {where}, reserved together; "
             f"mean is a collective between them (jax.distributed), not a message"
         )
-    keepers = [station for station in stations if station.keeps]
-    if keepers:
+    serving = [station for station in stations if station.keeps]
+    if serving:
+        names = ", ".join(dict.fromkeys(station.name.rstrip("-0123456789") for station in serving))
         yield (
-            f"{count(len(keepers), 'replay process', 'replay processes')}, each with the "
-            f"experience of its own actors"
+            f"{count(len(serving), 'process', 'processes')} for {names}; what others send there, "
+            f"and take from there, goes straight between the processes"
         )
     outposts = [station for station in stations if not (station.learns or station.keeps)]
     if outposts:

@@ -8,7 +8,8 @@ they are in, and arrows what kind of link carries them.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dovetail.graph.ir import Edge, Graph, Side, Unroll, Value
+from dovetail.boundaries import Side
+from dovetail.graph.ir import Edge, Fragment, Graph, Python, Unroll, Value
 from dovetail.graph.show import base_name, count, flops, inner_flops, quantity, steps
 from dovetail.plan.canvas import FAINT, arrow, document, label, round_top, rounded, words
 from dovetail.plan.ir import LinkKind, Plan
@@ -17,14 +18,15 @@ from dovetail.plan.show import alike, named
 COLUMN, BOX_WIDTH, BOX_HEIGHT, BADGE = 236, 180, 74, 22
 LANE_HEIGHT, LANE_GAP, LEFT, TOP = 132, 92, 128, 112
 LABEL_WIDTH, LINE_HEIGHT = 132, 16
-LANES = (Side.LEARNER, Side.ACTOR, Side.ENVIRONMENT, Side.REPLAY)
-COLOURS = {
-    Side.LEARNER: ("#4f46e5", "#eef2ff"),
-    Side.ACTOR: ("#047857", "#ecfdf5"),
-    Side.ENVIRONMENT: ("#c2410c", "#fff7ed"),
-    Side.REPLAY: ("#a21caf", "#fdf4ff"),
-}
-"""Line and tint of each lane."""
+COLOURS = (
+    ("#4f46e5", "#eef2ff"),
+    ("#047857", "#ecfdf5"),
+    ("#c2410c", "#fff7ed"),
+    ("#a21caf", "#fdf4ff"),
+    ("#0369a1", "#f0f9ff"),
+    ("#854d0e", "#fefce8"),
+)
+"""Line and tint that the lanes take in turn."""
 PROGRAMS = ("#dbeafe", "#fde68a", "#fbcfe8", "#d9f99d", "#ddd6fe", "#fed7aa")
 """Tints that programs take in turn: boxes of one tint are compiled together."""
 
@@ -36,7 +38,7 @@ class Box:
     """A fragment, or a pill for what comes in or goes out."""
 
     name: str
-    side: Side
+    lane: int
     column: int
     lines: list[str] = field(default_factory=list)
     badge: str = ""
@@ -51,7 +53,7 @@ class Box:
     @property
     def y(self) -> float:
         """The upper edge."""
-        return _lane_top(self.side) + (LANE_HEIGHT - self.height) / 2
+        return _lane_top(self.lane) + (LANE_HEIGHT - self.height) / 2
 
     @property
     def width(self) -> float:
@@ -87,8 +89,8 @@ def svg(graph: Graph, plan: Plan | None = None) -> str:
         _add_badges(boxes, plan)
     title = f"{graph.algorithm} on {graph.env}"
     width = LEFT + (1 + max(box.column for box in boxes.values())) * COLUMN + 24
-    lanes = [side for side in LANES if side is not Side.REPLAY or _has_replay(graph)]
-    bottom = _lane_top(lanes[-1]) + LANE_HEIGHT
+    lanes = _sides(graph)
+    bottom = _lane_top(len(lanes) - 1) + LANE_HEIGHT
     notes = _plan_notes(plan) if plan is not None else []
     parts = [
         words(24, 40, title, "title"),
@@ -106,16 +108,29 @@ def svg(graph: Graph, plan: Plan | None = None) -> str:
 
 def _boxes(graph: Graph, plan: Plan | None) -> dict[str, Box]:
     """Every box by its name, in columns from left to right."""
-    boxes = {"state": Box("state", Side.LEARNER, 0, pill=True)}
+    lanes = _sides(graph)
+    boxes = {"state": Box("state", lanes.index(graph.home), 0, pill=True)}
     for column, node in enumerate(graph.nodes, start=1):
         if isinstance(node, Unroll):
             stepped = _stepped(plan, node) if plan is not None else ""
             stepped = stepped or count(graph.num_envs, "environment")
-            boxes |= _unroll_boxes(node, column, stepped)
+            boxes |= _unroll_boxes(node, lanes, column, stepped)
         else:
-            lines = [flops(node.flops)] + ([f"mean ×{node.means}"] if node.means else [])
-            boxes[node.name] = Box(node.name, node.side, column, lines)
+            boxes[node.name] = Box(node.name, lanes.index(node.side), column, _lines(node))
     return boxes
+
+
+def _lines(node: Fragment | Python) -> list[str]:
+    """What a fragment's box says beneath its name."""
+    if isinstance(node, Python):
+        return ["on the host"]
+    return [flops(node.flops)] + ([f"mean ×{node.means}"] if node.means else [])
+
+
+def _sides(graph: Graph) -> list[Side]:
+    """The side of each lane: who learns, who acts, where that is done, and the others."""
+    stepped = [unroll.step.side for unroll in graph.unrolls]
+    return list(dict.fromkeys([graph.home, *graph.acting, *stepped, *graph.sides]))
 
 
 def _stepped(plan: Plan, unroll: Unroll) -> str:
@@ -125,7 +140,7 @@ def _stepped(plan: Plan, unroll: Unroll) -> str:
     return count(shares[0][1] - shares[0][0], "environment") + each if shares else ""
 
 
-def _unroll_boxes(unroll: Unroll, column: int, stepped: str) -> dict[str, Box]:
+def _unroll_boxes(unroll: Unroll, lanes: list[Side], column: int, stepped: str) -> dict[str, Box]:
     steps = count(unroll.length, "step")
     acting = [f"{flops(unroll.act.flops)} × {steps}"]
     if unroll.bootstrap is not None:
@@ -134,8 +149,8 @@ def _unroll_boxes(unroll: Unroll, column: int, stepped: str) -> dict[str, Box]:
     stepping = [inner_flops(unroll.step) + times, stepped]
     act, step = f"{unroll.name}.act", f"{unroll.name}.step"
     return {
-        act: Box(act, Side.ACTOR, column, acting),
-        step: Box(step, Side.ENVIRONMENT, column, stepping),
+        act: Box(act, lanes.index(unroll.side), column, acting),
+        step: Box(step, lanes.index(unroll.step.side), column, stepping),
     }
 
 
@@ -168,7 +183,7 @@ def _crossings(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> list[C
         for name in edge.targets:
             edges.setdefault((source, _box_name(graph, name)), []).append(edge)
     found = [_crossing(alike, plan, boxes[s], boxes[t]) for (s, t), alike in edges.items()]
-    return [crossing for crossing in found if crossing.source.side is not crossing.target.side]
+    return [crossing for crossing in found if crossing.source.lane != crossing.target.lane]
 
 
 def _crossing(edges: list[Edge], plan: Plan | None, source: Box, target: Box) -> Crossing:
@@ -221,7 +236,7 @@ def _ends(crossing: Crossing) -> tuple[Point, Point]:
     lean = 36 if source.middle < target.middle else 0
     start_x = source.middle + (0 if source.pill else lean)
     end_x = target.middle - (0 if target.pill else lean)
-    if LANES.index(source.side) < LANES.index(target.side):
+    if source.lane < target.lane:
         return (start_x, source.y + source.height), (end_x, target.y - 3)
     return (start_x, source.y), (end_x, target.y + target.height + 3)
 
@@ -274,9 +289,9 @@ def _within_lanes(graph: Graph, boxes: dict[str, Box]) -> Iterator[str]:
         target = boxes[_box_name(graph, node.name)]
         for name, values in made:
             source = boxes[name]
-            if source.side is target.side and any(value.id in read for value in values):
+            if source.lane == target.lane and any(value.id in read for value in values):
                 between = range(source.column + 1, target.column)
-                taken = any(b.side is source.side and b.column in between for b in boxes.values())
+                taken = any(b.lane == source.lane and b.column in between for b in boxes.values())
                 yield _over(source, target) if taken else _straight(source, target)
 
 
@@ -287,7 +302,7 @@ def _straight(source: Box, target: Box) -> str:
 
 def _over(source: Box, target: Box) -> str:
     """An arc over the boxes that stand between."""
-    y, top = source.y + source.height / 2 - 14, _lane_top(source.side) + 8
+    y, top = source.y + source.height / 2 - 14, _lane_top(source.lane) + 8
     start, end = source.x + source.width, target.x - 3
     up = f"M {start} {y} C {start + 40} {top} {start + 40} {top} {start + 80} {top}"
     down = f"L {end - 80} {top} C {end - 40} {top} {end - 40} {top} {end} {y}"
@@ -301,7 +316,7 @@ def _loop(graph: Graph, boxes: dict[str, Box]) -> Iterator[str]:
     last = boxes.get(makers[-1]) if makers else None
     if last is None:
         return
-    state, top = boxes["state"], _lane_top(Side.LEARNER) - 14
+    state, top = boxes["state"], _lane_top(boxes["state"].lane) - 14
     left, right = state.middle, last.middle
     shape = (
         f"M {right} {last.y} L {right} {top + 10} Q {right} {top} {right - 10} {top} "
@@ -311,20 +326,16 @@ def _loop(graph: Graph, boxes: dict[str, Box]) -> Iterator[str]:
     yield from label((left + right) / 2, top, ("next iteration",))
 
 
-def _has_replay(graph: Graph) -> bool:
-    return any(node.side is Side.REPLAY for node in graph.nodes)
-
-
 def _lanes(lanes: list[Side], width: float) -> Iterator[str]:
-    for side in lanes:
-        colour, tint = COLOURS[side]
-        top = _lane_top(side)
+    for lane, side in enumerate(lanes):
+        colour, tint = COLOURS[lane % len(COLOURS)]
+        top = _lane_top(lane)
         yield rounded(24, top, width - 48, LANE_HEIGHT, 12, fill=tint)
-        yield words(40, top + LANE_HEIGHT / 2 + 5, side.value, "lane", fill=colour)
+        yield words(40, top + LANE_HEIGHT / 2 + 5, side, "lane", fill=colour)
 
 
 def _draw(box: Box) -> Iterator[str]:
-    colour, _ = COLOURS[box.side]
+    colour, _ = COLOURS[box.lane % len(COLOURS)]
     radius = box.height / 2 if box.pill else 10
     upper = box.height - (BADGE if box.badge else 0)
     yield rounded(box.x, box.y, box.width, box.height, radius, fill=box.tint)
@@ -343,10 +354,9 @@ def _subtitle(graph: Graph, plan: Plan | None) -> str:
     size = f"{count(graph.num_envs, 'environment')}, {each}"
     if plan is None:
         return size
-    if plan.replicas > 1:
-        size = f"{plan.replicas} replicas, on each {size}"
-    elif plan.joined < plan.actors:
-        size = f"{count(plan.num_envs, 'environment')}, {each}"
+    replicas = plan.copies_of(graph.home)
+    size = f"{count(plan.num_envs, 'environment')}, {each}"
+    size = f"{replicas} replicas, {size}" if replicas > 1 else size
     return f"{size}, staleness {plan.staleness} · policy {plan.policy}"
 
 
@@ -354,5 +364,5 @@ def _plan_notes(plan: Plan) -> list[str]:
     return [*(named(workers, plan) for workers in alike(plan)), *plan.notes]
 
 
-def _lane_top(side: Side) -> float:
-    return TOP + LANES.index(side) * (LANE_HEIGHT + LANE_GAP)
+def _lane_top(lane: int) -> float:
+    return TOP + lane * (LANE_HEIGHT + LANE_GAP)

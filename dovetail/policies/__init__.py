@@ -18,6 +18,5 @@ __getattr__, __dir__, __all__ = lazy_attributes(
     [
         *POLICIES.values(),
         "dovetail.policies.interface:Policy",
-        "dovetail.policies.interface:Split",
     ]
 )

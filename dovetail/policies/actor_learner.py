@@ -8,12 +8,12 @@ be too old when it is learned from.
 
 from dataclasses import dataclass
 
+from dovetail.boundaries import ACTOR, REPLAY
 from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker, WorkerKind
 from dovetail.policies.interface import (
     Policy,
-    Split,
     check_fewest,
     environment_worker,
     is_traced,
@@ -67,11 +67,6 @@ class ActorLearner(Policy):
             )
 
     @property
-    def split(self) -> Split:
-        """An update takes as many unrolls as there are actors."""
-        return Split(actors=self.actors, joined=self.actors, shards=max(1, self.shards))
-
-    @property
     def traced_envs(self) -> bool:
         """Host environments are preferred where there is a choice."""
         return False
@@ -79,7 +74,12 @@ class ActorLearner(Policy):
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """A worker for the learner, one for each actor, one for its environments if need be."""
         bound = staleness_of(graph, self.staleness, 2)
-        workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner", not self.shards)
+        if self.shards and REPLAY not in graph.sides:
+            raise UserError(
+                f"--shards {self.shards} keeps a replay in shards, but {graph.algorithm} has none: "
+                f"leave --shards out."
+            )
+        workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
         for i, share in enumerate(
             shares(0, self.envs, self.shards, "shards") if self.shards else ()
         ):
@@ -101,6 +101,7 @@ class ActorLearner(Policy):
             graph,
             workers,
             placed,
+            {ACTOR: self.actors, REPLAY: max(1, self.shards)},
             staleness=bound,
             prefetch=ahead if self.shards else 0,
             fewest=self.fewest,

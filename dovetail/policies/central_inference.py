@@ -12,7 +12,6 @@ from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.policies.interface import (
     Policy,
-    Split,
     environment_worker,
     on_actor,
     on_environment,
@@ -47,8 +46,8 @@ class CentralInference(Policy):
         check_option("staleness", bound, bound is None or bound >= 0, "0 or more")
 
     @property
-    def split(self) -> Split:
-        """One actor, which serves the environments of some workers per call."""
+    def _served(self) -> int:
+        """Environments that one call of acting serves: those of some whole workers."""
         first, last = shares(0, self.envs, self.workers, "workers")[0]
         share = last - first
         others = max(1, self.workers // 4)
@@ -58,7 +57,7 @@ class CentralInference(Policy):
                 f"A batch of {size} environments is not that of whole workers, of which each has "
                 f"{share}: choose a multiple of {share} up to {self.envs} (--batch)."
             )
-        return Split(batch=size)
+        return size
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """A worker for the learner, one that acts, and the workers that step."""
@@ -74,6 +73,6 @@ class CentralInference(Policy):
             workers,
             placed,
             staleness=bound,
-            batch=self.split.batch,
+            batch=self._served,
             batch_seconds=self.wait,
         )

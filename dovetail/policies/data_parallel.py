@@ -7,6 +7,7 @@ otherwise each device has a thread that steps its environments.
 
 from dataclasses import dataclass
 
+from dovetail.boundaries import ACTOR, LEARNER
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.policies.fused import compiled_together
@@ -34,12 +35,13 @@ class DataParallel(Replicated):
         """The learner over all devices, an actor on each."""
         refuse_too_many_devices(self.devices, resources, "DataParallel")
         devices = tuple(range(self.devices))
-        if is_traced(graph):
+        if is_traced(graph) and not self.sides:
             everything = compiled_together(graph, "replicas", self.envs, self.devices)
-            return self.place(graph, [Worker("replicas", devices, fused=True)], everything)
+            copies = dict.fromkeys((LEARNER, ACTOR, *graph.tables), self.devices)
+            return self.place(graph, [Worker("replicas", devices, fused=True)], everything, copies)
         workers, placed = [Worker("learner", devices)], on_learner(graph, "learner")
         for i, share in enumerate(shares(0, self.envs, self.devices, "devices")):
             workers.append(Worker(f"actor-{i}", (i,)))
             placed += on_actor(graph, f"actor-{i}", share)
             placed += on_environment(graph, f"actor-{i}", share)
-        return self.place(graph, workers, placed)
+        return self.place(graph, workers, placed, {LEARNER: self.devices, ACTOR: self.devices})

@@ -7,15 +7,16 @@ becomes an all-reduce.
 
 from dataclasses import dataclass
 
+from dovetail.boundaries import ACTOR, LEARNER
 from dovetail.errors import UserError
-from dovetail.graph.ir import Graph
+from dovetail.graph.ir import Graph, Python
 from dovetail.plan.ir import Instance, Plan, Resources, Worker
 from dovetail.policies.interface import (
     Replicated,
     is_traced,
     on_actor,
     on_environment,
-    on_learner,
+    on_side,
     refuse_too_many_devices,
     shares,
 )
@@ -40,18 +41,31 @@ class Fused(Replicated):
                 f"Fused compiles the environment into its program, but {graph.env} steps on the "
                 f"host: use --policy local, or a JAX environment (see `dovetail list`)."
             )
+        python = next((node for node in graph.nodes if isinstance(node, Python)), None)
+        if python is not None:
+            raise UserError(
+                f"Fused compiles everything into one program, but {python.name} runs plain Python "
+                f"({python.where}): use --policy local."
+            )
+        if self.sides:
+            raise UserError(
+                f"--sides {','.join(self.sides)} asks for workers of their own, but Fused has one "
+                f"program for everything: leave --sides out, or use --policy local."
+            )
         refuse_too_many_devices(self.devices, resources, "Fused")
         return self.place(
             graph,
             [Worker("main", tuple(range(self.devices)), fused=True)],
             compiled_together(graph, "main", self.envs, self.devices),
+            dict.fromkeys((LEARNER, ACTOR, *graph.tables), self.devices),
             notes=("the whole iteration is one program, so many run per dispatch",),
         )
 
 
 def compiled_together(graph: Graph, worker: str, envs: int, devices: int) -> list[Instance]:
     """Everything on one worker, with a copy of the actor's side for each device."""
-    placed = on_learner(graph, worker)
+    others = [side for side in graph.sides if side not in graph.acting]
+    placed = [instance for side in others for instance in on_side(graph, side, worker)]
     for share in shares(0, envs, devices, "devices"):
         placed += on_actor(graph, worker, share) + on_environment(graph, worker, share)
     return placed

@@ -6,29 +6,36 @@ fragment; links and checks follow from that. The functions below write the usual
 """
 
 import re
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
+from dovetail.boundaries import ACTOR, LEARNER, REPLAY, Side
 from dovetail.errors import UserError, check_option
-from dovetail.graph.ir import Fragment, Graph, Side, Unroll
+from dovetail.graph.ir import Fragment, Graph, Python, Unroll
 from dovetail.plan.ir import Instance, Plan, Resources, Worker, WorkerKind
 
-__all__ = ["Policy", "Resources", "Split"]
+__all__ = ["Policy", "Resources"]
 
 
-class Split(NamedTuple):
-    """How a policy divides the environments; the loop is traced for this division."""
+@dataclass(frozen=True)
+class Apart:
+    """A side that has workers of its own."""
 
-    replicas: int = 1
-    """Learner replicas, each learning from an equal share."""
-    actors: int = 1
-    """Copies of the actor side, each with an equal share."""
-    joined: int = 1
-    """How many actors' results make one update: all of them, or 1 to learn as they arrive."""
-    shards: int = 1
-    """Equal parts in which a replay is kept."""
-    batch: int | None = None
-    """Environments that one call of acting serves; None for all that an actor has."""
+    side: Side
+    copies: int
+    process: bool
+
+    @staticmethod
+    def parse(text: str) -> "Apart":
+        """critic, critic:2 for two copies, judge@process for a process of its own."""
+        found = re.fullmatch(r"([^:@\s]+)(?::([1-9]\d*))?(@process)?", text)
+        if found is None:
+            raise UserError(
+                f"--sides {text!r} names no side: write for instance critic, critic:2 for two "
+                f"copies, or judge@process for a process of its own."
+            )
+        return Apart(found[1], int(found[2] or 1), found[3] is not None)
 
 
 @dataclass(frozen=True)
@@ -37,19 +44,19 @@ class Policy:
 
     envs: int = 8
     """Environments stepped side by side."""
+    sides: tuple[str, ...] = field(default=(), kw_only=True)
+    """Sides of the algorithm that get workers of their own: critic, or critic:2 for two copies, or
+    judge@process for a process. Other sides that a policy does not place are with the learner."""
 
     def __post_init__(self) -> None:
         check_option("envs", self.envs, self.envs >= 1, "1 or more")
+        for text in self.sides:
+            Apart.parse(text)
 
     @property
     def name(self) -> str:
         """As on the command line: "actor-learner"."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(self).__name__).lower()
-
-    @property
-    def split(self) -> Split:
-        """One learner, one actor, unless a policy says otherwise."""
-        return Split()
 
     @property
     def traced_envs(self) -> bool:
@@ -59,10 +66,10 @@ class Policy:
     @property
     def devices_wanted(self) -> int:
         """How many devices its plan names; on a CPU they are made before JAX starts."""
-        return self.split.replicas
+        return 1
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """Places `graph` (one replica's) on `resources`, or refuses with a sentence."""
+        """Places `graph` on `resources`, or refuses with a sentence."""
         raise NotImplementedError(f"{type(self).__name__} does not define plan(graph, resources).")
 
     def place(
@@ -70,23 +77,67 @@ class Policy:
         graph: Graph,
         workers: list[Worker],
         instances: list[Instance],
+        copies: Mapping[Side, int] | None = None,
+        joined: int | None = None,
         **more: Any,
     ) -> Plan:
-        """The plan with these workers and instances; `more` are further fields of `Plan`."""
+        """The plan with these workers and instances; `more` are further fields of `Plan`.
+
+        `copies` says how many there are of a side, 1 unless given. `joined` of those that act make
+        an update, all unless given. Sides without an instance go to workers of their own if
+        `sides` asks for that, else to the learner's.
+        """
         order = {fragment: i for i, fragment in enumerate(graph.fragments)}
+        given = {side: count for side, count in (copies or {}).items() if count > 1}
+        found = dict.fromkeys(graph.sides, 1) | given
+        workers, instances = list(workers), list(instances)
+        self._place_others(graph, workers, instances, found)
         return Plan(
             policy=self.name,
             algorithm=graph.algorithm,
             env=graph.env,
             num_envs=self.envs,
-            replicas=self.split.replicas,
-            actors=self.split.actors,
-            joined=self.split.joined,
-            shards=self.split.shards,
+            copies=tuple(found.items()),
+            joined=found.get(ACTOR, 1) if joined is None else joined,
             workers=tuple(workers),
             instances=tuple(sorted(instances, key=lambda i: order.get(i.fragment, len(order)))),
             **more,
         )
+
+    def _place_others(
+        self,
+        graph: Graph,
+        workers: list[Worker],
+        instances: list[Instance],
+        copies: dict[Side, int],
+    ) -> None:
+        """Places the sides that nobody has placed, and those that are to be apart."""
+        apart = {asked.side: asked for asked in map(Apart.parse, self.sides)}
+        placed = {instance.fragment for instance in instances}
+        for side in apart:
+            if side not in graph.sides or side in (graph.home, *graph.acting):
+                raise UserError(
+                    f"--sides {side} asks for workers of its own for a side that {graph.algorithm} "
+                    f"does not have beside those that learn and act: {_others(graph)}."
+                )
+        names = [node.name for node in graph.on(graph.home)]
+        learning = (i.worker for i in instances if i.fragment in names)
+        home = next(learning, workers[0].name)
+        for side in graph.sides:
+            nodes = [node for node in graph.on(side) if isinstance(node, Fragment | Python)]
+            if not nodes or any(node.name in placed for node in nodes):
+                continue
+            if side not in apart:
+                instances += on_side(graph, side, home)
+                continue
+            asked = apart[side]
+            copies[side] = asked.copies
+            kind = WorkerKind.PROCESS if asked.process else WorkerKind.THREAD
+            whom = f"copies of {side}"
+            for i, share in enumerate(shares(0, self.envs, asked.copies, whom)):
+                name = side if asked.copies == 1 else f"{side}-{i}"
+                workers.append(Worker(name, (0,), kind))
+                instances += on_side(graph, side, name, share if asked.copies > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -101,9 +152,9 @@ class Replicated(Policy):
         check_option("devices", self.devices, self.devices >= 1, "1 or more")
 
     @property
-    def split(self) -> Split:
-        """One actor and one learner replica per device."""
-        return Split(self.devices, self.devices, self.devices)
+    def devices_wanted(self) -> int:
+        """All of them."""
+        return self.devices
 
 
 def shares(first: int, envs: int, parts: int, whom: str) -> list[tuple[int, int]]:
@@ -117,33 +168,40 @@ def shares(first: int, envs: int, parts: int, whom: str) -> list[tuple[int, int]
     return [(first + i * size, first + (i + 1) * size) for i in range(parts)]
 
 
-def on_learner(graph: Graph, worker: str, replay: bool = True) -> list[Instance]:
-    """Every fragment of the learner's side, and of its replay's, on one worker."""
-    sides = (Side.LEARNER, Side.REPLAY) if replay else (Side.LEARNER,)
+def on_side(
+    graph: Graph, side: Side, worker: str, envs: tuple[int, int] | None = None
+) -> list[Instance]:
+    """Every fragment of one copy of a side on one worker; of an unroll, its acting."""
     return [
-        Instance(node.name, worker)
-        for node in graph.nodes
-        if isinstance(node, Fragment) and node.side in sides
+        Instance(f"{node.name}.act" if isinstance(node, Unroll) else node.name, worker, envs)
+        for node in graph.on(side)
     ]
+
+
+def on_learner(graph: Graph, worker: str) -> list[Instance]:
+    """Every fragment of the learner's side on one worker."""
+    return on_side(graph, LEARNER, worker)
 
 
 def on_replay(graph: Graph, worker: str, envs: tuple[int, int]) -> list[Instance]:
     """Every fragment of one shard of a replay, with the rows of some environments, on a worker."""
-    return [Instance(node.name, worker, envs) for node in graph.nodes if node.side is Side.REPLAY]
+    return on_side(graph, REPLAY, worker, envs)
 
 
 def on_actor(graph: Graph, worker: str, envs: tuple[int, int]) -> list[Instance]:
     """Every fragment of one copy of the actor's side on one worker, acting included."""
-    return [
-        Instance(f"{node.name}.act" if isinstance(node, Unroll) else node.name, worker, envs)
-        for node in graph.nodes
-        if node.side is Side.ACTOR
-    ]
+    return on_side(graph, ACTOR, worker, envs)
 
 
 def on_environment(graph: Graph, worker: str, envs: tuple[int, int]) -> list[Instance]:
     """The stepping of a range of environments on one worker."""
     return [Instance(f"{unroll.name}.step", worker, envs) for unroll in graph.unrolls]
+
+
+def _others(graph: Graph) -> str:
+    """The sides that may be apart, in words."""
+    names = [side for side in graph.sides if side not in (graph.home, *graph.acting)]
+    return f"it has {', '.join(names)}" if names else "it has none"
 
 
 def is_traced(graph: Graph) -> bool:

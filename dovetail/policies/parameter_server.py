@@ -6,12 +6,12 @@ master averages one gradient of every worker per update; asynchronous, it applie
 
 from dataclasses import dataclass
 
+from dovetail.boundaries import ACTOR
 from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.policies.interface import (
     Policy,
-    Split,
     check_fewest,
     is_traced,
     on_actor,
@@ -51,11 +51,6 @@ class ParameterServer(Policy):
                 f"--synchronous averages new ones: leave one out."
             )
 
-    @property
-    def split(self) -> Split:
-        """One gradient makes an update, or one of each worker."""
-        return Split(actors=self.workers, joined=self.workers if self.synchronous else 1)
-
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """A worker for the master, one for each source of gradients."""
         whole = ("gather", "insert")
@@ -73,5 +68,12 @@ class ParameterServer(Policy):
             placed += on_environment(graph, f"worker-{i}", share)
         bound = 0 if self.synchronous else self.staleness or 2 * self.workers
         return self.place(
-            graph, workers, placed, staleness=bound, fewest=self.fewest, ordered=self.synchronous
+            graph,
+            workers,
+            placed,
+            {ACTOR: self.workers},
+            self.workers if self.synchronous else 1,
+            staleness=bound,
+            fewest=self.fewest,
+            ordered=self.synchronous,
         )

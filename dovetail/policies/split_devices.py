@@ -7,12 +7,12 @@ staleness of 0 the two take turns.
 
 from dataclasses import dataclass
 
+from dovetail.boundaries import ACTOR, LEARNER
 from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.policies.interface import (
     Policy,
-    Split,
     is_traced,
     on_actor,
     on_environment,
@@ -57,11 +57,6 @@ class SplitDevices(Policy):
         return self.actor_devices * self.threads
 
     @property
-    def split(self) -> Split:
-        """A learner replica per learner device, an actor per thread."""
-        return Split(self.learner_devices, self._actors, self._actors)
-
-    @property
     def devices_wanted(self) -> int:
         """Those of both."""
         return self.actor_devices + self.learner_devices
@@ -77,4 +72,5 @@ class SplitDevices(Policy):
             placed += on_actor(graph, f"actor-{i}", share)
             placed += on_environment(graph, f"actor-{i}", share)
         bound = staleness_of(graph, self.staleness, 1)
-        return self.place(graph, workers, placed, staleness=bound)
+        copies = {LEARNER: self.learner_devices, ACTOR: self._actors}
+        return self.place(graph, workers, placed, copies, staleness=bound)

@@ -116,10 +116,9 @@ def _is_replay(part: Any) -> bool:
     return isinstance(part, Replay)
 
 
-def shards_of(state: Any) -> int:
-    """How many shards the replay of a learner's state has; 1 without one."""
-    parts = jax.tree.leaves(state, is_leaf=_is_replay)
-    return max((part.shards for part in parts if isinstance(part, Replay)), default=1)
+def has_replay(state: Any) -> bool:
+    """Whether a learner's state holds a replay."""
+    return any(_is_replay(part) for part in jax.tree.leaves(state, is_leaf=_is_replay))
 
 
 def all_shards(state: Any) -> Any:

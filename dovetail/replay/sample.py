@@ -1,9 +1,14 @@
 """What `sample` gives, and the importance weights made of it."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Array = Any
 """An array of numpy or of JAX."""
+
+
+def _same(array: Array) -> Array:
+    return array
 
 
 class Keys(NamedTuple):
@@ -34,8 +39,11 @@ class Sample(NamedTuple):
     """How often each item had been sampled before [n]."""
 
 
-def importance_weights(probabilities: Array, size: Array, exponent: float) -> Array:
+def importance_weights(
+    probabilities: Array, size: Array, exponent: float, over: Callable[[Array], Array] = _same
+) -> Array:
     """(size × probability) ** -exponent, divided by the largest of the batch: section 3.4 of
-    https://arxiv.org/abs/1511.05952."""
+    https://arxiv.org/abs/1511.05952. A learner replica, which has a part of the batch, finds the
+    largest of the whole by `over=rl.max`."""
     weights = (size * probabilities) ** -exponent
-    return weights / weights.max()
+    return weights / over(weights.max())

@@ -10,14 +10,20 @@ from typing import Any
 import jax
 
 from dovetail.envs.resolve import Env
-from dovetail.graph.ir import Fragment, Graph, Node, Side, Unroll
+from dovetail.graph.ir import Arrival, Fragment, Graph, Node, Python, Unroll
 from dovetail.plan.ir import Instance, LinkKind, Plan
 from dovetail.runtime.bundles import Bundle
 from dovetail.runtime.host import Compiled, HostUnroll
-from dovetail.runtime.hosting import names_many_devices, stepping_for
+from dovetail.runtime.hosting import names_many_devices, pieces, stepping_for
 from dovetail.runtime.inference import BatchedUnroll
 from dovetail.runtime.placing import Device
-from dovetail.runtime.programs import FragmentProgram, ReplicatedProgram, UnrollProgram
+from dovetail.runtime.programs import (
+    FragmentProgram,
+    Pieces,
+    PythonProgram,
+    ReplicatedProgram,
+    UnrollProgram,
+)
 from dovetail.runtime.stage import Stage, make_stage
 from dovetail.runtime.worker import Worker
 
@@ -56,17 +62,28 @@ class Programs:
         """The program of a node on a worker; what it runs before is built already."""
         if isinstance(node, Unroll):
             return self._unroll(node, worker)
+        if isinstance(node, Python):
+            return PythonProgram(node)
         devices = self._plan.worker(worker.name).devices
-        if len(devices) == 1:
+        if len(devices) == 1 or self._plan.copies_of(node.side) == 1:
             make = partial(self._fragment, [*worker.bundles, *self._beside(node, worker)])
             return self._once(node, devices[0], make)
-        made = ReplicatedProgram(node, self._graph, [jax.devices()[d] for d in devices])
+        replicas = [jax.devices()[d] for d in devices]
+        made = ReplicatedProgram(node, self._graph, replicas, self._pieces(node))
         self._built.append(made)
         return made
 
+    def _pieces(self, node: Fragment) -> Pieces:
+        """How many pieces come of what arrives for a fragment."""
+
+        def count(arrival: Arrival) -> int:
+            return pieces(self._graph, self._plan, arrival, node.side)
+
+        return count
+
     def _beside(self, node: Fragment, worker: Worker) -> list[Bundle]:
         """What a fragment takes in one piece from the unroll before it on the same worker."""
-        if node.side is Side.ACTOR:
+        if node.side in self._graph.acting:
             return []
         unrolls = [program for program, owner in self.acting if owner is worker]
         found = [u.slab.bundle(node.inputs) for u in unrolls[-1:] if u.slab is not None]
@@ -88,11 +105,16 @@ class Programs:
         self, bundles: Sequence[Bundle], node: Fragment, device: Device | None
     ) -> FragmentProgram:
         graph = self._graph
-        pieces = {Side.ACTOR: 1, Side.REPLAY: graph.pieces // graph.shards}
-        hosted = any(unroll.step.program is None for unroll in graph.unrolls)
-        each = pieces.get(node.side, graph.pieces)
         own = [b for b in bundles if b.taken[0] in node.inputs]
-        return FragmentProgram(node, each, graph.shards, device, hosted, own, graph.state)
+        return FragmentProgram(
+            node,
+            self._pieces(node),
+            device,
+            {unroll.side for unroll in graph.unrolls if unroll.step.program is None},
+            own,
+            graph.state,
+            graph.tables,
+        )
 
     def _unroll(self, node: Unroll, worker: Worker) -> Any:
         plan, jax_env = self._plan, self._env.jax

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.graph.ir import Fragment, Graph, Side, Value
+from dovetail.graph.ir import Fragment, Graph, Value
 from dovetail.graph.vectors import unpack
 
 LARGEST = 64 * 1024
@@ -73,7 +73,7 @@ def bundles_of(fragment: Fragment, graph: Graph, shared: set[int], others: int) 
         for old, new in zip(graph.state.inputs, graph.state.outputs, strict=True)
         if old.id in taken and new.id in made and not _is_key(avals[old.id].aval)
     ]
-    return _bundles(pairs, shared, FIRST_NUMBER - 2 * others)
+    return _bundles(pairs, graph, shared, FIRST_NUMBER - 2 * others)
 
 
 def bundles_of_state(graph: Graph, leaves: Sequence[Any]) -> list[Bundle]:
@@ -82,17 +82,19 @@ def bundles_of_state(graph: Graph, leaves: Sequence[Any]) -> list[Bundle]:
     plain = [
         (old, new) for i, (old, new, leaf) in pairs if i not in graph.data and not _is_key(leaf)
     ]
-    return _bundles(plain, set(), FIRST_NUMBER)
+    return _bundles(plain, graph, set(), FIRST_NUMBER)
 
 
 def _is_key(array: Any) -> bool:
     return jnp.issubdtype(array.dtype, jax.dtypes.extended)
 
 
-def _bundles(pairs: Sequence[tuple[Value, Value]], shared: set[int], first: int) -> list[Bundle]:
+def _bundles(
+    pairs: Sequence[tuple[Value, Value]], graph: Graph, shared: set[int], first: int
+) -> list[Bundle]:
     kinds: dict[np.dtype, list[tuple[Value, Value]]] = {}
     for old, new in pairs:
-        if old.nbytes <= (LARGEST_HELD if old.side is Side.REPLAY else LARGEST):
+        if old.nbytes <= (LARGEST_HELD if old.side in graph.tables else LARGEST):
             kinds.setdefault(old.dtype, []).append((old, new))
     groups = [group for group in kinds.values() if len(group) >= FEWEST]
     return [_bundle(group, shared, first - 2 * i) for i, group in enumerate(groups)]

@@ -34,14 +34,18 @@ class FusedRun:
         tell: Callable[[str], None],
     ) -> None:
         assert env.jax is not None or not graph.unrolls
-        program = many_iterations(graph, env.jax)
+        replicas = len(plan.workers[0].devices)
+        split = (graph.home, *graph.acting, *graph.tables)  # the others are computed by each
+        program = many_iterations(graph, env.jax, dict.fromkeys(split, replicas))
         if seeds > 1:
             program = over_seeds(program)
         self._layout = self._mesh = None
-        if plan.replicas > 1:
+        if replicas > 1:
             found = jax.devices()
             devices = [found[i] for i in plan.workers[0].devices]
-            program = over_devices(program, devices)
+            held = enumerate(graph.state.inputs)
+            sides = [value.side for i, value in held if i not in graph.data]
+            program = over_devices(program, devices, [side in graph.tables for side in sides])
             self._mesh = mesh_of(devices)
             self._layout = Layout(self._mesh) if jax.process_count() > 1 else None
         self._parts = Parts(graph)

@@ -1,27 +1,8 @@
-"""Which worker of a plan hosts what."""
+"""Which worker of a plan hosts what, and how many copies of a side give to another."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from dovetail.graph.ir import Graph, Node, Side, Unroll
+from dovetail.boundaries import How, Side
+from dovetail.graph.ir import Arrival, Graph, Node, Unroll
 from dovetail.plan.ir import Instance, Plan
-
-
-@dataclass(frozen=True)
-class Role:
-    """What a worker is to the others."""
-
-    learns: bool
-    acts: bool
-    keeps: bool
-    """Whether it keeps a part of the replay for a learner elsewhere."""
-
-
-def role_of(nodes: Sequence[Node]) -> Role:
-    """The role of a worker that hosts these nodes."""
-    sides = {node.side for node in nodes}
-    learns = Side.LEARNER in sides
-    return Role(learns, Side.ACTOR in sides, not learns and Side.REPLAY in sides)
 
 
 def fragment_of(node: Node) -> str:
@@ -35,27 +16,36 @@ def hosted(graph: Graph, plan: Plan, worker: str) -> list[Node]:
     return [node for node in graph.nodes if fragment_of(node) in placed]
 
 
-def learner_of(graph: Graph, plan: Plan) -> str:
-    """The worker that learns."""
-    return _workers(graph, plan, Side.LEARNER)[0]
+def workers_of(graph: Graph, plan: Plan, side: Side) -> list[str]:
+    """The workers that host a side, in the order of its copies."""
+    names = [fragment_of(node) for node in graph.on(side)]
+    placed = [instance for name in names for instance in plan.instances_of(name)]
+    ordered = sorted(placed, key=lambda instance: instance.envs or (0, 0))
+    return list(dict.fromkeys(instance.worker for instance in ordered))
 
 
-def actors_apart(graph: Graph, plan: Plan) -> bool:
-    """Whether others than the learner act."""
-    learner = learner_of(graph, plan)
-    return any(worker != learner for worker in _workers(graph, plan, Side.ACTOR))
+def home_of(graph: Graph, plan: Plan) -> str:
+    """The worker of the home side."""
+    return workers_of(graph, plan, graph.home)[0]
 
 
-def replay_apart(graph: Graph, plan: Plan) -> bool:
-    """Whether workers of their own keep the replay."""
-    learner = learner_of(graph, plan)
-    return any(worker != learner for worker in _workers(graph, plan, Side.REPLAY))
+def copies_on(graph: Graph, plan: Plan, worker: str) -> dict[Side, int]:
+    """The sides that a worker hosts, and which copy of each."""
+    sides = dict.fromkeys(node.side for node in hosted(graph, plan, worker))
+    return {side: workers_of(graph, plan, side).index(worker) for side in sides}
 
 
-def _workers(graph: Graph, plan: Plan, side: Side) -> list[str]:
-    """Who hosts a side, by its nodes."""
-    nodes = [node for node in graph.nodes if node.side is side]
-    return [i.worker for node in nodes for i in plan.instances_of(fragment_of(node))]
+def givers(graph: Graph, plan: Plan, side: Side) -> int:
+    """How many instances of a side give to one update."""
+    return plan.joined if side in graph.acting else len(workers_of(graph, plan, side))
+
+
+def pieces(graph: Graph, plan: Plan, arrival: Arrival, side: Side) -> int:
+    """How many pieces of what arrives come to one instance of a side."""
+    senders, takers = givers(graph, plan, arrival.source), givers(graph, plan, side)
+    if arrival.how is How.JOIN:
+        return max(1, senders // takers)
+    return senders if arrival.how is How.MEAN else 1
 
 
 def stepping_for(plan: Plan, unroll: Unroll, acting: Instance) -> list[Instance]:
@@ -79,21 +69,6 @@ def steps_apart(graph: Graph, plan: Plan, worker: str) -> bool:
         if act.worker == worker
         for step in stepping_for(plan, unroll, act)
     )
-
-
-def copy_of(plan: Plan, worker: str) -> int:
-    """Which copy of the actor side a worker hosts."""
-    return _first_env(plan, worker) // (plan.num_envs // plan.actors)
-
-
-def shard_of(plan: Plan, worker: str) -> int:
-    """Which part of the replay a worker keeps."""
-    return _first_env(plan, worker) * plan.shards // plan.num_envs
-
-
-def _first_env(plan: Plan, worker: str) -> int:
-    first, _ = next(i.envs for i in plan.instances if i.worker == worker and i.envs)
-    return first
 
 
 def names_many_devices(plan: Plan) -> bool:

@@ -14,9 +14,9 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
-from dovetail.runtime.away import Abroad
-from dovetail.runtime.crew import CrewRun
+from dovetail.runtime.execution import Execution
 from dovetail.runtime.fused import FusedRun
+from dovetail.runtime.remote import Elsewhere
 from dovetail.runtime.report import Pending
 from dovetail.runtime.steps import StepRun, single_steps
 
@@ -35,22 +35,22 @@ class Runtime:
         seeds: int = 1,
         patience: float = PATIENCE,
         tell: Callable[[str], None] = lambda _: None,
-        abroad: Abroad | None = None,
+        host: Elsewhere | None = None,
         here: Collection[str] | None = None,
     ) -> None:
-        """`tell` hears what people should know of: restarts, workers that do not get on. `abroad`
+        """`tell` hears what people should know of: restarts, workers that do not get on. `host`
         reaches the workers of the plan that are not `here`, in this process."""
         self.graph = graph
         self.plan = plan
         self.compile_seconds = 0.0
         self._compiling: Future[float] | None = None
-        self._run: FusedRun | StepRun | CrewRun
+        self._run: FusedRun | StepRun | Execution
         if plan.fused:
             self._run = FusedRun(graph, plan, env, seeds, patience, tell)
         elif single_steps(graph, plan, env):
             self._run = StepRun(graph, plan, env, patience, tell)
         else:
-            self._run = CrewRun(graph, plan, env, patience, tell, abroad, here)
+            self._run = Execution(graph, plan, env, patience, tell, host, here)
 
     @property
     def seconds(self) -> dict[str, float]:

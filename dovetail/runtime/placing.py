@@ -7,7 +7,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dovetail.graph.primitives import PARTS_AXIS, REPLICA_AXIS
+from dovetail.boundaries import BATCH_AXIS
+from dovetail.graph.primitives import REPLICA_AXIS
 from dovetail.runtime.processes import placed
 
 Device = Any
@@ -16,8 +17,8 @@ WHOLE = PartitionSpec()
 """A copy on every device."""
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
 """Each replica's own, along a leading axis."""
-BY_ENVIRONMENT = PartitionSpec(*[None] * PARTS_AXIS, REPLICA_AXIS)
-"""A trajectory's leaf, each replica with its share of the environments."""
+BY_ENVIRONMENT = PartitionSpec(*[None] * BATCH_AXIS, REPLICA_AXIS)
+"""Each replica with its share of the environments, or of a batch's items."""
 
 
 def mesh_of(devices: Sequence[Device]) -> Mesh:
@@ -38,6 +39,8 @@ def to_device(array: Any, device: Device) -> Any:
     found = array.sharding.device_set
     if found == {device}:
         return array
+    if not array.is_fully_replicated and array.is_fully_addressable:
+        return jax.device_put(array, device)  # joins what lies on several
     shards = array.addressable_shards
     near = next((shard.data for shard in shards if shard.device == device), None)
     if near is not None and near.shape == array.shape:
@@ -53,17 +56,23 @@ def replicated(array: Any, mesh: Mesh) -> jax.Array:
     return placed(array, sharding)
 
 
-def split_over(pieces: Sequence[Any], mesh: Mesh) -> jax.Array:
-    """Actors' pieces as one array, joined along the environments: each device has its own part,
-    and what is on its device already is not copied. Other processes bring their own pieces."""
+def split_over(pieces: Any, mesh: Mesh) -> jax.Array:
+    """One array, or several copies' pieces of it, joined along the batch: each device has its own
+    part, and what is on its device already is not copied. Other processes bring their own
+    pieces."""
     devices = own_devices(mesh)
+    if not isinstance(pieces, list):
+        pieces = [pieces]
+    if len(pieces) < len(devices):
+        whole = _concatenated([np.asarray(piece) for piece in pieces])
+        pieces = np.split(whole, len(devices), axis=BATCH_AXIS)
     each = len(pieces) // len(devices)
     shards = [
         jax.device_put(_concatenated(pieces[i * each : (i + 1) * each]), device)
         for i, device in enumerate(devices)
     ]
     shape = list(shards[0].shape)
-    shape[PARTS_AXIS] *= mesh.size
+    shape[BATCH_AXIS] *= mesh.size
     sharding = NamedSharding(mesh, BY_ENVIRONMENT)
     return jax.make_array_from_single_device_arrays(tuple(shape), sharding, shards)
 
@@ -71,4 +80,4 @@ def split_over(pieces: Sequence[Any], mesh: Mesh) -> jax.Array:
 def _concatenated(pieces: Sequence[Any]) -> Any:
     if len(pieces) == 1:
         return pieces[0]
-    return np.concatenate([np.asarray(piece) for piece in pieces], axis=PARTS_AXIS)
+    return np.concatenate([np.asarray(piece) for piece in pieces], axis=BATCH_AXIS)

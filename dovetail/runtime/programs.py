@@ -5,8 +5,9 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -15,10 +16,12 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
+from dovetail.boundaries import BATCH_AXIS, How, Side
 from dovetail.envs import batched
 from dovetail.envs.interface import JaxEnv
-from dovetail.graph.ir import Fragment, Graph, Node, Side, Slots, Unroll, Value
-from dovetail.graph.primitives import COLLECTED, JOINED, PARTS_AXIS, REPLICA_AXIS
+from dovetail.graph.ir import Arrival, Fragment, Graph, Node, Python, Slots, Unroll, Value
+from dovetail.graph.marks import run_python
+from dovetail.graph.primitives import REPLICA_AXIS, part
 from dovetail.graph.unroll import ActorState, unroll_scan
 from dovetail.runtime.bundles import Bundle
 from dovetail.runtime.placing import (
@@ -33,28 +36,32 @@ from dovetail.runtime.placing import (
     to_device,
 )
 
+NO_COPIES: Mapping[Side, int] = MappingProxyType({})
 Values = dict[int, Any]
 """The arrays of a running iteration, by their values' numbers."""
 Leaves = list[jax.Array]
 
 
+Pieces = Callable[[Arrival], int]
+"""How many pieces come of what arrives: one of each copy that sends to this one."""
+
+
 class FragmentProgram:
-    """One fragment, compiled alone; what several actors sent is joined inside the program, and what
-    a replay holds is changed in place."""
+    """One fragment, compiled alone; what several copies sent is joined inside the program, and what
+    a table holds is changed in place."""
 
     def __init__(
         self,
         fragment: Fragment,
-        pieces: int = 1,
-        shards: int = 1,
+        pieces: Pieces = lambda _: 1,
         device: Device | None = None,
-        hosted: bool = False,
+        hosted: Collection[Side] = (),
         bundles: Sequence[Bundle] = (),
         state: Slots | None = None,
+        tables: Collection[Side] = (),
     ) -> None:
-        """`hosted`: what arrives from actors are numpy arrays; each of `pieces` actors, or of
-        `shards` of a replay, sends its own. `bundles` are taken and made as one array each; what
-        of `state` a replay holds is changed in place."""
+        """What arrives from the sides `hosted` are numpy arrays. `bundles` are taken and made as
+        one array each; what of `state` the sides `tables` hold is changed in place."""
         self.name = fragment.name
         slots = () if state is None else (state.inputs, state.outputs)
         order = {value.id: i for values in slots for i, value in enumerate(values)}
@@ -72,7 +79,6 @@ class FragmentProgram:
         self._device = device
         function = jaxpr_as_fun(fragment.program)
         arrivals = [fragment.arrivals[i] for i in alone]
-        self._hosted = hosted
 
         def joined(*inputs: Any) -> Any:
             given: list[Any] = [None] * len(fragment.inputs)
@@ -88,26 +94,26 @@ class FragmentProgram:
             together = [b.pack([found[ends[value.id]] for value in b.made]) for b in kept]
             return [found[i] for i in shown] + together
 
-        in_place = _in_place([fragment.inputs[i] for i in alone], fragment.outputs)
+        in_place = _in_place([fragment.inputs[i] for i in alone], fragment.outputs, tables)
         self._call: Callable[..., Any] = jax.jit(joined, donate_argnums=in_place)
         avals: list[Any] = [fragment.program.jaxpr.invars[i].aval for i in alone]
         self._shapes = [
-            _sent(aval, how, shards if how == COLLECTED else pieces)
-            for aval, how in zip(avals, arrivals, strict=True)
+            _sent(aval, how, pieces) for aval, how in zip(avals, arrivals, strict=True)
         ] + [bundle.shape for bundle in bundles]
-        self._arrivals = [*arrivals, *[None if b.made else "gather" for b in bundles]]
+        outside = [how is not None and how.source in hosted for how in arrivals]
+        self._outside = [*outside, *[not b.made and bool(hosted) for b in bundles]]
 
     def compile(self) -> None:
         """Compiles by one call on zeros: jit's own way in is faster than a program made ahead."""
         zeros = [
-            jax.tree.map(partial(self._zero, arrives=how not in (None, COLLECTED)), shape)
-            for shape, how in zip(self._shapes, self._arrivals, strict=True)
+            jax.tree.map(partial(self._zero, outside=outside), shape)
+            for shape, outside in zip(self._shapes, self._outside, strict=True)
         ]
         jax.block_until_ready(self._call(*zeros))
 
-    def _zero(self, shape: jax.ShapeDtypeStruct, arrives: bool) -> Any:
+    def _zero(self, shape: jax.ShapeDtypeStruct, outside: bool) -> Any:
         """An input like those to come: what is on which device is part of what is compiled."""
-        if self._hosted and arrives and not jnp.issubdtype(shape.dtype, jax.dtypes.extended):
+        if outside and not jnp.issubdtype(shape.dtype, jax.dtypes.extended):
             return np.zeros(shape.shape, shape.dtype)
         zero = jnp.zeros(shape.shape, shape.dtype)
         return zero if self._device is None else jax.device_put(zero, self._device)
@@ -164,18 +170,53 @@ def _read(graph: Graph, nodes: Sequence[Node]) -> set[int]:
     return read | {value.id for _, value in graph.metrics}
 
 
-class ReplicatedProgram:
-    """One learner fragment on several devices: gathered arrays split among them by environment,
-    the learner's state whole on each, `mean` a collective."""
+class PythonProgram:
+    """Plain Python: what several copies sent is joined, as numpy, before it is called."""
 
-    def __init__(self, fragment: Fragment, graph: Graph, devices: Sequence[Device]) -> None:
+    def __init__(self, node: Python) -> None:
+        self.name = node.name
+        self._node = node
+
+    def run(self, values: Values) -> None:
+        """Takes its inputs from `values` and puts its outputs there."""
+        node = self._node
+        pairs = zip(node.inputs, node.arrivals, strict=True)
+        inputs = [_joined_on_host(how, values[value.id]) for value, how in pairs]
+        shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in node.outputs]
+        args, result = node.in_tree.unflatten(inputs), node.out_tree.unflatten(shapes)
+        made = run_python(node.function, args, result, node.where)
+        values.update(zip((v.id for v in node.outputs), made, strict=True))
+
+
+def _joined_on_host(how: Arrival | None, value: Any) -> np.ndarray:
+    if not isinstance(value, list):
+        return np.asarray(value)
+    pieces = [np.asarray(piece) for piece in value]
+    if how is not None and how.how is How.MEAN:
+        return np.mean(pieces, axis=0, dtype=pieces[0].dtype)
+    return np.concatenate(pieces, axis=BATCH_AXIS)
+
+
+class ReplicatedProgram:
+    """One learner fragment on several devices: joined arrays split among them by environment or
+    item, the learner's state whole on each, `mean` a collective."""
+
+    def __init__(
+        self, fragment: Fragment, graph: Graph, devices: Sequence[Device], pieces: Pieces
+    ) -> None:
         self.name = fragment.name
         self._inputs = [value.id for value in fragment.inputs]
         self._outputs = [value.id for value in fragment.outputs]
         self._arrivals = fragment.arrivals
         self._mesh = mesh_of(devices)
         self._avals: list[Any] = [var.aval for var in fragment.program.jaxpr.invars]
-        self._pieces = graph.pieces
+        self._pieces = pieces
+        self._split = {
+            value.id
+            for edge in graph.edges
+            if edge.from_side == fragment.side and edge.how is How.JOIN
+            for value in edge.values
+        }
         metrics = {value.id for _, value in graph.metrics}
         shared = {value.id for slot in (graph.state.inputs, graph.state.outputs) for value in slot}
         shared |= metrics | {v.id for edge in graph.edges for v in edge.values}
@@ -203,30 +244,28 @@ class ReplicatedProgram:
 
         def joined(*inputs: Any) -> Any:
             pairs = zip(self._arrivals, inputs, strict=True)
-            return sharded(*[_join(how, x) if how == "reduce" else x for how, x in pairs])
+            return sharded(*[x if _comes_split(how) else _join(how, x) for how, x in pairs])
 
         self._call: Callable[..., Any] = jax.jit(joined)
 
-    def _arriving(self, fragment: Fragment) -> list[tuple[Any, str | None]]:
+    def _arriving(self, fragment: Fragment) -> list[tuple[Value, Arrival | None]]:
         return list(zip(fragment.inputs, fragment.arrivals, strict=True))
 
-    @staticmethod
-    def _spec(number: int, how: str | None, shared: set[int]) -> PartitionSpec:
-        if how == "gather":
+    def _spec(self, number: int, how: Arrival | None, shared: set[int]) -> PartitionSpec:
+        if _comes_split(how) or (how is None and number in self._split):
             return BY_ENVIRONMENT
-        return WHOLE if how == "reduce" or number in shared else PER_REPLICA
+        return WHOLE if how is not None or number in shared else PER_REPLICA
 
     def compile(self) -> None:
         """Compiles by one call on zeros."""
         replicas = len(own_devices(self._mesh))
         values: Values = {}
         for number, how, aval in zip(self._inputs, self._arrivals, self._avals, strict=True):
-            sent = _sent(aval, how, self._pieces)
-            zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sent)
-            if how is not None:
-                whole = zero if isinstance(zero, list) else [zero]
-                zero = whole * replicas
-            values[number] = zero
+            whole = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+            if _comes_split(how):
+                whole = _longer(whole, replicas)
+            sent = _sent(whole, how, self._pieces)
+            values[number] = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sent)
         self.run(values)
 
     def run(self, values: Values) -> None:
@@ -239,10 +278,10 @@ class ReplicatedProgram:
         jax.block_until_ready(outputs)
         values.update(zip(self._outputs, outputs, strict=True))
 
-    def _placed(self, value: Any, how: str | None) -> Any:
-        if how == "gather":
+    def _placed(self, value: Any, how: Arrival | None) -> Any:
+        if _comes_split(how):
             return split_over(value, self._mesh)
-        if how == "reduce":
+        if isinstance(value, list):
             return [replicated(piece, self._mesh) for piece in value]
         if isinstance(value, jax.Array) and value.sharding.device_set == set(
             self._mesh.devices.flat
@@ -280,35 +319,50 @@ class UnrollProgram:
         values.update(zip(self._outputs, outputs, strict=True))
 
 
-def _in_place(inputs: Sequence[Value], outputs: Sequence[Value]) -> list[int]:
-    """The inputs that a replay holds, whose memory what it holds afterwards may take."""
-    kept = [value for value in outputs if value.side is Side.REPLAY]
+def _in_place(
+    inputs: Sequence[Value], outputs: Sequence[Value], tables: Collection[Side]
+) -> list[int]:
+    """The inputs that a table holds, whose memory what it holds afterwards may take."""
+    kept = [value for value in outputs if value.side in tables]
     room = Counter((value.shape, value.dtype) for value in kept)
     found: list[int] = []
     for i, value in enumerate(inputs):
         alike = (value.shape, value.dtype)
-        if value.side is Side.REPLAY and room[alike]:
+        if value.side in tables and room[alike]:
             room[alike] -= 1
             found.append(i)
     return found
 
 
-def _sent(aval: Any, how: str | None, pieces: int) -> Any:
-    """The shapes that arrive for a program's input: a list of them if several actors send."""
-    if how is None or pieces == 1:
+def _sent(aval: Any, how: Arrival | None, pieces: Pieces) -> Any:
+    """The shapes that arrive for a program's input: a list of them if several copies send."""
+    count = 1 if how is None else pieces(how)
+    if how is None or count == 1:
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     shape = list(aval.shape)
-    if how in JOINED:
-        shape[PARTS_AXIS] //= pieces
-    return [jax.ShapeDtypeStruct(tuple(shape), aval.dtype)] * pieces
+    if how.how is How.JOIN:
+        shape[BATCH_AXIS] //= count
+    return [jax.ShapeDtypeStruct(tuple(shape), aval.dtype)] * count
 
 
-def _join(how: str | None, value: Any) -> Any:
-    """What the actors sent as one array: joined by environment, or averaged."""
+def _longer(shape: jax.ShapeDtypeStruct, times: int) -> jax.ShapeDtypeStruct:
+    """The shape of a whole, of which each of some replicas has an equal part."""
+    sizes = list(shape.shape)
+    sizes[BATCH_AXIS] *= times
+    return shape.update(shape=tuple(sizes))
+
+
+def _comes_split(how: Arrival | None) -> bool:
+    """Whether each replica gets its own part of what arrives."""
+    return how is not None and how.how in (How.JOIN, How.DIVIDE)
+
+
+def _join(how: Arrival | None, value: Any) -> Any:
+    """What several copies sent as one array: joined along the batch, or averaged."""
     if not isinstance(value, list):
         return value
-    if how in JOINED:
-        return jnp.concatenate(value, axis=PARTS_AXIS)
+    if how is not None and how.how is How.JOIN:
+        return jnp.concatenate(value, axis=BATCH_AXIS)
     return (sum(value[1:], start=value[0]) / len(value)).astype(value[0].dtype)
 
 
@@ -358,9 +412,21 @@ def run_unroll(unroll: Unroll, env: JaxEnv, graph: Graph, values: Values) -> Non
     values.update(zip(numbers, outputs, strict=True))
 
 
-def iteration(graph: Graph, env: JaxEnv | None) -> Callable[[Leaves, Leaves], tuple[Any, ...]]:
+def iteration(
+    graph: Graph, env: JaxEnv | None, copies: Mapping[Side, int] = NO_COPIES
+) -> Callable[[Leaves, Leaves], tuple[Any, ...]]:
     """One iteration of the whole graph: (state, actor) → (state, actor, metrics, episodes); `env`
-    is None only if nobody acts."""
+    is None only if nobody acts. With `copies` it is one of several replicas'."""
+
+    def taken(node: Fragment, values: Values) -> list[Any]:
+        pairs = zip(node.inputs, node.arrivals, strict=True)
+        takers = copies.get(node.side, 1)
+        return [
+            values[value.id]
+            if how is None
+            else _brought(values[value.id], how.how, copies.get(how.source, 1), takers)
+            for value, how in pairs
+        ]
 
     def run(state: Leaves, actor: Leaves) -> tuple[Leaves, Leaves, Leaves, Leaves]:
         values: Values = dict(zip((v.id for v in graph.state.inputs), state, strict=True))
@@ -370,7 +436,8 @@ def iteration(graph: Graph, env: JaxEnv | None) -> Callable[[Leaves, Leaves], tu
                 assert env is not None
                 run_unroll(node, env, graph, values)
             else:
-                outputs = jaxpr_as_fun(node.program)(*[values[v.id] for v in node.inputs])
+                assert isinstance(node, Fragment)
+                outputs = jaxpr_as_fun(node.program)(*taken(node, values))
                 values.update(zip((v.id for v in node.outputs), outputs, strict=True))
         return (
             [values[v.id] for v in graph.state.outputs],
@@ -380,6 +447,16 @@ def iteration(graph: Graph, env: JaxEnv | None) -> Callable[[Leaves, Leaves], tu
         )
 
     return run
+
+
+def _brought(value: Any, how: How, senders: int, takers: int) -> Any:
+    """A value that crosses between copies, which are replicas of one program; what has one copy is
+    computed by each of them."""
+    if how is How.DIVIDE or (how is How.JOIN and senders < takers):
+        return part(value, takers)
+    if how is How.JOIN and senders > takers:
+        return jax.lax.all_gather(value, REPLICA_AXIS, axis=BATCH_AXIS, tiled=True)
+    return value
 
 
 class Parts:
@@ -401,9 +478,11 @@ class Parts:
         return [next(recorded if i in self._data else rest) for i in range(total)]
 
 
-def many_iterations(graph: Graph, env: JaxEnv | None) -> Callable[..., tuple[Any, ...]]:
+def many_iterations(
+    graph: Graph, env: JaxEnv | None, copies: Mapping[Side, int] = NO_COPIES
+) -> Callable[..., tuple[Any, ...]]:
     """`count` iterations in one dispatch; metrics and episodes come back summed over them."""
-    once, parts = iteration(graph, env), Parts(graph)
+    once, parts = iteration(graph, env, copies), Parts(graph)
 
     def run(state: Leaves, data: Leaves, actor: Leaves, count: jax.Array) -> tuple[Any, ...]:
         def step(state: Leaves, actor: Leaves) -> tuple[Any, ...]:
@@ -428,18 +507,24 @@ def over_seeds(program: Callable[..., Any]) -> Callable[..., Any]:
     return jax.vmap(program, in_axes=(0, None, 0, None))
 
 
-def over_devices(program: Callable[..., Any], devices: Sequence[Any]) -> Callable[..., Any]:
-    """The program on several devices: environments split, the learner's state replicated."""
+def over_devices(
+    program: Callable[..., Any], devices: Sequence[Any], divided: Sequence[bool]
+) -> Callable[..., Any]:
+    """The program on several devices: environments split, and of the state the leaves that are
+    `divided`, along a leading axis; the others are the same on each."""
     mesh = mesh_of(devices)
+    specs = [PER_REPLICA if split else WHOLE for split in divided]
 
     def replica(state: Leaves, data: Leaves, actor: Leaves, count: jax.Array) -> tuple[Any, ...]:
-        state, actor, metrics, episodes = program(state, data, actor, count)
+        own = [leaf[0] if split else leaf for leaf, split in zip(state, divided, strict=True)]
+        own, actor, metrics, episodes = program(own, data, actor, count)
+        state = [leaf[None] if split else leaf for leaf, split in zip(own, divided, strict=True)]
         return state, actor, jax.lax.pmean(metrics, REPLICA_AXIS), episodes
 
     return jax.shard_map(
         replica,
         mesh=mesh,
-        in_specs=(WHOLE, WHOLE, PER_REPLICA, WHOLE),
-        out_specs=(WHOLE, PER_REPLICA, WHOLE, PER_REPLICA),
+        in_specs=(specs, WHOLE, PER_REPLICA, WHOLE),
+        out_specs=(specs, PER_REPLICA, WHOLE, PER_REPLICA),
         check_vma=False,
     )

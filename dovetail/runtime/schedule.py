@@ -4,28 +4,20 @@ from collections.abc import Collection
 from itertools import groupby
 
 from dovetail.envs.resolve import Env
-from dovetail.graph.ir import Fragment, Graph, Node, Side, Slots, Unroll
+from dovetail.graph.ir import Fragment, Graph, Node, Slots
 from dovetail.plan.ir import Plan
-from dovetail.runtime.away import Abroad, Outpost, RemoteProgram
 from dovetail.runtime.build import Programs
 from dovetail.runtime.bundles import Bundle, bundles_of
+from dovetail.runtime.channels import Channels
 from dovetail.runtime.host import HostUnroll
-from dovetail.runtime.hosting import (
-    Role,
-    copy_of,
-    fragment_of,
-    hosted,
-    learner_of,
-    role_of,
-    shard_of,
-)
-from dovetail.runtime.links import Links
+from dovetail.runtime.hosting import copies_on, fragment_of, home_of, hosted
 from dovetail.runtime.programs import compiled_together
-from dovetail.runtime.worker import Operation, Run, Worker
+from dovetail.runtime.remote import Elsewhere, RemoteStretch, RemoteWorker
+from dovetail.runtime.worker import Operation, Put, Run, Stretch, Take, Worker
 
 
-class Crew:
-    """The workers of a plan, the links between them, and the programs that they run."""
+class Workers:
+    """The workers of a plan, the channels between them, and the programs that they run."""
 
     def __init__(
         self,
@@ -33,45 +25,37 @@ class Crew:
         plan: Plan,
         env: Env,
         patience: float,
-        abroad: Abroad | None = None,
+        host: Elsewhere | None = None,
         here: Collection[str] | None = None,
     ) -> None:
-        """`here` names the workers of this process, `abroad` reaches the others; without it only
-        those here are made, for an outpost."""
+        """`here` names the workers of this process, `host` reaches the others; without it only
+        those here are made, for a process that is not the home side's."""
         self._graph, self._plan = graph, plan
-        self._abroad, self._here = abroad, here
-        self._learner = learner_of(graph, plan)
-        everybody = all(self._is_here(worker.name) for worker in plan.workers)
-        share = None if abroad is None or everybody else abroad.share
-        self.links = Links(graph, plan, share)
+        self._host, self._here = host, here
+        self._home = home_of(graph, plan)
+        self.channels = Channels(graph, plan)
         self.programs = Programs(graph, plan, env, patience)
-        self.remote: list[tuple[RemoteProgram, Worker]] = []
+        self.remote: list[tuple[RemoteStretch, Worker]] = []
         """What other processes run, each with its worker here."""
-        self.workers: list[Worker] = []
+        self.all: list[Worker] = []
         for worker in plan.workers:
             nodes = hosted(graph, plan, worker.name)
-            if nodes and (abroad is not None or self._is_here(worker.name)):
-                self.workers.append(self._worker(worker.name, nodes))
+            if nodes and (host is not None or self._is_here(worker.name)):
+                self.all.append(self._worker(worker.name, nodes))
 
     @property
-    def learner(self) -> Worker:
-        """The worker that learns."""
-        return next(worker for worker in self.workers if worker.name == self._learner)
-
-    @property
-    def keepers(self) -> list[Worker]:
-        """The workers that keep the replay, if it is apart, in the order of its shards."""
-        keeping = [worker for worker in self.workers if worker.errands is not None]
-        return sorted(keeping, key=lambda worker: worker.copy)
+    def home(self) -> Worker:
+        """The worker of the home side: an update is one of its turns."""
+        return next(worker for worker in self.all if worker.name == self._home)
 
     @property
     def is_one(self) -> bool:
         """Whether one worker does everything but stepping."""
-        return len(self.workers) == 1
+        return len(self.all) == 1
 
     def close(self) -> None:
         """Wakes who waits, and ends the environments."""
-        self.links.close()
+        self.channels.close()
         self.programs.close()
 
     def _is_here(self, worker: str) -> bool:
@@ -79,49 +63,78 @@ class Crew:
 
     def _worker(self, name: str, nodes: list[Node]) -> Worker:
         """A worker that hosts these nodes."""
-        role, plan, away = role_of(nodes), self._plan, None
-        copy = shard_of(plan, name) if role.keeps else copy_of(plan, name) if role.acts else 0
-        errands = self.links.errands[copy] if role.keeps else None
-        if self._abroad is not None and not self._is_here(name):
-            away = self._abroad.outpost(name)
-        holds = role.learns or (role.keeps and away is None)
-        slots = [self._state_slots(role.keeps)] if holds else []
-        slots += [self._graph.actor] if role.acts else []
-        worker = Worker(name, copy, slots, away, errands)
-        schedule = self._schedule(worker, role, nodes)
-        worker.schedule = schedule if away is None else self._afar(schedule, worker, away)
+        copies = copies_on(self._graph, self._plan, name)
+        away = None
+        if self._host is not None and not self._is_here(name):
+            away = self._host.worker(name)
+        worker = Worker(name, copies, self._slots(copies), self._host, away)
+        schedule = self._schedule(worker, nodes)
+        if away is None:
+            worker.schedule = [*schedule]
+        else:
+            worker.schedule = self._stretches(schedule, worker, away)
         return worker
 
-    def _state_slots(self, keeps: bool) -> Slots:
-        """What of the learner's state a worker holds: its part of the replay, or all the rest."""
+    def _slots(self, copies: Collection[str]) -> list[Slots]:
+        """What a worker with these sides holds from one iteration to the next."""
         state = self._graph.state
-        if not self.links.errands:
-            return state
         pairs = zip(state.inputs, state.outputs, strict=True)
-        own = [pair for pair in pairs if (pair[0].side is Side.REPLAY) == keeps]
-        return Slots(state.tree, *(tuple(values) for values in zip(*own, strict=True)))
+        own = [pair for pair in pairs if pair[0].side in copies]
+        taken, made = tuple(old for old, _ in own), tuple(new for _, new in own)
+        acts = any(side in copies for side in self._graph.acting)
+        return [Slots(state.tree, taken, made)] + ([self._graph.actor] if acts else [])
 
-    def _schedule(self, worker: Worker, role: Role, nodes: list[Node]) -> list[Operation]:
+    def _schedule(self, worker: Worker, nodes: list[Node]) -> list[Operation]:
         """What a worker does in an iteration, as if it were here."""
-        links, taken = self.links, set[int]()
+        taken = set[int]()
         groups = self._groups(worker.name, nodes)
-        schedule = links.puts("state", role)
+        schedule: list[Operation] = self._puts("state", worker)
         for node in self._graph.nodes:
-            if role.learns and node.side is Side.REPLAY and links.errands:
-                schedule += [*links.takes(node, role, taken), *links.asks(node)]
             group = groups.get(node.name, [])
             if not group:  # it is elsewhere, or compiled with one before it
                 continue
-            if role.keeps:
-                schedule.append(links.takes_errand(node, worker.copy, worker.away is not None))
-            for part in group if not role.keeps else []:
-                schedule += links.takes(part, role, taken)
-            schedule.append(self._run(group, worker, role))
             for part in group:
-                schedule += links.puts(part.name, role)
-            if role.keeps:
-                schedule.append(links.answers(node, worker.copy))
-        return schedule + links.ends(role)
+                schedule += self._takes(part, worker, taken)
+            schedule.append(self._run(group, worker))
+            for part in group:
+                schedule += self._puts(part.name, worker)
+        return schedule + self._reports(worker)
+
+    def _takes(self, node: Node, worker: Worker, taken: set[int]) -> list[Operation]:
+        """What a node needs of other workers, and nothing has `taken` yet."""
+        graph, found = self._graph, list[Operation]()
+        for i, channel in self.channels.of_edge.items():
+            edge = graph.edges[i]
+            if node.name not in edge.targets or i in taken:
+                continue
+            taken.add(i)
+            taker = worker.copies[edge.to_side]
+            acting = edge.to_side in graph.acting
+            found.append(Take(channel, taker, acting, edge.from_side in graph.acting))
+        return found
+
+    def _puts(self, source: str, worker: Worker) -> list[Operation]:
+        """What is sent to other workers once a node has run, or of the state as it came in."""
+        graph, found = self._graph, list[Operation]()
+        for i, channel in self.channels.of_edge.items():
+            edge = graph.edges[i]
+            if edge.source != source or edge.from_side not in worker.copies:
+                continue
+            _, takers = self.channels.ends(edge)
+            here = any(self._is_here(name) for name in takers)
+            away = any(not self._is_here(name) for name in takers)
+            found.append(Put(channel, worker.copies[edge.from_side], here, away))
+        return found
+
+    def _reports(self, worker: Worker) -> list[Operation]:
+        """What ends an iteration: copies that act tell the home side of their environments."""
+        report = self.channels.report
+        if report is None:
+            return []
+        for side in self._graph.acting:
+            if side in worker.copies:
+                return [Put(report, worker.copies[side])]
+        return [Take(report, 0, arrives=True, report=True)] if worker.name == self._home else []
 
     def _groups(self, worker: str, nodes: list[Node]) -> dict[str, list[Node]]:
         """By the name of the first, the nodes that are compiled into one program on a worker."""
@@ -129,19 +142,20 @@ class Crew:
         found: dict[str, list[Node]] = {}
         for node in nodes:
             mates = next(names for names in together if fragment_of(node) in names)
-            apart = isinstance(node, Unroll) or node.side is Side.ACTOR
+            apart = not isinstance(node, Fragment) or node.side in self._graph.acting
             first = node.name if apart else next(n.name for n in nodes if n.name in mates)
             found.setdefault(first, []).append(node)
         return found
 
-    def _run(self, group: list[Node], worker: Worker, role: Role) -> Run:
+    def _run(self, group: list[Node], worker: Worker) -> Run:
         """Runs nodes that are compiled together."""
         first = group[0]
         whole = first if len(group) == 1 else compiled_together(group, self._graph)
-        keeps_state = (role.learns or role.keeps) and first.side is not Side.ACTOR
-        if isinstance(whole, Fragment) and keeps_state:
+        if isinstance(whole, Fragment) and first.side not in self._graph.acting:
             worker.bundles += self._bundles(whole, group, worker)
-        program = self.programs.build(whole, worker) if worker.away is None else first
+        if worker.away is not None:
+            return Run(first)
+        program = self.programs.build(whole, worker)
         return Run(program, noted=isinstance(program, HostUnroll))
 
     def _bundles(self, whole: Fragment, group: list[Node], worker: Worker) -> list[Bundle]:
@@ -151,19 +165,50 @@ class Crew:
         read = {v.id for node in self._graph.nodes if node not in group for v in node.inputs}
         return bundles_of(whole, self._graph, read, len(worker.bundles))
 
-    def _afar(self, schedule: list[Operation], worker: Worker, outpost: Outpost) -> list[Operation]:
-        """A schedule whose stretches of programs between two links the worker's outpost runs."""
-        made: list[Operation] = []
-        stretch, taken = 0, list[int]()
-        for is_run, group in groupby(schedule, key=lambda operation: isinstance(operation, Run)):
-            operations = list(group)
-            if not is_run:
-                made += operations
-                taken += self.links.standing(operations)
-                continue
-            program = RemoteProgram(worker.name, outpost, stretch, taken)
-            program.heard_by(worker.watch.beat, worker.track)
+    def _stretches(
+        self, schedule: list[Operation], worker: Worker, away: RemoteWorker
+    ) -> list[Operation | Stretch]:
+        """A schedule whose programs between two channels run in the worker's process."""
+        made: list[Operation | Stretch] = []
+        for number, stretch in enumerate(stretches_of(schedule)):
+            made += stretch.takes
+            shared = [put.away for put in stretch.puts]
+            program = RemoteStretch(worker.name, away, number, shared)
             self.remote.append((program, worker))
-            made.append(Run(program, noted=True))
-            stretch, taken = stretch + 1, []
-        return made
+            made.append(Stretch(program, stretch.puts))
+        ends = [o for o in schedule if isinstance(o, Take) and o.report]
+        return [*made, *ends]
+
+
+class StretchOf:
+    """Programs that follow each other without a channel between them, and the channels round
+    them."""
+
+    def __init__(self, takes: list[Take]) -> None:
+        self.takes = takes
+        """What is taken before them."""
+        self.runs: list[Run] = []
+        self.puts: tuple[Put, ...] = ()
+        """What is put after them."""
+
+
+def stretches_of(schedule: list[Operation]) -> list[StretchOf]:
+    """The stretches of a schedule, the same in every process."""
+    found: list[StretchOf] = []
+    takes: list[Take] = []
+    state_puts: list[Put] = []
+    for kind, operations in groupby(schedule, key=type):
+        if kind is Run:
+            found.append(StretchOf(takes))
+            found[-1].runs = [o for o in operations if isinstance(o, Run)]
+            takes = []
+        elif kind is Take:
+            takes += [o for o in operations if isinstance(o, Take) and not o.report]
+        elif found:
+            found[-1].puts += tuple(o for o in operations if isinstance(o, Put))
+        else:
+            state_puts += [o for o in operations if isinstance(o, Put)]
+    if state_puts:
+        found.insert(0, StretchOf([]))
+        found[0].puts = tuple(state_puts)
+    return found

@@ -1,4 +1,4 @@
-"""The learner's and the actors' state, as workers hold them: given out, and put together again."""
+"""The state of every side, as workers hold it: given out, and put together again."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,145 +6,176 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dovetail.boundaries import Side
 from dovetail.envs.resolve import Env
-from dovetail.graph.ir import Graph, Side
+from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
+from dovetail.runtime.hosting import workers_of
 from dovetail.runtime.placing import mesh_of, replicated, to_device
-from dovetail.runtime.schedule import Crew
+from dovetail.runtime.programs import Values
+from dovetail.runtime.schedule import Workers
 from dovetail.runtime.stage import begin_episodes
 from dovetail.runtime.worker import Worker
 
 
 class States:
-    """What the workers of a crew hold."""
+    """What the workers of a plan hold."""
 
-    def __init__(self, graph: Graph, plan: Plan, env: Env, crew: Crew) -> None:
-        self._graph, self._plan, self._env, self._crew = graph, plan, env, crew
+    def __init__(self, graph: Graph, plan: Plan, env: Env, workers: Workers) -> None:
+        self._graph, self._plan, self._env, self._workers = graph, plan, env, workers
         self.copies: list[list[Any]] = []
-        """The leaves of the actor's state, of each copy, as the last update knew it."""
+        """The leaves of the actors' state, of each copy, as the last update knew it."""
         self._keys: Any = None
-        self._replay = [v.id for v in graph.state.inputs if v.side is Side.REPLAY]
-        self._replay_parts: dict[str, list[Any]] = {}
-        """By worker, its part of the replay as it was at the start, or at the last checkpoint."""
+        self._saved: dict[str, Values] = {}
+        """By worker in another process, what it held of the state at the start, or at the last
+        checkpoint."""
+        self._hosts = {
+            side: [
+                w for name in workers_of(graph, plan, side) for w in workers.all if w.name == name
+            ]
+            for side in graph.sides
+        }
 
     def split(self, actor: ActorState, episode_keys: jax.Array) -> None:
-        """Sets the state of each copy of the actor, and by which keys episodes begin."""
+        """Sets the state of each copy that acts, and by which keys episodes begin."""
         self._keys = episode_keys
-        parts = [actor]
-        if self._plan.actors > 1:
-            envs = [self._envs(copy) for copy in range(self._plan.actors)]
+        copies, parts = self._plan.copies_of(*self._graph.acting), [actor]
+        if copies > 1:
+            envs = [self._envs(copy) for copy in range(copies)]
             parts = [jax.tree.map(lambda x, own=own: x[own], actor) for own in envs]
         self.copies = [jax.tree.leaves(part) for part in parts]
 
     def _envs(self, copy: int) -> slice:
-        size = self._plan.num_envs // self._plan.actors
+        size = self._plan.num_envs // self._plan.copies_of(*self._graph.acting)
         return slice(copy * size, (copy + 1) * size)
 
-    def give(self, worker: Worker, state: Any) -> None:
-        """Gives a worker what it holds of the learner's state, or its actor's."""
-        inputs, leaves = self._graph.state.inputs, jax.tree.leaves(state)
-        worker.held = {}
-        if worker.errands is not None:
-            self._replay_parts[worker.name] = self._part(worker.copy, leaves)
-            self._give_replay(worker)
-            return
-        if worker is self._crew.learner:
-            apart = bool(self._crew.keepers)
-            own = {
-                v.id: jnp.copy(x) if v.side is Side.REPLAY else x
-                for v, x in zip(inputs, leaves, strict=True)
-                if not apart or v.side is not Side.REPLAY
-            }
-            worker.hold(own)
-            self.refill([own[inputs[i].id] for i in self._graph.data])
-        if self.has_actor(worker):
-            self._set_actor(worker, self.copies[worker.copy])
+    def acts(self, worker: Worker) -> int | None:
+        """Which copy that acts a worker hosts; None if it does not act."""
+        return next((worker.copies[s] for s in self._graph.acting if s in worker.copies), None)
 
-    def has_actor(self, worker: Worker) -> bool:
-        """Whether a worker holds the state of an actor."""
-        return worker.errands is None and (worker is not self._crew.learner or self._crew.is_one)
+    def give(self, worker: Worker, state: Any) -> None:
+        """Gives a worker what it holds of the state, and of the actors'."""
+        leaves = jax.tree.leaves(state)
+        own = self._own(worker, leaves)
+        worker.held = {}
+        if worker.away is not None:
+            self._saved[worker.name] = own
+            worker.held |= own
+        else:
+            worker.hold(self._copied(own))
+        if worker is self._workers.home:
+            inputs = self._graph.state.inputs
+            self.refill([leaves[i] for i in self._graph.data if inputs[i].side in worker.copies])
+        copy = self.acts(worker)
+        if copy is not None:
+            self._set_actor(worker, self.copies[copy])
+
+    def _own(self, worker: Worker, leaves: Sequence[Any]) -> Values:
+        """A worker's part of the state: of a table in several copies, one of them."""
+        found: Values = {}
+        for value, leaf in zip(self._graph.state.inputs, leaves, strict=True):
+            if value.side in worker.copies:
+                found[value.id] = (
+                    leaf[worker.copies[value.side]] if self._divided(value.side) else leaf
+                )
+        return found
+
+    def _divided(self, side: Side) -> bool:
+        """Whether the copies of a side hold different parts of its state."""
+        return side in self._graph.tables and self._plan.copies_of(side) > 1
+
+    def _copied(self, own: Values) -> Values:
+        """With arrays of its own where a table changes them in place."""
+        sides = {value.id: value.side for value in self._graph.state.inputs}
+        tables = self._graph.tables
+        return {n: jnp.copy(x) if sides[n] in tables else x for n, x in own.items()}
 
     def refill(self, data: Sequence[Any]) -> None:
         """Sets the recorded steps that the next iterations draw from."""
-        learner = self._crew.learner
-        devices = [jax.devices()[i] for i in self._plan.worker(learner.name).devices]
+        home = self._workers.home
+        devices = [jax.devices()[i] for i in self._plan.worker(home.name).devices]
         if len(devices) > 1:
             mesh = mesh_of(devices)
             data = [replicated(leaf, mesh) for leaf in data]
-        elif self._crew.programs.many_devices:
+        elif self._workers.programs.many_devices:
             data = [to_device(_array(leaf), devices[0]) for leaf in data]
         numbers = (self._graph.state.inputs[i].id for i in self._graph.data)
-        learner.held |= dict(zip(numbers, data, strict=True))
+        home.held |= dict(zip(numbers, data, strict=True))
 
     def set_up(self, worker: Worker, attempt: int) -> Callable[[], None]:
-        """Begins to set a worker's environments, with new episodes on the host, or its part of the
-        replay; what it returns waits until they are."""
-        if worker.errands is not None:
-            self._give_replay(worker)
-            return lambda: None
-        keys = self._keys[self._envs(worker.copy)]
+        """Begins to set a worker up: its process, with what it last held of the state, and its
+        environments, with new episodes on the host. What it returns waits until that is done."""
+        keys = self._episode_keys(worker, attempt)
+        if worker.away is not None:
+            coming = worker.away.begin(self._saved[worker.name] | self._actor_held(worker), keys)
+            return lambda: self._heard(worker, coming())
+        if keys is not None:
+            actor: ActorState = self._graph.actor.tree.unflatten(
+                [worker.held[value.id] for value in self._graph.actor.inputs]
+            )
+            stage = self._workers.programs.stages.get(worker.name)
+            begun = begin_episodes(self._env, stage, actor, keys)
+            self._keep_actor(worker, jax.tree.leaves(begun))
+        return lambda: None
+
+    def _episode_keys(self, worker: Worker, attempt: int) -> Any:
+        copy = self.acts(worker)
+        if copy is None:
+            return None
+        keys = self._keys[self._envs(copy)]
         if attempt:
             keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1_000_000 + attempt)
-        leaves = [worker.held[value.id] for value in self._graph.actor.inputs]
-        actor: ActorState = self._graph.actor.tree.unflatten(leaves)
-        if worker.away is not None:
-            coming = worker.away.begin(jax.tree.leaves(actor), keys)
-            return lambda: self._keep_actor(worker, coming())
-        stage = self._crew.programs.stages.get(worker.name)
-        begun = begin_episodes(self._env, stage, actor, keys)
-        self._keep_actor(worker, jax.tree.leaves(begun))
-        return lambda: None
+        return keys
+
+    def _actor_held(self, worker: Worker) -> Values:
+        if self.acts(worker) is None:
+            return {}
+        return {value.id: worker.held[value.id] for value in self._graph.actor.inputs}
+
+    def _heard(self, worker: Worker, held: Values) -> None:
+        """What a worker in another process said that it holds."""
+        if self.acts(worker) is not None:
+            self._keep_actor(worker, [held[value.id] for value in self._graph.actor.inputs])
 
     def _keep_actor(self, worker: Worker, leaves: list[Any]) -> None:
         self._set_actor(worker, leaves)
-        self.copies[worker.copy] = leaves
+        copy = self.acts(worker)
+        assert copy is not None
+        self.copies[copy] = leaves
 
     def _set_actor(self, worker: Worker, leaves: list[Any]) -> None:
         number = self._plan.worker(worker.name).devices[0]
-        if self._crew.programs.many_devices and worker.away is None:
+        if self._workers.programs.many_devices and worker.away is None:
             leaves = [to_device(x, jax.devices()[number]) for x in map(_array, leaves)]
         numbers = (value.id for value in self._graph.actor.inputs)
         worker.held |= dict(zip(numbers, leaves, strict=True))
 
-    def _part(self, shard: int, leaves: Sequence[Any]) -> list[Any]:
-        """What a worker holds of the replay's leaves: they are of all shards if there are more."""
-        several, inputs = self._plan.shards > 1, self._graph.state.inputs
-        kept = [x for v, x in zip(inputs, leaves, strict=True) if v.side is Side.REPLAY]
-        return [leaf[shard] if several else leaf for leaf in kept]
-
-    def _give_replay(self, worker: Worker) -> None:
-        """Gives a worker its part of the replay as it last was when that was asked for."""
-        part = self._replay_parts[worker.name]
-        if worker.away is not None:
-            worker.away.hold(part)
-            return
-        worker.held = {}
-        worker.hold({n: jnp.copy(leaf) for n, leaf in zip(self._replay, part, strict=True)})
-
-    def learner(self, leaves: list[Any]) -> Any:
-        """The learner's state of these leaves, with what its replay holds by now: that changes in
-        place, and is that of the state only while nothing goes on."""
-        held = self._crew.learner.all_held()
-        if self._crew.keepers:
-            parts = [self._kept(worker) for worker in self._crew.keepers]
-            columns = map(list, zip(*parts, strict=True))
-            whole = [jnp.stack(column) if len(parts) > 1 else column[0] for column in columns]
-            held = dict(zip(self._replay, whole, strict=True))
+    def whole(self, leaves: list[Any]) -> Any:
+        """The state of these leaves, with what is not the home side's as it is held by now: that is
+        the state's only while nothing goes on."""
+        home, parts = self._graph.home, dict[Side, list[Values]]()
+        for side, workers in self._hosts.items():
+            if side != home:
+                parts[side] = [self._held_now(worker) for worker in workers]
         present = [
-            held[value.id] if value.side is Side.REPLAY else leaf
+            leaf if value.side == home else self._joined(value.side, value.id, parts[value.side])
             for value, leaf in zip(self._graph.state.inputs, leaves, strict=True)
         ]
         return self._graph.state.tree.unflatten(present)
 
-    def _kept(self, worker: Worker) -> list[Any]:
-        """A worker's part of the replay."""
-        if worker.away is not None:
-            part = [_array(leaf) for leaf in worker.away.held()]
-            self._replay_parts[worker.name] = part
-            return part
-        held = worker.all_held()
-        return [held[number] for number in self._replay]
+    def _joined(self, side: Side, number: int, parts: list[Values]) -> Any:
+        if self._divided(side):
+            return jnp.stack([_array(part[number]) for part in parts])
+        return parts[0][number]
+
+    def _held_now(self, worker: Worker) -> Values:
+        """What a worker holds of the state by now; of one in another process it is kept."""
+        if worker.away is None:
+            return worker.all_held()
+        held = {number: _array(leaf) for number, leaf in worker.away.held().items()}
+        self._saved[worker.name] = held
+        return held
 
     def actor(self, copies: list[list[Any]]) -> Any:
         """The actors' state, of all copies."""

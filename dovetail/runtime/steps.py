@@ -18,7 +18,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from dovetail.algorithm import Timestep, Trajectory
 from dovetail.envs.resolve import Env
-from dovetail.graph.ir import Fragment, Graph, Side, Unroll, Value
+from dovetail.graph.ir import Fragment, Graph, Unroll, Value
 from dovetail.graph.unroll import ActorState, act_key
 from dovetail.plan.ir import Plan, WorkerKind
 from dovetail.runtime.acting import Acting
@@ -39,7 +39,8 @@ def single_steps(graph: Graph, plan: Plan, env: Env) -> bool:
         return False
     [unroll] = graph.unrolls
     one = len(plan.workers) == 1 and plan.workers[0].kind is WorkerKind.THREAD
-    whole = graph.pieces == graph.shards == plan.replicas == 1
+    whole = all(copies == 1 for _, copies in plan.copies)
+    whole = whole and all(isinstance(node, Fragment | Unroll) for node in graph.nodes)
     bare = unroll.carry_tree.num_leaves == 0 and unroll.bootstrap is None
     if not (one and whole and bare) or unroll.length != 1 or len(plan.workers[0].devices) > 1:
         return False
@@ -295,7 +296,7 @@ class StepRun:
         return {
             number: jnp.copy(leaf)
             for number, leaf in found.items()
-            if leaf is not None and sides[number] is not Side.REPLAY
+            if leaf is not None and sides[number] not in self._graph.tables
         }
 
     def _actor(self) -> ActorState:

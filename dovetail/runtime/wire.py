@@ -29,14 +29,14 @@ def pack(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def pack_all(leaf: Any) -> Any:
-    """An array, or a list of them."""
-    return [pack(piece) for piece in leaf] if isinstance(leaf, list) else pack(leaf)
+def pack_values(values: dict[int, Any]) -> dict[int, Any]:
+    """Values by number as another process can take them."""
+    return {number: pack(leaf) for number, leaf in values.items()}
 
 
-def unpack_all(leaf: Any) -> Any:
-    """What `pack_all` was given, as numpy or random keys."""
-    return [unpack(piece) for piece in leaf] if isinstance(leaf, list) else unpack(leaf)
+def unpack_values(values: dict[int, Any]) -> dict[int, Any]:
+    """What `pack_values` was given, as numpy or random keys."""
+    return {number: unpack(leaf) for number, leaf in values.items()}
 
 
 def unpack(leaf: Any) -> Any:

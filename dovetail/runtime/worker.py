@@ -1,47 +1,72 @@
-"""The one loop that runs any fragment instance: take inputs from links, run programs, put outputs.
+"""The one loop that runs any fragment instance: take, run, put.
 
 A worker's schedule is worked out from the plan: for each of its nodes, in the graph's order, what
-to take before and what to put after. What its side keeps from one iteration to the next lies in
-`held`. Nothing here knows which policy made the plan.
+to take before and what to put after. What its sides keep from one iteration to the next lies in
+`held`. Nothing here knows which policy made the plan, or what a side is for.
 """
 
+import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-from dovetail.graph.ir import Graph, Slots
-from dovetail.graph.primitives import PARTS_AXIS
-from dovetail.runtime.away import Outpost
+from dovetail.boundaries import Side
+from dovetail.graph.ir import Slots
 from dovetail.runtime.bundles import Bundle
-from dovetail.runtime.errands import Errands
-from dovetail.runtime.exchange import ENOUGH, Exchange, Parcel
+from dovetail.runtime.channel import ENOUGH, Channel, Lease, Message, Turn
 from dovetail.runtime.programs import Values
+from dovetail.runtime.remote import Elsewhere, Payload, RemoteStretch, RemoteWorker
 from dovetail.runtime.watch import Watch
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, ROOM, WAIT, Track
 
 
-@dataclass
-class Turn:
-    """One iteration of one worker."""
+@dataclass(frozen=True)
+class Take:
+    """Takes what a node needs from a channel."""
 
-    number: int
-    version: int = 0
-    """Of the weights it works with."""
-    parcels: list[Parcel] = field(default_factory=list)
-    """What it took from actors."""
-    releases: list[Callable[[], None]] = field(default_factory=list)
-    """What to call when the arrays it made have been read."""
-    begun: list[Exchange] = field(default_factory=list)
-    """Links that count on its results."""
+    channel: Channel
+    taker: int
+    """Which copy takes."""
+    weights: bool = False
+    """Whether the version of what it takes is that of all the worker does in the turn."""
+    arrives: bool = False
+    """Whether the messages come from copies that act: how old they are is noted."""
+    report: bool = False
+    """Whether the messages tell of environments, and no program takes them."""
 
 
-class Operation(Protocol):
-    """A step of a worker's schedule."""
+@dataclass(frozen=True)
+class Run:
+    """Runs a program."""
 
-    def __call__(self, worker: "Worker", values: Values, turn: Turn) -> None:
-        """Does it, on the values of this iteration."""
-        ...
+    program: Any
+    noted: bool = False
+    """Whether the program notes its spans by itself."""
+
+
+@dataclass(frozen=True)
+class Put:
+    """Sends what a node made to a channel."""
+
+    channel: Channel
+    sender: int
+    """Which copy sends."""
+    here: bool = True
+    """Whether anybody takes it in this process,"""
+    away: bool = False
+    """and in another."""
+
+
+Operation = Take | Run | Put
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Programs between two channels, on a worker in another process."""
+
+    program: RemoteStretch
+    puts: tuple[Put, ...]
+    """What follows it."""
 
 
 class Worker:
@@ -50,46 +75,176 @@ class Worker:
     def __init__(
         self,
         name: str,
-        copy: int,
+        copies: dict[Side, int],
         slots: list[Slots],
-        away: Outpost | None = None,
-        errands: Errands | None = None,
+        host: Elsewhere | None = None,
+        away: RemoteWorker | None = None,
     ) -> None:
         self.name = name
-        self.errands = errands
-        """What it does for the learner, if it keeps a part of the replay."""
+        self.copies = copies
+        """The sides that it hosts, and which copy of each."""
+        self.host = host
+        """What reaches workers in other processes, if there are any."""
         self.away = away
         """The process where its programs run, if that is another: it only takes and puts here."""
-        self.copy = copy
-        """Which copy of the actor side it hosts, or which part of the replay, if it does."""
         self.watch = Watch(name)
         self.track = Track(name)
         self.held: Values = {}
         self.seconds: dict[str, float] = {}
-        self.schedule: list[Operation] = []
+        self.schedule: list[Operation | Stretch] = []
         """What it does in an iteration."""
         self.bundles: list[Bundle] = []
         """What it holds of the state as one array each."""
         self._slots = slots
+        self._finished = -1
+        self._over = threading.Condition()
 
     def turn(self, number: int) -> tuple[Values, Turn]:
         """One iteration; what it keeps changes only when all of it has succeeded."""
-        values, turn = dict(self.held), Turn(number)
+        values, turn = dict(self.held), Turn(number, number)
+        payloads: list[Payload] = []
         try:
             for operation in self.schedule:
-                operation(self, values, turn)
+                if isinstance(operation, Take):
+                    self._take(operation, values, turn, payloads)
+                elif isinstance(operation, Put):
+                    self._put(operation, values, turn)
+                elif isinstance(operation, Run):
+                    self.run(operation, values, turn)
+                else:
+                    self._run_away(operation, turn, payloads)
         except BaseException:
-            for exchange in turn.begun:
-                exchange.abandon(self.copy)
-            for release in turn.releases:
-                release()
+            for undo in turn.undo:
+                undo()
             raise
-        self.held = self.kept(values)
-        if self.errands is not None:
-            self.errands.finish(number)
+        if self.away is None:
+            self.held = self.kept(values)
         self.watch.warm = True
         self.watch.idle()
         return values, turn
+
+    def end(self, turn: Turn) -> None:
+        """What a turn took and made may be written again."""
+        for operation in self.schedule:
+            if isinstance(operation, Take):
+                operation.channel.finish(turn.number, operation.taker)
+        for message in turn.taken:
+            if message.lease is not None:
+                message.lease.done()
+        if turn.lease is not None:
+            turn.lease.done()
+        else:
+            for release in turn.releases:
+                release()
+        with self._over:
+            self._finished = turn.number
+            self._over.notify_all()
+
+    def ended(self, turn: int, limit: float) -> bool:
+        """Waits until a turn is over; False if that takes longer than `limit` seconds."""
+        with self._over:
+            return self._over.wait_for(lambda: self._finished >= turn, limit)
+
+    def begin_at(self, turn: int) -> None:
+        """The number of the first turn; before any."""
+        self._finished = turn - 1
+
+    def _take(self, operation: Take, values: Values, turn: Turn, payloads: list[Payload]) -> None:
+        channel, watch = operation.channel, self.watch
+        name = channel.edge.boundary
+        began, waited = time.perf_counter(), watch.waited
+        messages = channel.take(turn, operation.taker, watch)
+        self._note_wait(name, began, waited, turn.version)
+        now = time.perf_counter()
+        if operation.weights:
+            turn.version = messages[0].version
+        turn.taken += messages
+        for message in messages:
+            lay = now - message.sent
+            behind = turn.number - message.version if operation.arrives else -1
+            items, version = len(messages), message.version
+            self.track.add(QUEUE, name, message.sent, lay, 1, 0, items, version, behind)
+        if operation.report:
+            turn.reports += messages
+        elif self.away is not None:
+            payloads += [self._payload(message) for message in messages]
+        else:
+            sent = [self._values(message) for message in messages]
+            values.update(channel.edge.combined(sent, operation.taker))
+
+    def _values(self, message: Message) -> Values:
+        """What a message holds, brought here if it lies elsewhere."""
+        if message.values is None:
+            assert self.host is not None
+            message.values = self.host.fetch(message.shared)
+        return message.values
+
+    def _payload(self, message: Message) -> Payload:
+        """What stands for a message in another process."""
+        if message.shared is None:
+            assert self.host is not None and message.values is not None
+            message.shared = self.host.share(message.values)
+        return message.shared
+
+    def _put(self, operation: Put, values: Values, turn: Turn) -> None:
+        numbers = operation.channel.edge.numbers
+        self._send(operation, turn, {number: values[number] for number in numbers}, None)
+
+    def _send(
+        self, operation: Put, turn: Turn, values: Values | None, payload: Payload | None
+    ) -> None:
+        """Puts one message."""
+        channel, watch = operation.channel, self.watch
+        edge = channel.edge
+        if turn.lease is None and turn.releases:
+            turn.lease = Lease(1 + self._readers(), turn.releases)
+        lease = turn.lease if edge.takers_of(operation.sender) else None
+        began, waited = time.perf_counter(), watch.waited
+        if operation.away and payload is None and values is not None:
+            assert self.host is not None
+            payload = self.host.share(values)
+        message = Message(operation.sender, turn.number, turn.version, values, payload, lease)
+        channel.put(turn, message, watch)
+        self._note_wait(edge.boundary, began, waited, turn.version)
+        if self.away is not None:  # it was noted there
+            return
+        at = began + watch.waited - waited
+        spent = time.perf_counter() - at
+        self.track.add(LINK, edge.boundary, at, spent, 1, size(values or {}), 1, turn.version)
+
+    def _readers(self) -> int:
+        """How many take what this worker sends in a turn, counted for each channel."""
+        return sum(
+            operation.channel.edge.takers_of(operation.sender)
+            for operation in self.schedule
+            if isinstance(operation, Put)
+        )
+
+    def run(self, operation: Run, values: Values, turn: Turn) -> None:
+        """Runs a program on the values of a turn."""
+        program = operation.program
+        self.watch.doing(f"running {program.name}")
+        began = time.perf_counter()
+        release = program.run(values)
+        if release is not None:
+            turn.releases.append(release)
+        spent = time.perf_counter() - began
+        self.seconds[program.name] = self.seconds.get(program.name, 0.0) + spent
+        if not operation.noted:
+            self.track.add(COMPUTE, program.name, began, spent, version=turn.version)
+
+    def _run_away(self, operation: Stretch, turn: Turn, payloads: list[Payload]) -> None:
+        program, host = operation.program, self.host
+        assert host is not None
+        self.watch.doing(f"running {program.name}")
+        began = time.perf_counter()
+        made = program.run(payloads, self.watch.beat, self.track)
+        payloads.clear()
+        spent = time.perf_counter() - began
+        self.seconds[program.name] = self.seconds.get(program.name, 0.0) + spent
+        for put, payload in zip(operation.puts, made, strict=True):
+            values = None if put.away else host.fetch(payload)
+            self._send(put, turn, values, payload if put.away else None)
 
     def kept(self, values: Values) -> Values:
         """What goes into the next iteration, of what an iteration ended with."""
@@ -126,231 +281,11 @@ class Worker:
             found |= {value.id: leaf for value, leaf in zip(bundle.made, leaves, strict=True)}
         return found
 
-
-@dataclass(frozen=True)
-class Run:
-    """Runs a program."""
-
-    program: Any
-    noted: bool = False
-    """Whether the program notes its spans by itself."""
-
-    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
-        """The program takes its inputs from `values` and puts its outputs there."""
-        worker.watch.doing(f"running {self.program.name}")
-        began = time.perf_counter()
-        release = self.program.run(values)
-        if release is not None:
-            turn.releases.append(release)
-        spent = time.perf_counter() - began
-        worker.seconds[self.program.name] = worker.seconds.get(self.program.name, 0.0) + spent
-        if not self.noted:
-            worker.track.add(COMPUTE, self.program.name, began, spent, version=turn.version)
-
-
-@dataclass(frozen=True)
-class PutWeights:
-    """Sends values to the actors."""
-
-    exchange: Exchange
-    numbers: tuple[int, ...]
-    share: Callable[[Values], Values] = dict
-    """What the actors take: the values, or where they are found."""
-    name: str = "broadcast"
-
-    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
-        """By the number of updates they have seen."""
-        sent = {number: values[number] for number in self.numbers}
-        began = time.perf_counter()
-        self.exchange.put_weights(turn.number, self.share(sent))
-        spent = time.perf_counter() - began
-        worker.track.add(LINK, self.name, began, spent, 1, size(sent), 1, turn.number)
-
-
-@dataclass(frozen=True)
-class TakeWeights:
-    """Takes values from the learner."""
-
-    exchange: Exchange
-    counted: bool
-    """Whether the link counts the unrolls that were begun."""
-    name: str = "broadcast"
-
-    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
-        """Waits until this unroll may begin."""
-        began, waited = time.perf_counter(), worker.watch.waited
-        turn.version, found = self.exchange.take_weights(turn.number, worker.watch, worker.copy)
-        _note_wait(worker, "weights", began, waited, turn.version)
-        now = time.perf_counter()
-        sent = self.exchange.sent_at(turn.version) or now
-        worker.track.add(QUEUE, self.name, sent, now - sent, version=turn.version)
-        if self.counted:
-            turn.begun.append(self.exchange)
-        values.update(found)
-
-
-@dataclass(frozen=True)
-class PutResults:
-    """Sends values to the learner."""
-
-    exchange: Exchange
-    numbers: tuple[int, ...]
-    graph: Graph
-    last: bool
-    """Whether the iteration is complete with it: the actor's state and its episodes go along."""
-    name: str = "gather"
-
-    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
-        """One parcel, which says which version made it."""
-        graph, sent = self.graph, {number: values[number] for number in self.numbers}
-        actor = [values[v.id] for v in graph.actor.outputs] if self.last else []
-        episodes = [values[v.id] for v in graph.episodes] if self.last else []
-        releases = turn.releases if self.last else []
-        began, waited = time.perf_counter(), worker.watch.waited
-        self.exchange.put(
-            Parcel(worker.copy, turn.number, turn.version, sent, actor, episodes, releases),
-            worker.watch,
-        )
-        _note_wait(worker, "results", began, waited, turn.version)
-        at = began + worker.watch.waited - waited
-        spent = time.perf_counter() - at
-        worker.track.add(LINK, self.name, at, spent, 1, size(sent), 1, turn.version)
-        if self.last:
-            turn.begun, turn.releases = [], []
-
-
-@dataclass(frozen=True)
-class TakeResults:
-    """Takes values from the actors."""
-
-    exchange: Exchange
-    alone: bool
-    """Whether one actor's values are taken as they are, not as a list of pieces."""
-    name: str = "gather"
-
-    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
-        """Waits for as many parcels as make an update."""
-        began, waited = time.perf_counter(), worker.watch.waited
-        parcels = self.exchange.take(turn.number, worker.watch)
-        _note_wait(worker, "results", began, waited, turn.number)
-        now, depth = time.perf_counter(), self.exchange.depth
-        for p in parcels:
-            lay, behind = now - p.sent, turn.number - p.version
-            worker.track.add(QUEUE, self.name, p.sent, lay, 1, 0, depth, p.version, behind)
-        turn.parcels += parcels
-        numbers: Mapping[int, Any] = parcels[0].values
-        if self.alone:
-            values.update(numbers)
-        else:
-            values.update({number: [p.values[number] for p in parcels] for number in numbers})
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Asks the workers that keep a replay to run a node of theirs, each on its part."""
-
-    errands: tuple[Errands, ...]
-    """To each shard's worker."""
-    node: str
-    joined: tuple[int, ...]
-    """Values that the actors sent: each shard gets those of its own."""
-    divided: tuple[int, ...]
-    """Values of the learner's, of which each shard gets an equal part."""
-    unread: dict[int, list[Callable[[], None]]]
-    """By turn, what to call when what the actors sent has been read."""
-    name: str
-
-    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
-        """Does not wait for them."""
-        began, sent = time.perf_counter(), 0
-        for i, errands in enumerate(self.errands):
-            request = {number: self._pieces(values[number], i) for number in self.joined}
-            request |= {number: self._part(values[number], i) for number in self.divided}
-            errands.ask(self.node, turn.number, request)
-            sent += size(request)
-        releases = self.unread.setdefault(turn.number, [])
-        for parcel in turn.parcels:
-            releases += parcel.releases
-            parcel.releases = []
-        spent, count = time.perf_counter() - began, len(self.errands)
-        worker.track.add(LINK, self.name, began, spent, count, sent, 1, turn.number)
-
-    def _pieces(self, pieces: Any, shard: int) -> Any:
-        """The pieces of a shard's own actors, or the one piece that there is."""
-        if not isinstance(pieces, list):
-            return pieces
-        each = len(pieces) // len(self.errands)
-        own = pieces[shard * each : (shard + 1) * each]
-        return own if each > 1 else own[0]
-
-    def _part(self, leaf: Any, shard: int) -> Any:
-        if len(self.errands) == 1:
-            return leaf
-        each = leaf.shape[PARTS_AXIS] // len(self.errands)
-        return leaf[:, shard * each : (shard + 1) * each]
-
-
-@dataclass(frozen=True)
-class TakeAnswers:
-    """Takes what the workers that keep a replay made of a node."""
-
-    errands: tuple[Errands, ...]
-    node: str
-    numbers: tuple[int, ...]
-    ahead: int
-    """How many turns ago it was asked for."""
-    unread: dict[int, list[Callable[[], None]]]
-    name: str
-
-    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
-        """Waits for all of them."""
-        asked = max(self.errands[0].first, turn.number - self.ahead)
-        began, waited = time.perf_counter(), worker.watch.waited
-        found = [e.answered(self.node, asked, worker.watch) for e in self.errands]
-        _note_wait(worker, "answers", began, waited, turn.number)
-        for number in self.numbers:
-            parts = [answer[number] for answer in found]
-            values[number] = parts if len(parts) > 1 else parts[0]
-        for read in [number for number in self.unread if number <= asked]:
-            turn.releases += self.unread.pop(read)
-        at, taken = began + worker.watch.waited - waited, sum(map(size, found))
-        spent = time.perf_counter() - at
-        worker.track.add(LINK, self.name, at, spent, len(found), taken, 1, asked)
-
-
-@dataclass(frozen=True)
-class TakeErrand:
-    """Takes what a node of a kept replay is to be run on."""
-
-    errands: Errands
-    node: str
-    wrap: Callable[[Values], Values] = dict
-    """What goes among the values: these, or what stands for them."""
-    name: str = "draw"
-
-    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
-        """Waits until the learner asks."""
-        turn.version = turn.number
-        began, waited = time.perf_counter(), worker.watch.waited
-        found, sent = self.errands.asked(self.node, turn.number, worker.watch)
-        _note_wait(worker, "requests", began, waited, turn.number)
-        lay = time.perf_counter() - sent
-        worker.track.add(QUEUE, self.name, sent, lay, version=turn.number)
-        values.update(self.wrap(found))
-
-
-@dataclass(frozen=True)
-class PutAnswer:
-    """Sends what a node of a kept replay made to the learner."""
-
-    errands: Errands
-    node: str
-    numbers: tuple[int, ...]
-
-    def __call__(self, worker: Worker, values: Values, turn: Turn) -> None:
-        """Nobody is waited for."""
-        answer = {number: values[number] for number in self.numbers}
-        self.errands.answer(self.node, turn.number, answer)
+    def _note_wait(self, what: str, began: float, before: float, version: int) -> None:
+        waited = self.watch.waited - before
+        if waited > 0:
+            what = ROOM if self.watch.awaited == ENOUGH else what
+            self.track.add(WAIT, what, began, waited, version=version)
 
 
 def size(values: Values) -> int:
@@ -360,10 +295,3 @@ def size(values: Values) -> int:
         for found in values.values()
         for leaf in (found if isinstance(found, list) else [found])
     )
-
-
-def _note_wait(worker: Worker, what: str, began: float, before: float, version: int) -> None:
-    waited = worker.watch.waited - before
-    if waited > 0:
-        what = ROOM if worker.watch.awaited == ENOUGH else what
-        worker.track.add(WAIT, what, began, waited, version=version)

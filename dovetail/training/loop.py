@@ -121,9 +121,7 @@ class Loop:
     ) -> None:
         """Until `steps` steps were taken, the goal is reached or `stop` is asked."""
         graph, before = self.runtime.graph, self.reached.updates
-        per_iteration = (
-            graph.offline_steps or graph.steps_per_iteration * self.runtime.plan.replicas
-        )
+        per_iteration = graph.steps_per_iteration
         total = before + max(-(-(steps - self.reached.env_steps) // per_iteration), 0)
         begun = self.reached.env_steps - before * per_iteration
         self._meta = meta

@@ -4,7 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.algorithm import Algorithm
-from dovetail.clustering import Parcel, Recipe, cluster_runtime, connect, join
+from dovetail.clustering import (
+    Parcel,
+    Recipe,
+    apart_in,
+    cluster_runtime,
+    connect,
+    join,
+    spawned_processes,
+)
 from dovetail.deployment import Deployment
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
@@ -64,8 +72,20 @@ class Place:
     ) -> Any:
         """What runs the plan."""
         if self._deployment is None:
+            plan = planned.plan
+            processes = spawned_processes(self._recipe(steps), plan, settings, tell)
+            here = None
+            if processes is not None:
+                here = [worker.name for worker in plan.workers if worker.name not in apart_in(plan)]
             return Runtime(
-                planned.graph, planned.plan, planned.env, settings.seeds, settings.patience, tell
+                planned.graph,
+                plan,
+                planned.env,
+                settings.seeds,
+                settings.patience,
+                tell,
+                processes,
+                here,
             )
         if self._connection is None:
             tell("Starting a Ray cluster on this machine.")

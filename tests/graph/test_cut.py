@@ -24,7 +24,7 @@ from toys import (
 from dovetail.algorithm import RL
 from dovetail.errors import UserError
 from dovetail.graph.interpret import interpret
-from dovetail.graph.ir import Fragment, Graph, Side
+from dovetail.graph.ir import Fragment, Graph
 from dovetail.graph.trace import trace
 from dovetail.runtime.programs import iteration as whole_iteration
 
@@ -265,7 +265,7 @@ def test_carries_are_reset_where_an_episode_begins() -> None:
 
 def test_sides_of_edges() -> None:
     gather = graph_of(Toy()).edges[1]
-    assert (gather.from_side, gather.to_side) == (Side.ACTOR, Side.LEARNER)
+    assert (gather.from_side, gather.to_side) == ("actor", "learner")
     shapes = [(value.shape, value.dtype) for value in gather.values]
     assert shapes == [
         ((3, 4, 4), np.float32),

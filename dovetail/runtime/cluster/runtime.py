@@ -21,8 +21,8 @@ from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan, Station
 from dovetail.runtime.cluster.connection import Connection, node_names
-from dovetail.runtime.cluster.job import Job, versions
 from dovetail.runtime.cluster.stations import LearnerStation, Order
+from dovetail.runtime.job import Job, versions
 from dovetail.runtime.report import Part, Report
 from dovetail.runtime.wire import pack, unpack
 from dovetail.telemetry.spans import Span, clock_ahead, on_clock

@@ -1,4 +1,4 @@
-"""The kinds of Ray actors: a learner's process, one of its actors', one of its replay's."""
+"""The kinds of Ray actors: a learner's process, and one of any other workers."""
 
 import socket
 import threading
@@ -12,9 +12,8 @@ import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.plan.stations import part_of
-from dovetail.runtime.away import Reply
 from dovetail.runtime.cluster.connection import node_names
-from dovetail.runtime.cluster.job import Job, prepare, refuse_other_versions
+from dovetail.runtime.job import Job, prepare, refuse_other_versions
 
 SET_UP_SECONDS = 300.0
 """How long a station may take to import and trace."""
@@ -42,8 +41,8 @@ class Order:
             ) from error
 
 
-class ActorStation:
-    """Hosts workers that act, and the environments they step."""
+class WorkerStation:
+    """Hosts workers that are not the learner's, and the environments they step."""
 
     def __init__(self, order: "Order", rank: int, name: str) -> None:
         self._order, self._rank, self._name = order, rank, name
@@ -52,39 +51,36 @@ class ActorStation:
 
     def set_up(self) -> str:
         """Traces, and makes the workers; returns the node it is on."""
-        from dovetail.runtime.outpost import Outworkers
+        from dovetail.runtime.serving import ProcessWorkers
 
         job = self._order.job()
         station = next(s for s in job.plan.stations if s.name == self._name)
         prepare(job, station.gpus)
-        graph, env = job.build()
+        graph, env = job.build(job.plan)
         plan = part_of(job.plan, self._rank)
-        self._workers = Outworkers(graph, plan, env, job.patience, station.workers)
+        self._workers = ProcessWorkers(graph, plan, env, job.patience, station.workers)
         self._there.set()
         return node_name()
 
-    def begin(self, worker: str, leaves: list[Any], keys: Any) -> list[Any]:
-        """See `Outworkers`; may be asked before all is set up."""
+    def begin(self, worker: str, held: dict[int, Any], keys: Any) -> dict[int, Any]:
+        """See `ProcessWorkers`; may be asked before all is set up."""
         if not self._there.wait(SET_UP_SECONDS):
             raise UserError(f"{worker} was not set up within {SET_UP_SECONDS:.0f} s.")
-        return self._workers.begin(worker, leaves, keys)
+        return self._workers.begin(worker, held, keys)
 
-    def hold(self, worker: str, leaves: list[Any]) -> None:
-        """See `Outworkers`; may be asked before all is set up."""
-        if not self._there.wait(SET_UP_SECONDS):
-            raise UserError(f"{worker} was not set up within {SET_UP_SECONDS:.0f} s.")
-        self._workers.hold(worker, leaves)
-
-    def held(self, worker: str) -> list[Any]:
-        """See `Outworkers`."""
+    def held(self, worker: str) -> dict[int, Any]:
+        """See `ProcessWorkers`."""
         return self._workers.held(worker)
 
-    def run(self, worker: str, stretch: int, *given: Any) -> Reply:
-        """See `Outworkers`."""
-        return self._workers.run(worker, stretch, given)
+    def run(self, worker: str, stretch: int, shared: tuple[bool, ...], *payloads: Any) -> Any:
+        """See `ProcessWorkers`; what is shared is returned after the reply."""
+        from dovetail.runtime.hosts import in_parts
+
+        reply, parts = in_parts(self._workers.run(worker, stretch, payloads), shared)
+        return (reply, *parts) if parts else reply
 
     def pulse(self, worker: str) -> tuple[float, bool, str]:
-        """See `Outworkers`."""
+        """See `ProcessWorkers`."""
         if not self._there.is_set():
             return 0.0, False, "It is being set up."
         return self._workers.pulse(worker)
@@ -93,10 +89,6 @@ class ActorStation:
         """Ends the environments."""
         if self._workers is not None:
             self._workers.close()
-
-
-class ReplayStation(ActorStation):
-    """Hosts a worker that keeps a part of the replay: as an actor's, by another name."""
 
 
 class LearnerStation:
@@ -109,16 +101,26 @@ class LearnerStation:
         self._done = 0
         self._job: Any = None
         self._plan: Any = None
-        self._abroad: Any = None
+        self._processes: Any = None
         self._runtime: Any = None
 
     def set_up(self) -> str:
-        """Has its actors' processes started, before anything of its own; returns its node."""
-        from dovetail.runtime.cluster.abroad import RayAbroad
+        """Has its workers' processes started, before anything of its own; returns its node."""
+        from dovetail.runtime.cluster.host import RayHost
+        from dovetail.runtime.hosts import Processes
 
         self._job = self._order.job()
-        self._plan = part_of(self._job.plan, self._rank)
-        self._abroad = RayAbroad(self._job, self._order, self._rank, self._news.append)
+        self._plan = plan = part_of(self._job.plan, self._rank)
+        others = [station for station in plan.stations if not station.learns]
+        acting = [station.name for station in others if not station.keeps]
+        fewest = len(acting) if plan.fewest is None else plan.fewest
+        self._processes = Processes(
+            RayHost(plan, self._order),
+            {station.name: station.workers for station in others},
+            self._job.patience,
+            self._news.append,
+            acting[fewest:],
+        )
         return node_name()
 
     def address(self, alone: bool) -> str:
@@ -138,7 +140,7 @@ class LearnerStation:
         prepare(job, station.gpus)
         if coordinator is not None:
             join_processes(coordinator, job.plan.ranks, self._rank)
-        graph, env = job.build()
+        graph, env = job.build(job.plan)
         self._runtime = Runtime(
             graph,
             plan,
@@ -146,7 +148,7 @@ class LearnerStation:
             job.seeds,
             job.patience,
             self._news.append,
-            self._abroad,
+            self._processes,
             station.workers,
         )
 
@@ -224,8 +226,8 @@ class LearnerStation:
         """Ends its actors, then itself."""
         if self._runtime is not None:
             self._runtime.close()
-        if self._abroad is not None:
-            self._abroad.close()
+        if self._processes is not None:
+            self._processes.close()
 
 
 def node_name() -> str:

@@ -1,7 +1,7 @@
-"""Workers that fail, and what is done about it.
+"""Workers that fail, and what is done about it, whatever host they are on.
 
-Environments and actors that fail are set up again, with a limit and a growing pause; a learner that
-fails ends the run.
+Environments and workers in other processes that fail are set up again, with a limit and a growing
+pause; a home side that fails ends the run.
 """
 
 import threading
@@ -12,9 +12,9 @@ from dovetail.envs.member import ProcessFailed
 from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
-from dovetail.runtime.away import OutpostLost
-from dovetail.runtime.exchange import Closed
-from dovetail.runtime.hosting import learner_of, steps_apart
+from dovetail.runtime.channel import Closed
+from dovetail.runtime.hosting import home_of, steps_apart
+from dovetail.runtime.remote import WorkerLost
 from dovetail.runtime.watch import Watch
 from dovetail.runtime.worker import Worker
 
@@ -26,8 +26,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds before a restart: doubled from one to the next."""
 GRACE = 3.0
 """Seconds that a worker has more than its environments' processes to say what is wrong."""
-LOST = ", with what it held at the last checkpoint: later items are lost"
-"""What is told of a worker that kept a part of the replay."""
+LOST = ", with what it held at the last checkpoint: what came later is lost"
+"""What is told of a worker that held a part of the state."""
 
 
 class WorkerFailed(UserError):
@@ -77,7 +77,7 @@ class Recovery:
         waits until that is done. Once `stopping` is set, nobody is set up again."""
         self._graph, self._plan = graph, plan
         self._set_up, self._stopping, self._tell = set_up, stopping, tell
-        self._learner = learner_of(graph, plan)
+        self._home = home_of(graph, plan)
         self._restarts = {worker.name: Restarts() for worker in plan.workers}
 
     @property
@@ -98,7 +98,7 @@ class Recovery:
         """Waits until a worker elsewhere is there; one that is lost meanwhile is started again."""
         try:
             coming()
-        except OutpostLost as error:
+        except WorkerLost as error:
             self.recover(worker, error)
 
     def recover(self, worker: Worker, error: Exception) -> None:
@@ -112,7 +112,7 @@ class Recovery:
                 raise failed
             pause = restarts.pause()
             again = "it is" if worker.away is not None else "its environments are"
-            lost = "" if worker.errands is None else LOST
+            lost = LOST if worker.away is not None and self._holds_state(worker) else ""
             self._tell(
                 f"{worker.name} failed; {again} set up again in {pause:.1f} s{lost} "
                 f"(restart {restarts.total}): {sentence(failed)}"
@@ -127,10 +127,17 @@ class Recovery:
                 failed = again
 
     def _apart(self, worker: Worker) -> bool:
-        """Whether what failed can be set up again without the learner's state."""
-        if worker.errands is not None:
-            return worker.away is not None
-        return worker.name != self._learner or steps_apart(self._graph, self._plan, worker.name)
+        """Whether what failed can be set up again without the state that it held."""
+        if worker.name == self._home:
+            return steps_apart(self._graph, self._plan, worker.name)
+        acts = any(side in worker.copies for side in self._graph.acting)
+        return acts or worker.away is not None
+
+    def _holds_state(self, worker: Worker) -> bool:
+        """Whether a worker holds a part of the state that changes."""
+        state = self._graph.state
+        pairs = zip(state.inputs, state.outputs, strict=True)
+        return any(old.side in worker.copies and old.id != new.id for old, new in pairs)
 
 
 def refuse_hung(watches: Sequence[Watch], patience: float) -> None:

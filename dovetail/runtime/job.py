@@ -20,7 +20,7 @@ ALIKE = ("dovetail", "jax", "jaxlib", "numpy", "optax", "gymnasium", "gymnax", "
 class Job:
     """One run, as its stations are told of it."""
 
-    build: Callable[[], tuple[Graph, Env]]
+    build: Callable[[Plan], tuple[Graph, Env]]
     """Traces the algorithm once more: a graph is cheaper to make than to send."""
     plan: Plan
     patience: float

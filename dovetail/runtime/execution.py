@@ -1,4 +1,4 @@
-"""Runs the workers of a plan on this machine, and looks after them.
+"""Runs the workers of a plan, and looks after them.
 
 If one worker does everything but stepping, it runs in the caller's thread; otherwise each worker
 has a thread of its own. Who waits hears who failed, and with what.
@@ -15,27 +15,27 @@ import jax
 import numpy as np
 
 from dovetail.envs.resolve import Env
-from dovetail.graph.ir import Graph, Side
+from dovetail.graph.ir import Graph, Value
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
-from dovetail.runtime.away import Abroad
-from dovetail.runtime.exchange import Closed, Parcel, parts_of
-from dovetail.runtime.failures import Recovery, WorkerFailed, refuse_hung, sentence
+from dovetail.runtime.channel import Closed, Message, Turn
 from dovetail.runtime.measures import measures_of, seconds_of
 from dovetail.runtime.programs import Values
 from dovetail.runtime.records import LOOK_SECONDS, Record, Records
-from dovetail.runtime.report import Report, all_finite, sums
-from dovetail.runtime.schedule import Crew
+from dovetail.runtime.remote import Elsewhere
+from dovetail.runtime.report import Part, Report, all_finite, sums
+from dovetail.runtime.schedule import Workers
 from dovetail.runtime.states import States
+from dovetail.runtime.supervision import Recovery, WorkerFailed, refuse_hung, sentence
 from dovetail.runtime.watch import Watchdog
-from dovetail.runtime.worker import Turn, Worker
+from dovetail.runtime.worker import Worker
 from dovetail.telemetry.spans import COMPUTE, WAIT
 
 JOIN_SECONDS = 10.0
 """How long a worker's thread is waited for at the end."""
 
 
-class CrewRun:
+class Execution:
     """Workers in threads, or one in the caller's."""
 
     def __init__(
@@ -45,15 +45,15 @@ class CrewRun:
         env: Env,
         patience: float,
         tell: Callable[[str], None],
-        abroad: Abroad | None = None,
+        host: Elsewhere | None = None,
         here: Collection[str] | None = None,
     ) -> None:
         self._graph, self._plan = graph, plan
         self._patience, self._tell = patience, tell
-        self._abroad = abroad
+        self._host = host
         self._stopping = threading.Event()
-        self._crew = Crew(graph, plan, env, patience, abroad, here)
-        self._states = States(graph, plan, env, self._crew)
+        self._workers = Workers(graph, plan, env, patience, host, here)
+        self._states = States(graph, plan, env, self._workers)
         self._recovery = Recovery(graph, plan, self._states.set_up, self._stopping, tell)
         self._records = Records()
         self._limit = self._done = 0
@@ -67,12 +67,12 @@ class CrewRun:
         self._staleness: deque[int] = deque(maxlen=10_000)
         self._watched: Sequence[int] = ()
         self._coming: dict[str, Callable[[], None]] = {}
-        watches = [worker.watch for worker in self._crew.workers]
+        watches = [worker.watch for worker in self._workers.all]
         self._watchdog = Watchdog(watches, patience, tell)
 
     def compile(self, state: Any, actor: Any) -> None:
         """Compiles every fragment; their shapes are the graph's."""
-        self._crew.programs.compile()
+        self._workers.programs.compile()
 
     def load(
         self,
@@ -84,13 +84,14 @@ class CrewRun:
     ) -> Any:
         """Sets what the next iteration starts from, and begins an episode in every host
         environment; returns the actors' state with what these show."""
-        self._crew.links.begin_at(first_turn)
+        self._workers.channels.begin_at(first_turn)
         self._limit = self._done = first_turn
         self._watched = watched
         self._states.split(actor, episode_keys)
-        for worker in self._crew.workers:
+        for worker in self._workers.all:
+            worker.begin_at(first_turn)
             self._states.give(worker, state)
-            if self._states.has_actor(worker) and worker.away is None:
+            if self._states.acts(worker) is not None and worker.away is None:
                 self._recovery.begin(worker)
         self._reach_away()
         return self._states.actor(self._states.copies)
@@ -100,19 +101,21 @@ class CrewRun:
         self._states.refill(data)
 
     def _reach_away(self) -> None:
-        """Sets the environments of workers in other processes, all at a time; those that the run
-        can begin without are waited for by their own threads."""
-        away = [w for w in self._crew.workers if w.away is not None and w.errands is None]
+        """Sets up the workers in other processes, all at a time; those that the run can begin
+        without are waited for by their own threads."""
+        away = [worker for worker in self._workers.all if worker.away is not None]
         coming = {worker.name: self._states.set_up(worker, 0) for worker in away}
-        needed = len(away) if self._plan.fewest is None else self._plan.fewest
-        for worker in away[:needed]:
-            self._recovery.wait_for(worker, coming.pop(worker.name))
+        acting = [worker for worker in away if self._states.acts(worker) is not None]
+        fewest = len(acting) if self._plan.fewest is None else self._plan.fewest
+        for worker in away:
+            if worker not in acting[fewest:]:
+                self._recovery.wait_for(worker, coming.pop(worker.name))
         self._coming = coming
 
     def warm_up(self) -> None:
         """Compiles the acting programs, where all they take is there before an iteration."""
-        state = self._crew.learner.held
-        for program, worker in self._crew.programs.acting:
+        state = self._workers.home.held
+        for program, worker in self._workers.programs.acting:
             values = {**state, **worker.held}
             if program.can_warm_up(values):
                 program.warm_up(values)
@@ -120,8 +123,8 @@ class CrewRun:
     def advance(self, iterations: int) -> "Coming":
         """Lets the workers go on for that many updates."""
         self._ends.add(self._limit + iterations)
-        if self._crew.is_one:
-            [worker] = self._crew.workers
+        if self._workers.is_one:
+            [worker] = self._workers.all
             worker.watch.begin()
             if worker.track.paused is not None:
                 spent = time.perf_counter() - worker.track.paused
@@ -133,14 +136,14 @@ class CrewRun:
             return Coming(self, iterations)
         with self._may_go_on:
             self._limit += iterations
-            self._crew.learner.watch.beat()  # what it waited for until now was us
+            self._workers.home.watch.beat()  # what it waited for until now was us
             self._may_go_on.notify_all()
         if not self._threads:
             self._start()
         return Coming(self, iterations)
 
     def _start(self) -> None:
-        for worker in self._crew.workers:
+        for worker in self._workers.all:
             thread = threading.Thread(
                 target=self._work, args=(worker,), name=f"dovetail-{worker.name}", daemon=True
             )
@@ -154,7 +157,7 @@ class CrewRun:
         try:
             self._join(worker)
             while not self._stopping.is_set():
-                if worker is self._crew.learner:
+                if worker is self._workers.home:
                     self._wait_for_leave(worker, number)
                 self._turn(worker, number)
                 number += 1
@@ -163,7 +166,7 @@ class CrewRun:
         except BaseException as error:
             if self._failure is None and not self._stopping.is_set():
                 self._failure = worker.name, error
-            self._crew.links.close()
+            self._workers.channels.close()
 
     def _join(self, worker: Worker) -> None:
         """Waits for a worker that may come later."""
@@ -197,38 +200,37 @@ class CrewRun:
                 self._lost += worker.away is not None
                 self._recovery.recover(worker, error)
                 continue
-            if worker is self._crew.learner:
+            if worker is self._workers.home:
                 began = time.perf_counter()
                 self._record(worker, values, turn)
                 worker.track.add(COMPUTE, "records", began, time.perf_counter() - began)
+            worker.end(turn)
             return
 
     def _record(self, worker: Worker, values: Values, turn: Turn) -> None:
-        """Notes an update; the arrays that were learned from may be written again."""
+        """Notes an update."""
         graph, states = self._graph, self._states
-        parcels = [parcel for parcel in turn.parcels if parcel.actor]
-        for parcel in parcels:
-            states.copies[parcel.copy] = parcel.actor
-        if self._crew.is_one:
+        for message in turn.reports:
+            states.copies[message.copy] = _told(message, graph.actor.outputs)
+        if self._workers.channels.report is None:
             states.copies = [[values[v.id] for v in graph.actor.outputs]]
             episodes = [values[v.id] for v in graph.episodes]
         else:
-            episodes = _joined_episodes(parcels)
+            columns = zip(*[_told(m, graph.episodes) for m in turn.reports], strict=True)
+            episodes = [np.concatenate([np.asarray(x) for x in column]) for column in columns]
         state: list[Any] = []
         if turn.number + 1 in self._ends:
             self._ends.discard(turn.number + 1)
             values |= worker.apart(values)
             outputs = graph.state.outputs
-            state = [None if v.side is Side.REPLAY else values[v.id] for v in outputs]
+            state = [values[v.id] if v.side == graph.home else None for v in outputs]
         record = Record(
             metrics=[values[v.id] for _, v in graph.metrics],
             episodes=episodes,
             state=state,
             actor=list(states.copies) if state else [],
-            parts=parts_of(parcels, turn.number),
+            parts=[Part(m.copy, m.turn, turn.number - m.version) for m in turn.reports],
         )
-        for release in [*turn.releases, *(r for parcel in parcels for r in parcel.releases)]:
-            release()
         self._records.add(record)
 
     def _look(self) -> None:
@@ -237,7 +239,7 @@ class CrewRun:
             name, error = self._failure
             self._failure = None
             raise WorkerFailed(f"Worker {name} failed: {sentence(error)}") from error
-        refuse_hung([worker.watch for worker in self._crew.workers], self._patience)
+        refuse_hung([worker.watch for worker in self._workers.all], self._patience)
 
     def report(self, iterations: int) -> Report:
         """What that many updates did; waits for them, and looks after the workers meanwhile."""
@@ -253,49 +255,53 @@ class CrewRun:
             episodes=sums([record.episodes for record in records]),
             state=partial(self._state, last.state),
             actor=lambda: self._states.actor(last.actor),
-            measures=measures_of(self._crew, self._plan, self._staleness, restarts, self._lost),
-            spans={worker.name: worker.track.drain() for worker in self._crew.workers},
-            dropped_spans=sum(worker.track.dropped for worker in self._crew.workers),
+            measures=measures_of(self._workers, self._plan, self._staleness, restarts, self._lost),
+            spans={worker.name: worker.track.drain() for worker in self._workers.all},
+            dropped_spans=sum(worker.track.dropped for worker in self._workers.all),
             finite=all_finite(last.state, self._watched),
             parts=last.parts,
         )
 
     def _state(self, leaves: list[Any], replay: bool = True) -> Any:
-        """The learner's state; with its replay, once that has done all that it was asked for."""
+        """The state; with what other sides hold, once they have done all that they were asked
+        for."""
         if not replay:
             return self._graph.state.tree.unflatten(leaves)
-        for link in self._crew.links.errands:
-            while not link.wait_until(self._limit, LOOK_SECONDS):
+        acting = self._states.acts
+        for worker in self._workers.all:
+            while acting(worker) is None and not worker.ended(self._limit - 1, LOOK_SECONDS):
                 self._look()
-        return self._states.learner(leaves)
+        return self._states.whole(leaves)
 
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds by fragment, and waits by worker."""
-        return seconds_of(self._crew)
+        return seconds_of(self._workers)
 
     def status(self) -> list[dict[str, Any]]:
         """What every worker is at."""
-        return [worker.watch.status() for worker in self._crew.workers]
+        return [worker.watch.status() for worker in self._workers.all]
 
     def close(self) -> None:
         """Ends every thread, process and environment; safe to call twice."""
         self._stopping.set()
-        if self._abroad is not None:
-            self._abroad.stop()
+        if self._host is not None:
+            self._host.stop()
         self._watchdog.close()
         with self._may_go_on:
             self._may_go_on.notify_all()
-        self._crew.links.close()
+        self._workers.channels.close()
         for thread in self._threads:
             thread.join(JOIN_SECONDS)
-        self._crew.close()
+        self._workers.close()
+        if self._host is not None:
+            self._host.close()
 
 
 class Coming:
     """Updates that the workers are at."""
 
-    def __init__(self, run: CrewRun, iterations: int) -> None:
+    def __init__(self, run: Execution, iterations: int) -> None:
         self._run = run
         self._iterations = iterations
         self._report: Report | None = None
@@ -307,6 +313,7 @@ class Coming:
         return self._report
 
 
-def _joined_episodes(parcels: list[Parcel]) -> list[Any]:
-    columns = zip(*[parcel.episodes for parcel in parcels], strict=True)
-    return [np.concatenate([np.asarray(x) for x in column]) for column in columns]
+def _told(message: Message, values: Sequence[Value]) -> list[Any]:
+    """Of a report, some values."""
+    assert message.values is not None
+    return [message.values[value.id] for value in values]

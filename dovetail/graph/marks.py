@@ -1,0 +1,74 @@
+"""What `call` takes and gives back: marked parts, and the declared results of plain Python."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dovetail.boundaries import At, Side, here
+from dovetail.errors import UserError
+
+
+def _is_mark(part: Any) -> bool:
+    return isinstance(part, At)
+
+
+def unmarked(tree: Any) -> Any:
+    """A tree whose marked parts stand there without their marks."""
+    return jax.tree.map(
+        lambda part: part.value if isinstance(part, At) else part, tree, is_leaf=_is_mark
+    )
+
+
+def kept_on(side: Side, made: Any) -> list[bool]:
+    """For each leaf of what a called function made, whether it stays on its side."""
+    stays: list[bool] = []
+    for part in jax.tree.leaves(made, is_leaf=_is_mark):
+        if isinstance(part, At) and part.side != side:
+            raise UserError(
+                f"{here()}: a function called on the side {side!r} returns a part marked for the "
+                f"side {part.side!r}: mark it in iteration, after rl.send(…, to={part.side!r})."
+            )
+        stays += [isinstance(part, At)] * len(jax.tree.leaves(part))
+    return stays
+
+
+def declared(function: Callable[..., Any], result: Any) -> Any:
+    """The shapes that plain Python is declared to return."""
+    leaves = jax.tree.leaves(result)
+    if not leaves or not all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
+        raise UserError(
+            f"{here()}: rl.call of plain Python ({_name(function)}) needs to know what it returns: "
+            f"give result=, a pytree of jax.ShapeDtypeStruct."
+        )
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), result)
+
+
+def run_python(function: Callable[..., Any], args: Any, result: Any, where: str) -> list[Any]:
+    """Calls plain Python on numpy arrays; its results as arrays of the declared shapes."""
+    given = jax.tree.map(np.asarray, args)
+    made = function(*given)
+    if jax.tree.structure(made) != jax.tree.structure(result):
+        raise UserError(
+            f"{where}: {_name(function)} returned {jax.tree.structure(made)}, but was declared to "
+            f"return {jax.tree.structure(result)}."
+        )
+    return [
+        _checked(function, leaf, shape, where)
+        for leaf, shape in zip(jax.tree.leaves(made), jax.tree.leaves(result), strict=True)
+    ]
+
+
+def _checked(function: Callable[..., Any], leaf: Any, shape: Any, where: str) -> np.ndarray:
+    array = np.asarray(leaf)
+    if array.shape != tuple(shape.shape):
+        raise UserError(
+            f"{where}: {_name(function)} returned an array of shape {list(array.shape)}, but was "
+            f"declared to return {list(shape.shape)}."
+        )
+    return array.astype(shape.dtype, copy=False)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", type(function).__name__)

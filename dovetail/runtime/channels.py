@@ -1,0 +1,118 @@
+"""The channels of a plan: one for each edge of the graph that joins different workers."""
+
+from dovetail.boundaries import How, Side
+from dovetail.graph.ir import Edge as GraphEdge
+from dovetail.graph.ir import Graph
+from dovetail.plan.ir import Plan
+from dovetail.runtime.arrivals import Arrivals, Arriving, Weights
+from dovetail.runtime.channel import Channel, Edge, Lockstep
+from dovetail.runtime.hosting import givers, home_of, workers_of
+
+REPORT = "report"
+"""What copies that act tell the home side at the end of a turn: their state, and finished
+episodes."""
+
+
+class Channels:
+    """Every channel of a plan, and who is at its two ends."""
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self._graph, self._plan = graph, plan
+        self.arrivals = self._make_arrivals()
+        """Where copies that act go at their own pace; None in lockstep."""
+        self.of_edge: dict[int, Channel] = {}
+        """By the position of an edge in the graph."""
+        crossing = [i for i, edge in enumerate(graph.edges) if self._joins_workers(edge)]
+        weights = [i for i in crossing if graph.edges[i].to_side in graph.acting]
+        for i in crossing:
+            self.of_edge[i] = self._make(i, graph.edges[i], last=i == max(weights, default=-1))
+        self.report = self._make_report()
+        """None where the home side's worker acts itself."""
+
+    @property
+    def all(self) -> list[Channel]:
+        """Every channel."""
+        reports = [] if self.report is None else [self.report]
+        return [*self.of_edge.values(), *reports]
+
+    @property
+    def dropped(self) -> int:
+        """Unrolls that came too late to be learned from."""
+        return 0 if self.arrivals is None else self.arrivals.dropped
+
+    def begin_at(self, turn: int) -> None:
+        """The number of the first turn; before any."""
+        for channel in self.all:
+            channel.begin_at(turn)
+
+    def close(self) -> None:
+        """Wakes everyone who waits."""
+        for channel in self.all:
+            channel.close()
+
+    def ends(self, edge: GraphEdge) -> tuple[list[str], list[str]]:
+        """The workers at the two ends of an edge, in the order of their copies."""
+        graph, plan = self._graph, self._plan
+        return workers_of(graph, plan, edge.from_side), workers_of(graph, plan, edge.to_side)
+
+    def _joins_workers(self, edge: GraphEdge) -> bool:
+        """Whether an edge leads from one worker to another; what nobody reads leads nowhere."""
+        senders, takers = self.ends(edge)
+        return bool(edge.targets) and (len({*senders, *takers}) > 1)
+
+    def _make_arrivals(self) -> Arrivals | None:
+        graph, plan = self._graph, self._plan
+        if plan.ordered or not _meets_once(graph) or not self._acts_apart():
+            return None
+        groups = max([givers(graph, plan, edge.to_side) for edge in self._outward()], default=1)
+        return Arrivals(plan.copies_of(*graph.acting), plan.joined, plan.staleness, groups)
+
+    def _outward(self) -> list[GraphEdge]:
+        """The edges out of the sides that act."""
+        return [edge for edge in self._graph.edges if edge.from_side in self._graph.acting]
+
+    def _acts_apart(self) -> bool:
+        graph, plan = self._graph, self._plan
+        acting = [name for side in graph.acting for name in workers_of(graph, plan, side)]
+        return any(name != home_of(graph, plan) for name in acting)
+
+    def _make(self, position: int, edge: GraphEdge, last: bool) -> Channel:
+        graph, plan = self._graph, self._plan
+        numbers = tuple(value.id for value in edge.values)
+        acts, weights = edge.from_side in graph.acting, edge.to_side in graph.acting
+        if self.arrivals is not None and weights:
+            made = Edge(edge.boundary, numbers, edge.how, 1, plan.copies_of(edge.to_side))
+            return Weights(made, self.arrivals, position, last)
+        made = Edge(edge.boundary, numbers, edge.how, *self._sizes(edge.from_side, edge.to_side))
+        if self.arrivals is not None and acts:
+            return Arriving(made, self.arrivals, position, last=False)
+        lag = plan.staleness if weights else 0
+        if edge.from_side in graph.tables and edge.to_side == graph.home:
+            lag = plan.prefetch
+        return Lockstep(made, lag, plan.staleness + 1 if acts else None)
+
+    def _sizes(self, source: Side, target: Side) -> tuple[int, int]:
+        graph, plan = self._graph, self._plan
+        return givers(graph, plan, source), givers(graph, plan, target)
+
+    def _make_report(self) -> Channel | None:
+        graph, plan = self._graph, self._plan
+        if not self._acts_apart():
+            return None
+        numbers = tuple(v.id for v in (*graph.actor.outputs, *graph.episodes))
+        made = Edge(REPORT, numbers, How.JOIN, plan.joined, 1)
+        if self.arrivals is not None:
+            return Arriving(made, self.arrivals, len(graph.edges), last=True)
+        return Lockstep(made, depth=plan.staleness + 1)
+
+
+def _meets_once(graph: Graph) -> bool:
+    """Whether all that goes to the sides that act is sent, from home, before anything comes back
+    from them."""
+    order = {"state": -1} | {node.name: i for i, node in enumerate(graph.nodes)}
+    inward = [edge for edge in graph.edges if edge.to_side in graph.acting]
+    outward = [edge for edge in graph.edges if edge.from_side in graph.acting]
+    sent = [order[edge.source] for edge in inward]
+    back = [order[target] for edge in outward for target in edge.targets]
+    from_home = all(edge.from_side == graph.home for edge in inward)
+    return from_home and bool(sent) and bool(back) and max(sent) < min(back)

@@ -1,0 +1,104 @@
+"""An advantage actor-critic whose critic lives, and learns, on a side of its own.
+
+The critic's parameters are marked as living on the side "critic", and `rl.call` runs a function
+there. Where that is (with the learner, on a worker, in a process, on another machine) is not said
+here.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import dovetail as dt
+
+Layers = dict[str, jax.Array]
+
+
+class State(NamedTuple):
+    """What is kept from one iteration to the next."""
+
+    params: Layers
+    optimiser: Any
+    critic: Any
+    """(parameters, optimiser), on the critic's side."""
+
+
+@dataclass(frozen=True)
+class CriticApart(dt.Algorithm):
+    """Policy gradients, weighed by one-step advantages that a critic elsewhere works out."""
+
+    unroll_length: int = 16
+    """Steps each environment takes between two updates."""
+    learning_rate: float = 3e-3
+    """Adam's step size, for both networks."""
+    discount: float = 0.99
+    """How much a reward one step later counts."""
+    hidden: int = 64
+    """Size of the hidden layers."""
+
+    actions: ClassVar[tuple[type, ...]] = (dt.envs.Discrete,)
+
+    def init(self, key: jax.Array) -> State:
+        """Two networks of one hidden layer; the critic's is marked."""
+        env, (one, two) = self.task.env, jax.random.split(key)
+        params = self.layers(one, env.observation.shape[0], env.action.n)
+        critic = self.layers(two, env.observation.shape[0], 1)
+        optimiser = optax.adam(self.learning_rate)
+        return State(
+            params, optimiser.init(params), dt.at("critic", (critic, optimiser.init(critic)))
+        )
+
+    def layers(self, key: jax.Array, inputs: int, outputs: int) -> Layers:
+        """Small random weights."""
+        one, two = jax.random.split(key)
+        first = jax.random.normal(one, (inputs, self.hidden)) / inputs**0.5
+        return {"in": first, "out": 0.1 * jax.random.normal(two, (self.hidden, outputs))}
+
+    def act(self, params: Layers, carry: Any, timestep: dt.Timestep, key: jax.Array) -> Any:
+        """(action, extras, carry): an action of the policy; no extras, no memory."""
+        return jax.random.categorical(key, network(params, timestep.observation)), (), carry
+
+    def greedy(self, params: Layers, carry: Any, timestep: dt.Timestep) -> Any:
+        """(action, carry): the likeliest action."""
+        return jnp.argmax(network(params, timestep.observation)), carry
+
+    def criticise(self, critic: Any, batch: dt.Trajectory) -> tuple[Any, jax.Array]:
+        """On the critic's side: (the critic after one gradient step, which stays there; the
+        advantages [T, B] before it, which go back)."""
+        params, optimiser = critic
+
+        def errors(params: Layers) -> jax.Array:
+            following = network(params, batch.next_observation)[..., 0]
+            beyond = jnp.where(batch.terminated, 0.0, jax.lax.stop_gradient(following))
+            goal = batch.reward + self.discount * beyond
+            return goal - network(params, batch.observation)[..., 0]
+
+        gradients = jax.grad(lambda params: (errors(params) ** 2).mean())(params)
+        updates, optimiser = optax.adam(self.learning_rate).update(gradients, optimiser)
+        learned = optax.apply_updates(params, updates), optimiser
+        return dt.at("critic", learned), errors(params)
+
+    def loss(self, params: Layers, batch: dt.Trajectory, advantages: jax.Array) -> jax.Array:
+        """That of the policy gradient."""
+        log_probs = jax.nn.log_softmax(network(params, batch.observation))
+        chosen = jnp.take_along_axis(log_probs, batch.action[..., None], -1)[..., 0]
+        return -(chosen * advantages).mean()
+
+    def iteration(self, rl: dt.RL, state: State) -> tuple[State, Any]:
+        """The loop's body: five sides, of which one is ours."""
+        params = rl.broadcast(state.params)
+        batch = rl.gather(rl.unroll(self.act, params, self.unroll_length))
+        critic, advantages = rl.call("critic", self.criticise, state.critic, batch)
+        loss, gradients = jax.value_and_grad(self.loss)(state.params, batch, advantages)
+        adam = optax.adam(self.learning_rate)
+        updates, optimiser = adam.update(rl.mean(gradients), state.optimiser)
+        params = optax.apply_updates(state.params, updates)
+        return State(params, optimiser, critic), {"loss": loss, "error": (advantages**2).mean()}
+
+
+def network(params: Layers, observation: jax.Array) -> jax.Array:
+    """The outputs [..., n] of two layers."""
+    return jnp.tanh(observation @ params["in"]) @ params["out"]
