@@ -44,7 +44,6 @@ def weights(repeats: int) -> dict[str, float]:
     deployment = Deployment("local")
     connection = clustering.connect(deployment)
     import ray
-
     from dovetail.runtime.cluster.abroad import RayAbroad
 
     leaves = {n: np.ones(MEGABYTES * 25_000, np.float32) for n in range(10)}

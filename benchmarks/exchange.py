@@ -19,8 +19,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 import numpy as np
-
 from dovetail.runtime.exchange import Exchange, Parcel
+
 from dovetail.runtime.watch import Watch
 
 TARGET = 15.0

@@ -84,6 +84,7 @@ unroll_p = Primitive("unroll")
 unroll_p.multiple_results = True
 unroll_p.def_abstract_eval(lambda *_, spec, **__: spec.out_avals)
 
+
 def _collective(name: str, reduce: Callable[[jax.Array, str], jax.Array]) -> Primitive:
     """A primitive that joins what learner replicas have: the identity with one."""
     primitive = Primitive(name)

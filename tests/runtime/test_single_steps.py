@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import ALGORITHMS, CONTINUOUS, HOST, HOST_PENDULUM, assert_close, without_order
+from dovetail.runtime.crew import CrewRun
 from small import Started
 
 import dovetail
@@ -14,7 +15,6 @@ from dovetail.algorithm import Algorithm
 from dovetail.errors import UserError
 from dovetail.policies import Local
 from dovetail.runtime import local
-from dovetail.runtime.crew import CrewRun
 from dovetail.runtime.steps import StepRun
 
 ENVS, UPDATES = 3, 8
