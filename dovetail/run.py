@@ -70,6 +70,11 @@ class Run:
         return self._read_json("summary.json")
 
     @property
+    def copies(self) -> dict[str, int]:
+        """How many copies of each side its plan has."""
+        return self._read_json("plan.json").get("copies", {})
+
+    @property
     def metrics(self) -> dict[str, np.ndarray]:
         """The columns of metrics.csv as float64 arrays, NaN where a row had no value."""
         return read_metrics(self.path / "metrics.csv")

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from dovetail.algorithm import Algorithm, Params, Task
+from dovetail.boundaries import REPLAY
 from dovetail.checkpoint import Checkpoints, version_of
 from dovetail.data.episode import Source
 from dovetail.data.recorder import Recorder
@@ -57,7 +58,8 @@ def load_trained(run: Run, env: Any = None, instead: EnvSpec | None = None) -> T
     found = _environment(run, policy, env)
     checkpoints = Checkpoints(run.path / "checkpoints", settings.keep)
     acted = config.get("data") is None or bool(checkpoints.meta()["online"])
-    task = Task(found.spec, policy.envs, config["steps"], shards=policy.split.shards, online=acted)
+    shards = run.copies.get(REPLAY, 1)
+    task = Task(found.spec, policy.envs, config["steps"], shards=shards, online=acted)
     bound = algorithm.bind(task)
     like = {
         "state": jax.eval_shape(lambda key: all_shards(bound.init(key)), seed_key(0)),

@@ -95,7 +95,7 @@ class CriticApart(dt.Algorithm):
         loss, gradients = jax.value_and_grad(self.loss)(state.params, batch, advantages)
         adam = optax.adam(self.learning_rate)
         updates, optimiser = adam.update(rl.mean(gradients), state.optimiser)
-        params = optax.apply_updates(state.params, updates)
+        params: Any = optax.apply_updates(state.params, updates)
         return State(params, optimiser, critic), {"loss": loss, "error": (advantages**2).mean()}
 
 

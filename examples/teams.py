@@ -43,5 +43,4 @@ class Teams(Policy):
                 name = f"environments-{i * self.workers + j}"
                 workers.append(environment_worker(graph, name, processes=None))
                 placed += on_environment(graph, name, share)
-        copies = {"actor": self.actors}
-        return self.place(graph, workers, placed, copies, staleness=self.staleness)
+        return self.place(graph, workers, placed, staleness=self.staleness)

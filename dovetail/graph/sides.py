@@ -104,7 +104,7 @@ def _settle_crossing(eqn: JaxprEqn, settled: Settled, same: dict[Var, Atom]) -> 
     left = [i for i, side in enumerate(found) if side != target]
     if not left:
         return []
-    invars, outvars = ([atoms[i] for i in left] for atoms in (eqn.invars, eqn.outvars))
+    invars, outvars = [eqn.invars[i] for i in left], [eqn.outvars[i] for i in left]
     return [eqn.replace(invars=invars, outvars=outvars, params={"crossing": crossing})]
 
 

@@ -156,20 +156,20 @@ def _fragments_are_placed(plan: Plan, graph: Graph) -> None:
         if isinstance(node, Unroll):
             _ranges_cover(plan, f"{node.name}.act", actors, actors)
             _ranges_cover(plan, f"{node.name}.step", None, actors)
-        elif node.side in graph.acting or len(placed) > 1:
-            _refuse_learning_apart(plan, graph, node.side, node.name)
-            _ranges_cover(plan, node.name, copies, actors)
-        elif not placed and node.side != graph.home:
-            raise _refusal(
-                plan,
-                f"places nothing of the side {node.side!r} ({node.name!r}); give its fragments a "
-                "worker, or make the plan with Policy.place, which puts them with the learner",
-            )
-        elif len(placed) != 1:
+        elif node.side == graph.home and len(placed) != 1:
             raise _refusal(
                 plan,
                 f"places {node.name!r} {len(placed)} times; the learner's fragments are placed "
                 "once, on a worker with a device for each replica",
+            )
+        elif node.side in graph.acting or len(placed) > 1:
+            _refuse_learning_apart(plan, graph, node.side, node.name)
+            _ranges_cover(plan, node.name, copies, actors)
+        elif not placed:
+            raise _refusal(
+                plan,
+                f"places nothing of the side {node.side!r} ({node.name!r}); give its fragments a "
+                "worker, or make the plan with Policy.place, which puts them with the learner",
             )
         elif copies not in (1, len(plan.worker(placed[0].worker).devices)):
             raise _refusal(
@@ -419,10 +419,10 @@ PLACEMENT_CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
     _nobody_waits_to_act,
     _workers_have_devices,
     _devices_are_used_once,
+    _learner_fills_its_devices,  # before copies are counted by devices
     _fragments_are_placed,
     _sides_stay_together,
     _groups_are_equal,
-    _learner_fills_its_devices,
     _staleness_is_borne,
     _exchange_allows_staleness,
     _replicas_are_joined,

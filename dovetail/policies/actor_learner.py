@@ -8,7 +8,7 @@ be too old when it is learned from.
 
 from dataclasses import dataclass
 
-from dovetail.boundaries import ACTOR, REPLAY
+from dovetail.boundaries import REPLAY
 from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker, WorkerKind
@@ -101,7 +101,6 @@ class ActorLearner(Policy):
             graph,
             workers,
             placed,
-            {ACTOR: self.actors, REPLAY: max(1, self.shards)},
             staleness=bound,
             prefetch=ahead if self.shards else 0,
             fewest=self.fewest,

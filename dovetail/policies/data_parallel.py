@@ -7,7 +7,6 @@ otherwise each device has a thread that steps its environments.
 
 from dataclasses import dataclass
 
-from dovetail.boundaries import ACTOR, LEARNER
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.policies.fused import compiled_together
@@ -37,11 +36,10 @@ class DataParallel(Replicated):
         devices = tuple(range(self.devices))
         if is_traced(graph) and not self.sides:
             everything = compiled_together(graph, "replicas", self.envs, self.devices)
-            copies = dict.fromkeys((LEARNER, ACTOR, *graph.tables), self.devices)
-            return self.place(graph, [Worker("replicas", devices, fused=True)], everything, copies)
+            return self.place(graph, [Worker("replicas", devices, fused=True)], everything)
         workers, placed = [Worker("learner", devices)], on_learner(graph, "learner")
         for i, share in enumerate(shares(0, self.envs, self.devices, "devices")):
             workers.append(Worker(f"actor-{i}", (i,)))
             placed += on_actor(graph, f"actor-{i}", share)
             placed += on_environment(graph, f"actor-{i}", share)
-        return self.place(graph, workers, placed, {LEARNER: self.devices, ACTOR: self.devices})
+        return self.place(graph, workers, placed)

@@ -7,7 +7,6 @@ becomes an all-reduce.
 
 from dataclasses import dataclass
 
-from dovetail.boundaries import ACTOR, LEARNER
 from dovetail.errors import UserError
 from dovetail.graph.ir import Graph, Python
 from dovetail.plan.ir import Instance, Plan, Resources, Worker
@@ -57,7 +56,6 @@ class Fused(Replicated):
             graph,
             [Worker("main", tuple(range(self.devices)), fused=True)],
             compiled_together(graph, "main", self.envs, self.devices),
-            dict.fromkeys((LEARNER, ACTOR, *graph.tables), self.devices),
             notes=("the whole iteration is one program, so many run per dispatch",),
         )
 

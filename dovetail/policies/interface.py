@@ -6,7 +6,7 @@ fragment; links and checks follow from that. The functions below write the usual
 """
 
 import re
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,21 +77,19 @@ class Policy:
         graph: Graph,
         workers: list[Worker],
         instances: list[Instance],
-        copies: Mapping[Side, int] | None = None,
         joined: int | None = None,
         **more: Any,
     ) -> Plan:
         """The plan with these workers and instances; `more` are further fields of `Plan`.
 
-        `copies` says how many there are of a side, 1 unless given. `joined` of those that act make
+        A side has as many copies as its fragments have instances. `joined` of those that act make
         an update, all unless given. Sides without an instance go to workers of their own if
         `sides` asks for that, else to the learner's.
         """
         order = {fragment: i for i, fragment in enumerate(graph.fragments)}
-        given = {side: count for side, count in (copies or {}).items() if count > 1}
-        found = dict.fromkeys(graph.sides, 1) | given
         workers, instances = list(workers), list(instances)
-        self._place_others(graph, workers, instances, found)
+        self._place_others(graph, workers, instances)
+        found = _copies(graph, workers, instances)
         return Plan(
             policy=self.name,
             algorithm=graph.algorithm,
@@ -104,13 +102,7 @@ class Policy:
             **more,
         )
 
-    def _place_others(
-        self,
-        graph: Graph,
-        workers: list[Worker],
-        instances: list[Instance],
-        copies: dict[Side, int],
-    ) -> None:
+    def _place_others(self, graph: Graph, workers: list[Worker], instances: list[Instance]) -> None:
         """Places the sides that nobody has placed, and those that are to be apart."""
         apart = {asked.side: asked for asked in map(Apart.parse, self.sides)}
         placed = {instance.fragment for instance in instances}
@@ -124,6 +116,8 @@ class Policy:
         learning = (i.worker for i in instances if i.fragment in names)
         home = next(learning, workers[0].name)
         for side in graph.sides:
+            if side in (graph.home, *graph.acting):
+                continue  # whoever forgets these is told by the checks
             nodes = [node for node in graph.on(side) if isinstance(node, Fragment | Python)]
             if not nodes or any(node.name in placed for node in nodes):
                 continue
@@ -131,13 +125,28 @@ class Policy:
                 instances += on_side(graph, side, home)
                 continue
             asked = apart[side]
-            copies[side] = asked.copies
             kind = WorkerKind.PROCESS if asked.process else WorkerKind.THREAD
             whom = f"copies of {side}"
             for i, share in enumerate(shares(0, self.envs, asked.copies, whom)):
                 name = side if asked.copies == 1 else f"{side}-{i}"
                 workers.append(Worker(name, (0,), kind))
                 instances += on_side(graph, side, name, share if asked.copies > 1 else None)
+
+
+def _copies(graph: Graph, workers: list[Worker], instances: list[Instance]) -> dict[Side, int]:
+    """How many copies each side has: one for each instance. Placed once on several devices, the
+    home side has a replica on each, and so has a table that is compiled with it."""
+    placed = Counter(instance.fragment for instance in instances)
+    known = {worker.name: worker for worker in workers}
+    hosts = {instance.fragment: known.get(instance.worker) for instance in instances}
+    found: dict[Side, int] = {}
+    for side in graph.sides:
+        name = next((i.fragment for i in on_side(graph, side, "")), "")
+        host, found[side] = hosts.get(name), max(1, placed[name])
+        if found[side] == 1 and host is not None:
+            replicated = side == graph.home or (side in graph.tables and host.fused)
+            found[side] = len(host.devices) or 1 if replicated else 1
+    return found
 
 
 @dataclass(frozen=True)

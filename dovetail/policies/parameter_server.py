@@ -6,7 +6,6 @@ master averages one gradient of every worker per update; asynchronous, it applie
 
 from dataclasses import dataclass
 
-from dovetail.boundaries import ACTOR
 from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker
@@ -71,7 +70,6 @@ class ParameterServer(Policy):
             graph,
             workers,
             placed,
-            {ACTOR: self.workers},
             self.workers if self.synchronous else 1,
             staleness=bound,
             fewest=self.fewest,

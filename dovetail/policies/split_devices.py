@@ -7,7 +7,6 @@ staleness of 0 the two take turns.
 
 from dataclasses import dataclass
 
-from dovetail.boundaries import ACTOR, LEARNER
 from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker
@@ -72,5 +71,4 @@ class SplitDevices(Policy):
             placed += on_actor(graph, f"actor-{i}", share)
             placed += on_environment(graph, f"actor-{i}", share)
         bound = staleness_of(graph, self.staleness, 1)
-        copies = {LEARNER: self.learner_devices, ACTOR: self._actors}
-        return self.place(graph, workers, placed, copies, staleness=bound)
+        return self.place(graph, workers, placed, staleness=bound)

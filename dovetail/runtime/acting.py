@@ -18,10 +18,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
-from dovetail.algorithm import Timestep
 from dovetail.graph.ir import Unroll
 from dovetail.graph.unroll import act_key
 from dovetail.keys import from_words
+from dovetail.trajectory import Timestep
 
 WORDS = (jnp.float32, jnp.int32, jnp.uint32)
 """What can come back as words."""

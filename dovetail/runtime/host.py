@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from dovetail.algorithm import Timestep, Trajectory
 from dovetail.graph.ir import Graph, Unroll, Value
 from dovetail.graph.unroll import ActorState, Episodes
 from dovetail.runtime.acting import Acting
@@ -27,6 +26,7 @@ from dovetail.runtime.programs import Values
 from dovetail.runtime.stage import Stage
 from dovetail.runtime.watch import Watch
 from dovetail.telemetry.spans import COMPUTE, Track
+from dovetail.trajectory import Timestep, Trajectory
 
 
 class Rows:

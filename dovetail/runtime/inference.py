@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from dovetail.algorithm import Timestep
 from dovetail.graph.ir import Graph, Unroll
 from dovetail.graph.unroll import ActorState
 from dovetail.runtime.acting import Acting
@@ -22,6 +21,7 @@ from dovetail.runtime.placing import Device
 from dovetail.runtime.stage import Group, Stage
 from dovetail.runtime.watch import Watch
 from dovetail.telemetry.spans import Track
+from dovetail.trajectory import Timestep
 
 LONGEST_WAIT = 1.0
 """Seconds without any environment being ready after which one is asked what is wrong."""

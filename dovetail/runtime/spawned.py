@@ -8,12 +8,12 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from dovetail.envs.member import starting_process
@@ -52,7 +52,7 @@ class SpawnedHost:
 
 def _packed(job: Job) -> bytes:
     try:
-        return pickle.dumps(job)
+        return bytes(ForkingPickler.dumps(job))
     except Exception as error:
         raise UserError(
             f"The algorithm, the environment or the policy cannot be sent to a process of its own "
@@ -129,8 +129,9 @@ class SpawnedProcess:
                 answer.set_exception(error) if error is not None else answer.set_result(value)
         self._process.join(END_SECONDS)
         code = self._process.exitcode
-        killed = code is not None and code < 0
-        why = f"it was killed by {signal.Signals(-code).name}" if killed else f"exit code {code}"
+        why = f"exit code {code}"
+        if code is not None and code < 0:
+            why = f"it was killed by {signal.Signals(-code).name}"
         with self._lock:
             self._gone = why
             pending, self._pending = self._pending, {}
@@ -198,7 +199,8 @@ class _Serving:
         from dovetail.runtime.serving import ProcessWorkers
 
         try:
-            job: Job = pickle.loads(self._order)
+            load: Any = getattr(ForkingPickler, "loads")  # noqa: B009  (its stub is wrong)
+            job: Job = load(self._order)
             prepare(job, gpus=0)
             graph, env = job.build(job.plan)
             self._workers = ProcessWorkers(graph, job.plan, env, job.patience, self._names)

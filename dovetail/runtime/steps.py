@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from dovetail.algorithm import Timestep, Trajectory
 from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Fragment, Graph, Unroll, Value
 from dovetail.graph.unroll import ActorState, act_key
@@ -27,6 +26,7 @@ from dovetail.runtime.report import Report, all_finite
 from dovetail.runtime.stage import HostStepper, begin_episodes, make_stage
 from dovetail.runtime.watch import Watch, Watchdog
 from dovetail.telemetry.spans import COMPUTE, WAIT, Track
+from dovetail.trajectory import Timestep, Trajectory
 
 NOTED = 256
 """Steps whose spans are noted together."""

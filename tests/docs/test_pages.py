@@ -24,7 +24,7 @@ from dovetail.cli.train import _parser
 from dovetail.loading import load_object
 from dovetail.plan.ir import Resources
 from dovetail.policies import POLICIES
-from dovetail.runtime import failures
+from dovetail.runtime import supervision
 from dovetail.settings import Settings
 
 UPDATE = bool(os.environ.get("DOVETAIL_UPDATE_GOLDEN"))
@@ -128,11 +128,10 @@ def test_the_flags_of_every_policy_are_on_the_page_of_the_command_line() -> None
 
 def test_the_limits_are_those_of_the_runtime() -> None:
     page = " ".join(DOCS["policies.md"].split())
-    pauses = f"from {failures.FIRST_PAUSE:g} s to {failures.LONGEST_PAUSE:g} s"
-    assert (
-        f"up to {failures.RESTARTS} times for one worker, after pauses that grow {pauses}" in page
-    )
-    assert failures.CALM_SECONDS == 60 and "a minute without a failure" in page
+    pauses = f"from {supervision.FIRST_PAUSE:g} s to {supervision.LONGEST_PAUSE:g} s"
+    often = f"up to {supervision.RESTARTS} times for one worker"
+    assert f"{often}, after pauses that grow {pauses}" in page
+    assert supervision.CALM_SECONDS == 60 and "a minute without a failure" in page
     assert f"after `--patience` seconds ({Settings().patience:g})" in page
 
 

@@ -15,7 +15,6 @@ import dovetail as dt
 from dovetail.graph.ir import Graph
 from dovetail.loading import load_object
 from dovetail.plan.ir import Instance, LinkKind, Plan, Resources, WorkerKind
-from dovetail.policies.interface import Split
 
 FILE = ROOT / "examples" / "teams.py"
 EXAMPLE = FILE.read_text(encoding="utf-8")
@@ -99,15 +98,14 @@ class Mistaken(Teams):
     def name(self) -> str:
         return "teams"
 
-    @property
-    def split(self) -> Split:
-        return Split() if self.mistake == "no split" else super().split
-
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         plan = super().plan(graph, resources)
         workers, instances = plan.workers, tuple(self.placed(plan))
         if self.mistake == "no device":
             workers = tuple(replace(w, devices=()) if "actor" in w.name else w for w in workers)
+        if self.mistake == "left out":
+            kept = [i for i in instances if i.worker != "actor-1"]
+            return self.place(graph, list(workers), kept)
         return replace(plan, workers=workers, instances=instances)
 
     def placed(self, plan: Plan) -> Iterator[Instance]:
@@ -121,7 +119,7 @@ class Mistaken(Teams):
                 yield instance
 
 
-@pytest.mark.parametrize("mistake", ["overlap", "no device", "no split", "misspelt", "staleness"])
+@pytest.mark.parametrize("mistake", ["overlap", "no device", "left out", "misspelt", "staleness"])
 def test_the_page_has_the_sentence_for(mistake: str) -> None:
     policy = Mistaken(mistake=mistake, staleness=2 if mistake == "staleness" else 0)
     with pytest.raises(dt.UserError) as raised:

@@ -93,15 +93,15 @@ def test_the_algorithm_sees_the_whole_task_and_the_trace_one_share() -> None:
         seen.extend([self.task.num_envs, trajectory.reward.shape[1]])
         return state, {}
 
-    graph = trace(with_iteration(iteration), drift_task(12), Drift(), replicas=3)
+    graph = trace(with_iteration(iteration), drift_task(12), Drift(), {"learner": 3, "actor": 3})
     assert seen == [12, 4]
-    assert graph.num_envs == 4
-    assert graph.steps_per_iteration == 8
+    assert (graph.num_envs, graph.actor_envs) == (12, 4)
+    assert graph.steps_per_iteration == 24
 
 
 def test_environments_that_cannot_be_split() -> None:
     with pytest.raises(UserError, match=r"10 environments cannot be split evenly among 4 replicas"):
-        trace(Toy(), drift_task(10), Drift(), replicas=4)
+        trace(Toy(), drift_task(10), Drift(), {"learner": 4})
 
 
 def test_next_observation_is_recorded_only_if_somebody_reads_it() -> None:

@@ -10,7 +10,7 @@ from toys import ActorGradients, Drift, Toy, TwoUnrolls, drift_task, with_iterat
 from dovetail.algorithm import Algorithm
 from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
-from dovetail.graph.trace import trace
+from dovetail.graph.shares import Graphs
 from dovetail.plan import make_plan
 from dovetail.plan.check import check, check_placement
 from dovetail.plan.ir import Instance, LinkKind, Plan, Worker, WorkerKind
@@ -29,12 +29,12 @@ from dovetail.policies.interface import Policy, Resources
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return trace(Toy(), drift_task(8), Drift())
+    return Graphs(Toy(), drift_task(8), Drift()).whole
 
 
 @pytest.fixture(scope="module")
 def plan(graph: Graph) -> Plan:
-    return make_plan(Fused(envs=8), graph, MACHINE)
+    return make_plan(Fused(envs=8), Graphs(Toy(), drift_task(8), Drift()), MACHINE)[0]
 
 
 @pytest.fixture(scope="module")
@@ -74,32 +74,31 @@ def test_our_own_plans_are_sound(policy: str, algorithm: Algorithm) -> None:
 
 def test_at_least_one_of_everything(plan: Plan, graph: Graph) -> None:
     assert refusal(replace(plan, num_envs=0), graph) == (
-        "has 0 environments, 1 actors of which 1 make an update, 1 replicas, 1 shards, a staleness "
-        "of 0 and a prefetch of 0; it needs at least 1 of each, and a staleness and a prefetch of "
-        "0 or more."
+        "has 0 environments, copies 1 of learner, 1 of actor, of which 1 that act make an update, "
+        "a staleness of 0 and a prefetch of 0; it needs at least 1 of each, and a staleness and a "
+        "prefetch of 0 or more."
     )
-    assert "8 environments, 1 actors of which 1 make an update, 0 replicas" in refusal(
-        replace(plan, replicas=0), graph
+    assert "8 environments, copies 0 of learner, 1 of actor" in refusal(
+        replace(plan, copies=(("learner", 0), ("actor", 1))), graph
     )
-    for field in ("actors", "joined"):
-        assert "it needs at least 1 of each" in refusal(replace(plan, **{field: 0}), graph)
+    assert "it needs at least 1 of each" in refusal(replace(plan, joined=0), graph)
     assert "a staleness of -1 " in refusal(replace(plan, staleness=-1), graph)
 
 
 def test_environments_must_divide_among_the_actors(plan: Plan, graph: Graph) -> None:
-    assert refusal(replace(plan, num_envs=20, actors=3), graph) == (
-        "has 20 environments on 3 actors, but the graph was traced with 8 on each; choose a "
-        "multiple of 3 environments."
+    copies = (("learner", 1), ("actor", 3))
+    assert refusal(replace(plan, num_envs=20, copies=copies), graph) == (
+        "has 20 environments on 3 actors; choose a multiple of 3 environments."
     )
 
 
 def test_actors_must_divide_among_the_replicas(acting_apart: tuple[Plan, Graph]) -> None:
     plan, graph = acting_apart
-    assert refusal(replace(plan, joined=1), graph) == (
-        "joins 1 of 2 actors on 1 replicas, but the graph was traced for 2 on each; let every "
-        "update take as many actors as there are, or 1."
+    copies = (("learner", 2), ("actor", 2))
+    assert refusal(replace(plan, joined=1, copies=copies), graph) == (
+        "joins 1 of 2 actors on 2 replicas; let every update take as many actors as there are, "
+        "or 1."
     )
-    assert "joins 2 of 2 actors on 2 replicas" in refusal(replace(plan, replicas=2), graph)
 
 
 def test_workers_that_compute_need_devices(plan: Plan, graph: Graph) -> None:
@@ -118,8 +117,8 @@ def test_a_plan_needs_a_worker(plan: Plan, graph: Graph) -> None:
 def test_processes_run_no_programs(plan: Plan, graph: Graph) -> None:
     process = (Worker("main", (0,), WorkerKind.PROCESS),)
     assert refusal(replace(plan, workers=process), graph) == (
-        "runs programs on worker 'main', a process; processes only step environments that live on "
-        "the host."
+        "learns or acts on worker 'main', a process; processes step environments that live on the "
+        "host, or host other sides."
     )
 
 
@@ -129,7 +128,7 @@ def test_no_process_steps_a_jax_environment() -> None:
         replace(worker, kind=WorkerKind.PROCESS) if worker.name == "environments-1" else worker
         for worker in plan.workers
     )
-    assert "runs programs on worker 'environments-1', a process" in refusal(
+    assert "learns or acts on worker 'environments-1', a process" in refusal(
         replace(plan, workers=workers), graph
     )
 

@@ -33,8 +33,7 @@ PLANS = st.builds(
     algorithm=NAME,
     env=NAME,
     num_envs=SIZE,
-    replicas=SIZE,
-    actors=SIZE,
+    copies=st.dictionaries(NAME, SIZE, max_size=3).map(lambda sides: tuple(sides.items())),
     joined=SIZE,
     workers=st.lists(
         st.builds(
@@ -100,10 +99,10 @@ def test_the_plan_of_any_policy_survives_json(policy: Policy, env: Any) -> None:
 def small() -> dict[str, Any]:
     link = Link("gather", "a", "b", LinkKind.FUSED, 1, 1)
     workers, instances = (Worker("main", (0,)),), (Instance("a", "main", (0, 1)),)
-    return to_json(Plan("p", "A", "e", 1, 1, 1, 1, workers, instances, (link,)))
+    return to_json(Plan("p", "A", "e", 1, (("actor", 1),), 1, workers, instances, (link,)))
 
 
-@pytest.mark.parametrize("missing", ["workers", "notes", "policy", "actors"])
+@pytest.mark.parametrize("missing", ["workers", "notes", "policy", "copies"])
 def test_a_file_that_is_no_plan(missing: str) -> None:
     written = small()
     del written[missing]

@@ -10,6 +10,7 @@ from toys import ActorGradients, Drift, Toy, TwoUnrolls, drift_task, with_iterat
 
 from dovetail.algorithm import RL, Task
 from dovetail.envs.interface import EnvSpec
+from dovetail.graph.shares import Graphs
 from dovetail.graph.trace import trace
 from dovetail.plan import make_plan
 from dovetail.plan.svg import svg
@@ -52,8 +53,8 @@ def test_the_graph_alone() -> None:
 
 
 def test_with_a_plan_links_and_programs_are_told() -> None:
-    graph = trace(Toy(), drift_task())
-    words = texts(svg(graph, make_plan(Local(envs=4), graph, MACHINE)))
+    plan, graph = make_plan(Local(envs=4), Graphs(Toy(), drift_task()), MACHINE)
+    words = texts(svg(graph, plan))
     assert "gather · hand-off" in words
     assert "main · program 3" in words
     assert "on the host" in words
@@ -61,8 +62,8 @@ def test_with_a_plan_links_and_programs_are_told() -> None:
 
 
 def test_fused_boxes_share_a_tint() -> None:
-    graph = trace(Toy(), drift_task(), Drift())
-    document = svg(graph, make_plan(Fused(envs=4), graph, MACHINE))
+    plan, graph = make_plan(Fused(envs=4), Graphs(Toy(), drift_task(), Drift()), MACHINE)
+    document = svg(graph, plan)
     assert texts(document).count("main · program 1") == 3
     assert "stroke-dasharray" not in document.replace(
         'stroke-dasharray="6 4" marker-end="url(#head-9ca3af)"', ""
@@ -71,8 +72,8 @@ def test_fused_boxes_share_a_tint() -> None:
 
 @pytest.mark.parametrize("algorithm", [Toy(), TwoUnrolls(), ActorGradients()])
 def test_no_box_covers_another(algorithm: Toy) -> None:
-    graph = trace(algorithm, drift_task(), Drift())
-    drawn = boxes(svg(graph, make_plan(Fused(envs=4), graph, MACHINE)))
+    plan, graph = make_plan(Fused(envs=4), Graphs(algorithm, drift_task(), Drift()), MACHINE)
+    drawn = boxes(svg(graph, plan))
     assert len(drawn) == len(graph.fragments) + 1
     for (x, y, width, height), (x2, y2, width2, height2) in combinations(drawn, 2):
         assert x + width <= x2 or x2 + width2 <= x or y + height <= y2 or y2 + height2 <= y
@@ -90,8 +91,9 @@ def test_edges_between_the_same_boxes_are_one_arrow() -> None:
         reward, first = rl.gather(trajectory.reward), rl.gather(trajectory.first)
         return state, {"reward": reward.sum(), "first": first.sum()}
 
-    graph = trace(with_iteration(iteration), drift_task(), Drift())
-    words = texts(svg(graph, make_plan(Local(envs=4), graph, MACHINE)))
+    graphs = Graphs(with_iteration(iteration), drift_task(), Drift())
+    plan, graph = make_plan(Local(envs=4), graphs, MACHINE)
+    words = texts(svg(graph, plan))
     assert words.count("gather 48 B") == 1
     assert words.count("gather 12 B") == 1
     assert "gather · hand-off" not in words

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.policies.interface import (
-    Policy, Split, environment_worker, on_actor, on_environment, on_learner, shares, staleness_of
+    Policy, environment_worker, on_actor, on_environment, on_learner, shares, staleness_of
 )
 
 
@@ -35,13 +35,9 @@ class InPairs(Policy):
     pairs: int = 1
     """Pairs of actors."""
 
-    @property
-    def split(self) -> Split:
-        return Split(actors=2 * self.pairs, joined=2 * self.pairs)
-
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
-        for i, share in enumerate(shares(0, self.envs, self.split.actors, "actors")):
+        for i, share in enumerate(shares(0, self.envs, 2 * self.pairs, "actors")):
             workers += [Worker(f"actor-{i}", (0,)), environment_worker(graph, f"env-{i}", False)]
             placed += on_actor(graph, f"actor-{i}", share)
             placed += on_environment(graph, f"env-{i}", share)
@@ -100,7 +96,7 @@ def test_python_trains_resumes_and_explains_with_it() -> None:
     assert "note: 2 pairs of actors" in str(dovetail.explain(a2c(), JAX, policy))
     run = dovetail.train(a2c(), JAX, policy, steps=2 * LENGTH * 8, settings=QUIET)
     assert run.config["policy"] == f"{Path('in_pairs.py').resolve()}:InPairs"
-    assert run.config["policy_options"] == {"envs": 8, "pairs": 2}
+    assert run.config["policy_options"] == {"envs": 8, "pairs": 2, "sides": []}
     assert run.summary["env_steps"] == 2 * LENGTH * 8
     dovetail.resume(run, steps=3 * LENGTH * 8)
     assert int(saved(Run.open(run.path))[0]["state"].updates) == 3
@@ -110,7 +106,7 @@ def test_the_command_line_explains_with_it(capsys: pytest.CaptureFixture[str]) -
     line = f"explain ppo --env {JAX} --policy in_pairs.py:InPairs --pairs 2 --envs 12 --json"
     assert main(line.split()) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
-    assert (plan["policy"], plan["num_envs"], plan["actors"]) == ("in-pairs", 12, 4)
+    assert (plan["policy"], plan["num_envs"], plan["copies"]["actor"]) == ("in-pairs", 12, 4)
     assert plan["staleness"] == 1 and plan["ordered"]  # PPO bears it
 
 

@@ -27,7 +27,7 @@ from dovetail.policies import (
     ParameterServer,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy, Split, shares
+from dovetail.policies.interface import Policy, shares
 from dovetail.training.config import name_of
 
 ONE_DEVICE = Resources(devices=1, cores=2)
@@ -44,12 +44,12 @@ def refusal(make: Callable[[], object]) -> str:
 @pytest.mark.parametrize(
     ("policy", "parts", "whom"),
     [
-        (Fused(6, devices=4), 4, "actors"),
+        (Fused(6, devices=4), 4, "devices"),
         (ActorLearner(9, actors=2), 2, "actors"),
         (CentralInference(10, workers=4), 4, "workers"),
-        (SplitDevices(6, threads=4), 4, "actors"),
-        (DataParallel(5, devices=2), 2, "actors"),
-        (ParameterServer(16, workers=3), 3, "actors"),
+        (SplitDevices(6, threads=4), 4, "actor threads"),
+        (DataParallel(5, devices=2), 2, "devices"),
+        (ParameterServer(16, workers=3), 3, "workers"),
         (Environments(6, workers=4), 4, "workers"),
     ],
 )
@@ -187,26 +187,40 @@ def test_a_host_environment_cannot_be_compiled_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "split"),
+    ("policy", "learners", "actors", "joined"),
     [
-        (Local(8), Split()),
-        (Environments(8), Split()),
-        (Fused(8, devices=4), Split(4, 4, 4)),
-        (DataParallel(8, devices=2), Split(2, 2, 2)),
-        (ActorLearner(8, actors=4), Split(1, 4, 4)),
-        (SplitDevices(8, 2, 1, threads=2), Split(1, 4, 4)),
-        (SplitDevices(8, 2, 2, threads=2), Split(2, 4, 4)),
-        (ParameterServer(8, workers=4), Split(1, 4, 1)),
-        (ParameterServer(8, workers=4, synchronous=True), Split(1, 4, 4)),
-        (CentralInference(8, workers=4), Split(batch=6)),
-        (CentralInference(8, workers=2), Split(batch=4)),
-        (CentralInference(9, workers=3), Split(batch=6)),  # two of three workers
-        (CentralInference(8, workers=1), Split(batch=8)),
-        (CentralInference(8, workers=4, batch=2), Split(batch=2)),
+        (Local(8), 1, 1, 1),
+        (Environments(8), 1, 1, 1),
+        (Fused(8, devices=4), 4, 4, 4),
+        (DataParallel(8, devices=2), 2, 2, 2),
+        (ActorLearner(8, actors=4), 1, 4, 4),
+        (SplitDevices(8, 2, 1, threads=2), 1, 4, 4),
+        (SplitDevices(8, 2, 2, threads=2), 2, 4, 4),
+        (ParameterServer(8, workers=4), 1, 4, 1),
+        (ParameterServer(8, workers=4, synchronous=True), 1, 4, 4),
     ],
 )
-def test_how_the_environments_are_divided(policy: Policy, split: Split) -> None:
-    assert policy.split == split
+def test_how_many_copies_a_plan_has(
+    policy: Policy, learners: int, actors: int, joined: int
+) -> None:
+    plan, graph = planned(policy, A3C(), resolve("dovetail:Chain-v0"))
+    assert (plan.replicas, plan.actors, plan.joined) == (learners, actors, joined)
+    assert graph.actor_envs * actors == plan.num_envs == 8
+    assert graph.num_envs == plan.update_envs
+
+
+@pytest.mark.parametrize(
+    ("policy", "batch"),
+    [
+        (CentralInference(8, workers=4), 6),
+        (CentralInference(8, workers=2), 4),
+        (CentralInference(9, workers=3), 6),  # two of three workers
+        (CentralInference(8, workers=1), 8),
+        (CentralInference(8, workers=4, batch=2), 2),
+    ],
+)
+def test_how_many_environments_one_call_of_acting_serves(policy: Policy, batch: int) -> None:
+    assert planned(policy)[0].batch == batch
 
 
 def test_equal_shares_in_order() -> None:

@@ -29,7 +29,7 @@ from dovetail.policies import (
 )
 from dovetail.policies.interface import Policy
 from dovetail.run import Run
-from dovetail.runtime import crew, failures
+from dovetail.runtime import execution, supervision
 from dovetail.runtime.programs import FragmentProgram
 
 FRAGILE = Path(__file__).resolve().parent.parent / "fragile.py"
@@ -38,7 +38,7 @@ SHORT: dict[str, Any] = {"unroll_length": 5, "hidden": (8,)}
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,7 @@ def test_a_process_that_hangs_is_named_with_where_it_stands(
 def test_a_thread_that_hangs_is_named_with_where_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "JOIN_SECONDS", 0.2)
+    monkeypatch.setattr(execution, "JOIN_SECONDS", 0.2)
     env = fragile("sleep", marker=tmp_path / "once") + "&seconds=9"
     with pytest.raises(UserError) as caught:
         run(
@@ -202,7 +202,7 @@ def test_a_learner_that_fails_ends_the_run_with_the_checkpoint_named(
 
 
 def test_a_pause_between_two_orders_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "GRACE", 0.0)
+    monkeypatch.setattr(supervision, "GRACE", 0.0)
     with Started(a2c(), "CartPole-v1", ActorLearner(4, actors=2, processes=False)) as running:
         running.advance(2)
         run: Any = running.runtime._run

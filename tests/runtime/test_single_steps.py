@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import ALGORITHMS, CONTINUOUS, HOST, HOST_PENDULUM, assert_close, without_order
-from dovetail.runtime.crew import CrewRun
 from small import Started
 
 import dovetail
@@ -15,6 +14,7 @@ from dovetail.algorithm import Algorithm
 from dovetail.errors import UserError
 from dovetail.policies import Local
 from dovetail.runtime import local
+from dovetail.runtime.execution import Execution
 from dovetail.runtime.steps import StepRun
 
 ENVS, UPDATES = 3, 8
@@ -59,7 +59,7 @@ def test_it_reports_what_other_runs_report(monkeypatch: pytest.MonkeyPatch) -> N
         found = [running.advance(UPDATES), running.advance(3)]
     monkeypatch.setattr(local, "single_steps", lambda *_: False)
     with Started(one_step("dqn"), HOST, Local(ENVS)) as running:
-        assert isinstance(running.runtime._run, CrewRun)
+        assert isinstance(running.runtime._run, Execution)
         others = [running.advance(UPDATES), running.advance(3)]
     for own, other in zip(found, others, strict=True):
         assert own.iterations == other.iterations and own.metrics.keys() == other.metrics.keys()

@@ -107,7 +107,7 @@ class RayCall:
     def get(self, limit: float | None = None) -> Any:
         """What the call returned or raised, as if it had been made here."""
         try:
-            found = ray.get(self._results[0], timeout=limit)
+            found: Any = ray.get(self._results[0], timeout=limit)
         except GetTimeoutError:
             raise TimeoutError from None
         except RayTaskError as error:
