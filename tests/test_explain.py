@@ -142,7 +142,7 @@ def test_json_and_svg() -> None:
     assert (both["graph"]["num_envs"], both["plan"]["copies"]["actor"]) == (8, 2)
     assert from_json(both["plan"]) == explanation.plan
     assert explanation.svg().startswith("<svg ")
-    assert "2 replicas, on each 4 environments" in explanation.svg()
+    assert "2 replicas, 8 environments, 24 steps per iteration" in explanation.svg()
 
 
 def test_the_algorithm_is_bound_to_the_whole_task() -> None:
