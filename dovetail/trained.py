@@ -1,5 +1,6 @@
 """What a finished run can do: be evaluated again, be watched."""
 
+import json
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from dovetail.evaluation import Evaluation, evaluate
 from dovetail.export import load_policy
 from dovetail.graph.trace import abstract_actor
 from dovetail.keys import seed_key
+from dovetail.plan import serial
 from dovetail.playing import knows_probabilities
 from dovetail.policies.interface import Policy
 from dovetail.replay.replay import all_shards
@@ -57,7 +59,8 @@ def load_trained(run: Run, env: Any = None, instead: EnvSpec | None = None) -> T
     found = _environment(run, policy, env)
     checkpoints = Checkpoints(run.path / "checkpoints", settings.keep)
     acted = config.get("data") is None or bool(checkpoints.meta()["online"])
-    task = Task(found.spec, policy.envs, config["steps"], shards=policy.split.shards, online=acted)
+    plan = serial.from_json(json.loads((run.path / "plan.json").read_text(encoding="utf-8")))
+    task = Task(found.spec, policy.envs, config["steps"], shards=plan.shards, online=acted)
     bound = algorithm.bind(task)
     like = {
         "state": jax.eval_shape(lambda key: all_shards(bound.init(key)), seed_key(0)),

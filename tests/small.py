@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib
+import json
 import signal
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from dovetail.envs.resolve import resolve
 from dovetail.graph.interpret import interpret
 from dovetail.graph.trace import abstract_actor
 from dovetail.keys import seed_key
+from dovetail.plan import serial
 from dovetail.planning import plan_for
 from dovetail.policies.interface import Policy
 from dovetail.replay.replay import all_shards
@@ -155,10 +157,11 @@ def saved(run: Run, step: int | None = None) -> tuple[dict[str, Any], dict[str, 
     config = run.config
     algorithm, policy, settings = rebuild_all(config)
     env = resolve(config["env"], traced=policy.traced_envs)
-    split, steps = policy.split, config["steps"]
-    update_envs = policy.envs * split.joined // split.actors
-    task = Task(env.spec, update_envs, steps, policy.envs, split.shards)
-    bound = algorithm.bind(task)
+    steps, plan = (
+        config["steps"],
+        serial.from_json(json.loads((run.path / "plan.json").read_text())),
+    )
+    bound = algorithm.bind(Task(env.spec, plan.update_envs, steps, policy.envs, plan.shards))
     like: Any = {
         "state": jax.eval_shape(lambda key: all_shards(bound.init(key)), seed_key(0)),
         "actor": abstract_actor(bound, Task(env.spec, policy.envs, steps), env.jax),
