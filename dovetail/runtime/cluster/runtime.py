@@ -23,7 +23,7 @@ from dovetail.plan.ir import Plan, Station
 from dovetail.runtime.cluster.connection import Connection, node_names
 from dovetail.runtime.cluster.stations import LearnerStation, Order
 from dovetail.runtime.job import Job, versions
-from dovetail.runtime.report import Part, Report
+from dovetail.runtime.report import Report, Tapped
 from dovetail.runtime.wire import pack, unpack
 from dovetail.telemetry.spans import Span, clock_ahead, on_clock
 
@@ -277,7 +277,7 @@ class Called:
             self._spans(found, answered),
             sum(f["dropped_spans"] for f in found),
             all(f["finite"] for f in found),
-            [Part(*part) for f in found for part in f["parts"]],
+            [Tapped(*tapped) for tapped in first["taps"]],
         )
 
     def _spans(self, found: list[Any], answered: float) -> dict[str, list[Span]]:

@@ -187,7 +187,7 @@ class LearnerStation:
             "episodes": [np.asarray(own_part(x)) for x in report.episodes],
             "measures": report.measures,
             "finite": report.finite,
-            "parts": [tuple(part) for part in report.parts],
+            "taps": [([np.asarray(x) for x in t.values], list(t.parts)) for t in report.taps],
             "spans": {name: list(spans) for name, spans in report.spans.items()},
             "dropped_spans": report.dropped_spans,
             "clock": (began, time.perf_counter()),
