@@ -18,9 +18,9 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph, Value
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
+from dovetail.runtime.bundles import Values
 from dovetail.runtime.channel import Closed, Message, Turn
 from dovetail.runtime.measures import measures_of, seconds_of
-from dovetail.runtime.programs import Values
 from dovetail.runtime.records import LOOK_SECONDS, Record, Records
 from dovetail.runtime.remote import Elsewhere
 from dovetail.runtime.report import Part, Report, Tapped, all_finite, sums

@@ -23,7 +23,7 @@ from dovetail.graph.ir import Arrival, Fragment, Graph, Node, Python, Slots, Unr
 from dovetail.graph.marks import run_python
 from dovetail.graph.primitives import REPLICA_AXIS, part
 from dovetail.graph.unroll import ActorState, unroll_scan
-from dovetail.runtime.bundles import Bundle
+from dovetail.runtime.bundles import Bundle, Key, Values
 from dovetail.runtime.placing import (
     BY_ENVIRONMENT,
     PER_REPLICA,
@@ -37,8 +37,6 @@ from dovetail.runtime.placing import (
 )
 
 NO_COPIES: Mapping[Side, int] = MappingProxyType({})
-Values = dict[int, Any]
-"""The arrays of a running iteration, by their values' numbers."""
 Leaves = list[jax.Array]
 
 
@@ -74,8 +72,10 @@ class FragmentProgram:
         alone.sort(key=lambda i: order.get(fragment.inputs[i].id, len(order)))
         shown.sort(key=lambda i: order.get(fragment.outputs[i].id, len(order)))
         ends = {value.id: i for i, value in enumerate(fragment.outputs)}
-        self._inputs = [fragment.inputs[i].id for i in alone] + [b.number_taken for b in bundles]
-        self._outputs = [fragment.outputs[i].id for i in shown] + [b.number_made for b in kept]
+        self._inputs: list[Key] = [fragment.inputs[i].id for i in alone]
+        self._inputs += [b.key_taken for b in bundles]
+        self._outputs: list[Key] = [fragment.outputs[i].id for i in shown]
+        self._outputs += [b.key_made for b in kept]
         self._device = device
         function = jaxpr_as_fun(fragment.program)
         arrivals = [fragment.arrivals[i] for i in alone]
