@@ -23,6 +23,7 @@ from dovetail.settings import Settings
 
 if TYPE_CHECKING:
     from dovetail.runtime.hosts import Processes
+    from dovetail.runtime.interface import Runtime
 
 HERE = "this machine"
 PACKAGE = Path(__file__).resolve().parent
@@ -128,7 +129,7 @@ def cluster_runtime(
     connection: Any,
     settings: Settings,
     tell: Callable[[str], None],
-) -> Any:
+) -> "Runtime":
     """A runtime for a plan on a cluster, whose stations follow `recipe`."""
     from dovetail.runtime.cluster.runtime import ClusterRuntime
     from dovetail.runtime.job import Job

@@ -11,6 +11,7 @@ from dovetail.data.recorder import Recorder
 from dovetail.data.recorder import record as record_to
 from dovetail.playing import knows_probabilities
 from dovetail.replay.data import Data, with_data
+from dovetail.runtime.interface import Runtime
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.loop import Loop, Reached, Snapshot
 from dovetail.training.preparing import Prepared, Start
@@ -72,7 +73,7 @@ def _runtime(
     prepared: Prepared,
     tell: Callable[[str], None],
     stack: ExitStack,
-) -> Any:
+) -> Runtime:
     """What runs the plan of a phase; it compiles already."""
     algorithm, planned, settings = prepared.algorithm, prepared.planned, start.settings
     runtime = prepared.place.runtime(planned, start.config["steps"], settings, tell)

@@ -21,7 +21,7 @@ from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation
 from dovetail.replay.data import without_data
 from dovetail.replay.replay import with_own_replay
-from dovetail.runtime.local import Runtime
+from dovetail.runtime.interface import Runtime
 from dovetail.runtime.report import Pending, Report
 from dovetail.settings import Settings
 from dovetail.telemetry.progress import Progress

@@ -21,7 +21,8 @@ from dovetail.plan.ir import Plan
 from dovetail.planning import Planned, plan_for
 from dovetail.policies.interface import Policy
 from dovetail.replay.data import DataSpec
-from dovetail.runtime.local import Runtime
+from dovetail.runtime.interface import Runtime
+from dovetail.runtime.local import LocalRuntime
 from dovetail.settings import Settings
 from dovetail.training.recording import not_recorded, recorded_steps
 from dovetail.training.start import enable_compile_cache
@@ -72,7 +73,7 @@ class Place:
 
     def runtime(
         self, planned: Planned, steps: int, settings: Settings, tell: Callable[[str], None]
-    ) -> Any:
+    ) -> Runtime:
         """What runs the plan."""
         if self._deployment is None:
             plan = planned.plan
@@ -80,7 +81,7 @@ class Place:
             here = None
             if processes is not None:
                 here = [worker.name for worker in plan.workers if worker.name not in apart_in(plan)]
-            return Runtime(
+            return LocalRuntime(
                 planned.graph,
                 plan,
                 planned.env,

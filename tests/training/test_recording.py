@@ -30,7 +30,7 @@ from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
 from dovetail.policies.parameter_server import ParameterServer
 from dovetail.policies.split_devices import SplitDevices
-from dovetail.runtime.local import Runtime
+from dovetail.runtime.local import LocalRuntime
 from dovetail.runtime.report import Part, Report, Tapped
 from dovetail.training.phases import task_of
 from dovetail.training.recording import Recording, recorded_steps
@@ -239,7 +239,7 @@ def test_a_report_shows_the_steps_of_each_of_its_updates(env: str, policy: Any) 
     found = resolve(env, traced=policy.traced_envs)
     planned = plan_for(Counting(), found, policy, STEPS, wanted=recorded_steps)
     bound = Counting().bind(task_of(planned, STEPS, None, True))
-    runtime = Runtime(planned.graph, planned.plan, planned.env)
+    runtime = LocalRuntime(planned.graph, planned.plan, planned.env)
     try:
         runtime.load(*first_state(bound, found.jax, ENVS, seed=1))
         report = runtime.advance(3).wait()

@@ -129,6 +129,13 @@ class ClusterRuntime:
         self.compile_seconds = max(seconds for _, seconds in loaded)
         return self._actors([leaves for leaves, _ in loaded])
 
+    def refill(self, data: Sequence[Any]) -> None:
+        """Recorded steps are not brought to a cluster."""
+        raise UserError(
+            "Recorded data are learned from on this machine, not on a cluster: leave --cluster or "
+            "--data out."
+        )
+
     def advance(self, iterations: int) -> "Called":
         """Begins that many iterations in every learner process."""
         held = tuple(states.done for states in self._held)
