@@ -28,7 +28,7 @@ from benchmarks.data_stream import make
 from dovetail.algorithm import Task, Timestep
 from dovetail.envs.resolve import resolve
 from dovetail.planning import plan_for, prepare_backend, resolve_policy
-from dovetail.runtime.local import Runtime
+from dovetail.runtime.local import LocalRuntime
 from dovetail.training.place import Place
 from dovetail.training.start import enable_compile_cache, first_state
 
@@ -220,7 +220,7 @@ class Training:
         planned = plan_for(chosen, found, policy, job.steps)
         plan = planned.plan
         self.algorithm = chosen.bind(Task(found.spec, plan.update_envs, job.steps))
-        self.runtime = Runtime(planned.graph, plan, found)
+        self.runtime = LocalRuntime(planned.graph, plan, found)
         state, actor = first_state(self.algorithm, found.jax, plan.num_envs, job.seed, 1)
         self.state = state
         self._per_iteration = planned.graph.steps_per_iteration * plan.replicas

@@ -151,9 +151,11 @@ class RL:
         (uint32); what is sampled is [K, n, …], and a learner replica's part of it with several."""
         raise NotImplementedError
 
-    def own_keys(self, keys: jax.Array, items: int) -> jax.Array:
+    def own_keys(self, keys: jax.Array, items: int, axis: int = 0) -> jax.Array:
         """Keys by which a learner replica draws for its `items` of a batch what one learner would
-        draw for them; the same keys with one."""
+        draw for them; the same keys with one. The items stand on `axis` of every array that is
+        drawn: `dovetail.keys.on_axis` says so of another, and `for_all` is for what is not drawn
+        for each item."""
         raise NotImplementedError
 
     def broadcast(self, tree: Any) -> Any:

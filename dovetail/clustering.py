@@ -15,6 +15,7 @@ from dovetail.envs.names import parse
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
+from dovetail.graph.taps import Wanted
 from dovetail.loading import USER_MODULE, load_object
 from dovetail.plan.ir import Cluster, Needs, Node, Plan, Resources, WorkerKind
 from dovetail.planning import Planned, graphs_of
@@ -22,6 +23,7 @@ from dovetail.settings import Settings
 
 if TYPE_CHECKING:
     from dovetail.runtime.hosts import Processes
+    from dovetail.runtime.interface import Runtime
 
 HERE = "this machine"
 PACKAGE = Path(__file__).resolve().parent
@@ -92,13 +94,15 @@ class Recipe:
     steps: int
     prepare: Callable[[], None]
     """Called first, in every process."""
+    wanted: Wanted | None = None
+    """What is tapped of the trajectories."""
 
     def __call__(self, plan: Plan) -> tuple[Graph, Env]:
         """Loads the user's files where they are here, and traces for the plan's copies."""
         self.prepare()
         algorithm, policy = _made(self.algorithm), _made(self.policy)
         env = resolve(_made(self.env), traced=policy.traced_envs)
-        graphs = graphs_of(algorithm, env, policy.envs, self.steps)
+        graphs = graphs_of(algorithm, env, policy.envs, self.steps, wanted=self.wanted)
         return graphs.at(plan.traced_copies, plan.update_envs, plan.batch or None), env
 
 
@@ -125,7 +129,7 @@ def cluster_runtime(
     connection: Any,
     settings: Settings,
     tell: Callable[[str], None],
-) -> Any:
+) -> "Runtime":
     """A runtime for a plan on a cluster, whose stations follow `recipe`."""
     from dovetail.runtime.cluster.runtime import ClusterRuntime
     from dovetail.runtime.job import Job

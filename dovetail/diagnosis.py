@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dovetail.envs.member import LOG
+from dovetail.envs.registry import BACK_ENDS
 from dovetail.errors import UserError
 from dovetail.run import Run
 from dovetail.telemetry.status import ASKED, EVERY, FILE, STACKS
@@ -32,8 +33,7 @@ PACKAGES = (
 )
 EXTRAS = {
     "ray": "ray",
-    "envpool": "envpool",
-    "ale-py": "atari",
+    **{row.title.lower(): row.extra for row in BACK_ENDS.values() if row.extra},
     "mujoco": "mujoco",
     "wandb": "wandb",
     "mlflow-skinny": "mlflow",

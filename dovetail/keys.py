@@ -8,12 +8,14 @@ with 20 rounds), and every function of `jax.random` takes such keys.
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import define_prng_impl
+
+from dovetail.errors import UserError
 
 Words = tuple[jax.Array, jax.Array]
 
@@ -96,24 +98,66 @@ _threefry = define_prng_impl(
 # Of a batch that is split: what each draws is its part of what one would draw for all.
 
 
-def part_keys(keys: jax.Array, part: jax.Array, size: int, parts: int) -> jax.Array:
-    """Keys for one of `parts` equal parts of a batch, of `size` items each: where an array is drawn
-    with an axis of so many, it is that part of what `keys` would give for all items."""
+class Part(NamedTuple):
+    """How the draws of keys are a part of those of a whole batch."""
+
+    size: int
+    """Rows of the part,"""
+    parts: int
+    """of which so many make the whole,"""
+    axis: int
+    """and where they stand in every array that is drawn."""
+
+
+_known: dict[str, Part] = {}
+"""By the tag of the keys that draw so."""
+
+
+def part_keys(keys: jax.Array, part: jax.Array, size: int, parts: int, axis: int = 0) -> jax.Array:
+    """Keys for one of `parts` equal parts of a batch, of `size` items each: every array that is
+    drawn has so many on its `axis`, and is that part of what `keys` would give for all items."""
     words = jax.random.key_data(keys)
     number = jnp.broadcast_to(part.astype(jnp.uint32), (*words.shape[:-1], 1))
     return jax.random.wrap_key_data(
-        jnp.concatenate([words, number], axis=-1), impl=_of_parts(size, parts)
+        jnp.concatenate([words, number], axis=-1), impl=_of_parts(Part(size, parts, axis))
     )
 
 
+def for_all(keys: jax.Array) -> jax.Array:
+    """Of keys for a part, those of the whole batch: for what is not drawn for each item, and so is
+    the same for all parts. Other keys stay as they are."""
+    if _part_of(keys) is None:
+        return keys
+    return from_words(jax.random.key_data(keys)[..., :2])
+
+
+def on_axis(keys: jax.Array, axis: int, each: int = 1) -> jax.Array:
+    """Of keys for a part, those that draw its items on another axis, with `each` rows for every
+    item, one after the other. Other keys stay as they are."""
+    part = _part_of(keys)
+    if part is None:
+        return keys
+    impl = _of_parts(Part(part.size * each, part.parts, axis))
+    return jax.random.wrap_key_data(jax.random.key_data(keys), impl=impl)
+
+
+def _part_of(keys: jax.Array) -> Part | None:
+    return _known.get(str(jax.random.key_impl(keys)))
+
+
 @cache
-def _of_parts(size: int, parts: int) -> Any:
+def _of_parts(whose: Part) -> Any:
     """Keys of three words, the last of which is the number of the part."""
+    size, parts, axis = whose
 
     def counts(part: jax.Array, shape: Sequence[int]) -> Words:
-        if size not in shape:
-            return _counts(shape)
-        axis = list(shape).index(size)
+        if len(shape) <= axis or shape[axis] != size:
+            raise UserError(
+                f"A learner replica draws an array of shape {list(shape)} with keys for its {size} "
+                f"items of a batch, which must stand on axis {axis}: say where they stand with "
+                f"dovetail.keys.on_axis(key, axis), or draw what is not for each item with "
+                f"dovetail.keys.for_all(key)."
+            )
         whole = [n * parts if i == axis else n for i, n in enumerate(shape)]
         at = jnp.zeros(shape, jnp.uint32)
         for i, n in enumerate(whole):
@@ -128,12 +172,14 @@ def _of_parts(size: int, parts: int) -> Any:
     def random_bits(key: jax.Array, width: int, shape: Sequence[int]) -> jax.Array:
         return _bits(_hash(key, counts(key[2], shape)), width)
 
+    tag = f"{TAG}{size}x{parts}@{axis}"
+    _known[tag] = whose
     return define_prng_impl(
         key_shape=(3,),
         seed=lambda seed: with_part(_seed(seed), jnp.zeros((), jnp.uint32)),
         split=lambda key, shape: with_part(_split(key, shape), key[2]),
         random_bits=random_bits,
         fold_in=lambda key, data: with_part(_fold_in(key, data), key[2]),
-        name=f"dovetail_threefry_{size}_of_{parts}",
-        tag=f"{TAG}{size}x{parts}",
+        name=f"dovetail_threefry_{size}_of_{parts}_on_{axis}",
+        tag=tag,
     )

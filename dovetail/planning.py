@@ -12,6 +12,7 @@ from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, nearest
 from dovetail.graph.ir import Graph
 from dovetail.graph.shares import Graphs
+from dovetail.graph.taps import Wanted
 from dovetail.graph.trace import trace as trace_task
 from dovetail.loading import load_object
 from dovetail.plan import make_plan
@@ -40,14 +41,15 @@ def plan_for(
     resources: Resources | None = None,
     data: DataSpec | None = None,
     online: bool = True,
+    wanted: Wanted | None = None,
 ) -> Planned:
     """Traces the loop, and places it on this machine, or on `resources`.
 
     `data` are recorded steps to learn from; if not `online`, nobody acts, and nothing of the
-    environment is compiled.
+    environment is compiled. What is `wanted` of the trajectories is tapped.
     """
     env = env if online else dataclasses.replace(env, jax=None)
-    graphs = graphs_of(algorithm, env, policy.envs, steps, data, online)
+    graphs = graphs_of(algorithm, env, policy.envs, steps, data, online, wanted)
     plan, graph = make_plan(policy, graphs, machine() if resources is None else resources)
     if env.process is None and any(w.kind is WorkerKind.PROCESS for w in plan.workers):
         raise UserError(
@@ -64,11 +66,13 @@ def graphs_of(
     steps: int,
     data: DataSpec | None = None,
     online: bool = True,
+    wanted: Wanted | None = None,
 ) -> Graphs:
     """The graphs of an algorithm on so many environments, each traced when it is asked for."""
     # where no process can be made, threads have to do
     spec = dataclasses.replace(env.spec, threads=env.spec.threads or env.process is None)
-    return Graphs(algorithm, Task(spec, envs, steps, data=data, online=online), env.jax)
+    task = Task(spec, envs, steps, data=data, online=online)
+    return Graphs(algorithm, task, env.jax, wanted)
 
 
 def trace(algorithm: Algorithm, env: Any, num_envs: int = 8, steps: int = 200_000) -> Graph:

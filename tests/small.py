@@ -25,7 +25,7 @@ from dovetail.planning import plan_for
 from dovetail.policies.interface import Policy
 from dovetail.replay.replay import all_shards
 from dovetail.run import Run
-from dovetail.runtime.local import Runtime
+from dovetail.runtime.local import LocalRuntime
 from dovetail.runtime.report import Report
 from dovetail.settings import Settings
 from dovetail.training.config import rebuild_all
@@ -85,7 +85,7 @@ class Started:
         planned = plan_for(algorithm, found, policy, STEPS, data=spec, online=online)
         self.plan = planned.plan
         self.graph = planned.graph
-        self.runtime = Runtime(planned.graph, planned.plan, found, seeds)
+        self.runtime = LocalRuntime(planned.graph, planned.plan, found, seeds)
         plan = planned.plan
         bound = algorithm.bind(
             Task(found.spec, plan.update_envs, STEPS, plan.num_envs, plan.shards, spec, online)

@@ -19,6 +19,7 @@ from dovetail.algorithms.sac import SAC
 from dovetail.errors import check_option
 from dovetail.functions.distributions import SquashedGaussian
 from dovetail.functions.offline import conservative_gap
+from dovetail.keys import on_axis
 
 
 class Goal(NamedTuple):
@@ -77,7 +78,8 @@ class CQL(SAC):
         actions = jnp.concatenate([batch.action[:, None], goal.others], axis=1)
         n, count, size = actions.shape
         observation = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), batch.observation)
-        found = self.critic.apply(params, observation, actions.reshape(n * count, size), key)
+        rows = on_axis(key, 0, count)  # so many for each item
+        found = self.critic.apply(params, observation, actions.reshape(n * count, size), rows)
         values = found.reshape(-1, n, count)  # of each critic; the recorded action's come first
         taken = values[..., 0]
         errors = taken - goal.values

@@ -19,6 +19,7 @@ from dovetail.algorithms.off_policy import Acted, Acting, Batch, LearnerState, O
 from dovetail.envs.interface import Continuous
 from dovetail.errors import check_option
 from dovetail.functions.distributions import SquashedGaussian
+from dovetail.keys import for_all
 from dovetail.networks.critics import Critics
 from dovetail.networks.policy_network import PolicyNetwork
 
@@ -138,7 +139,7 @@ class SAC(OffPolicyAlgorithm):
         """As many of the critics as make a target."""
         if self.subset == self.critics:
             return critics
-        chosen = jax.random.permutation(key, self.critics)[: self.subset]
+        chosen = jax.random.permutation(for_all(key), self.critics)[: self.subset]
         return jax.tree.map(lambda x: x[chosen], critics)
 
     def critic_loss(

@@ -4,7 +4,6 @@
 are those of `ale_py.vector_env.AtariVectorEnv`, and `autoreset`.
 """
 
-import importlib.util
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -13,15 +12,10 @@ from typing import Any
 import numpy as np
 
 from dovetail.envs.interface import EnvSpec
-from dovetail.envs.names import missing_extra, unknown_env, unknown_option
+from dovetail.envs.names import unknown_env, unknown_option
 from dovetail.errors import UserError
 
 _AUTORESETS = ("same_step", "next_step")
-
-
-def available() -> bool:
-    """Whether ale-py is installed."""
-    return importlib.util.find_spec("ale_py") is not None
 
 
 def names() -> list[str]:
@@ -39,8 +33,6 @@ def game_of(name: str) -> str:
 
 def make(name: str, options: Mapping[str, Any], env_id: str) -> tuple[EnvSpec, Any, None]:
     """The spec and the host factory of a game; processes are needless."""
-    if not available():
-        raise missing_extra(env_id, "ale-py", "atari")
     game = game_of(name)
     if game not in names():
         raise unknown_env(name, "ALE", names())
@@ -54,6 +46,13 @@ def make(name: str, options: Mapping[str, Any], env_id: str) -> tuple[EnvSpec, A
     host = factory(1)
     host.close()
     return host.spec, factory, None
+
+
+def single(name: str, options: Mapping[str, Any], **more: Any) -> Any:
+    """One game that draws itself."""
+    from dovetail.envs.render import atari
+
+    return atari(game_of(name), **more)
 
 
 def _build(game: str, autoreset: str, kwargs: Mapping[str, Any], env_id: str, num_envs: int) -> Any:

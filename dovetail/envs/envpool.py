@@ -4,7 +4,7 @@ EnvPool fixes the seeds when a pool is made, so `reset` makes the pool anew. Epi
 reset by the next step, whose action is ignored.
 """
 
-import importlib.util
+import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,15 +13,10 @@ from typing import Any
 import numpy as np
 
 from dovetail.envs.interface import EnvSpec, HostStep, Observation
-from dovetail.envs.names import missing_extra, unknown_env, unknown_option
+from dovetail.envs.names import unknown_env, unknown_option
 from dovetail.envs.spaces import space_map
 from dovetail.envs.vector import VectorHost
 from dovetail.errors import UserError
-
-
-def available() -> bool:
-    """Whether EnvPool is installed."""
-    return importlib.util.find_spec("envpool") is not None
 
 
 def names() -> list[str]:
@@ -33,8 +28,6 @@ def make(
     name: str, options: Mapping[str, Any], env_id: str
 ) -> tuple[EnvSpec, Callable[[int], "EnvPoolHost"], None]:
     """The spec and the host factory of one of EnvPool's environments; processes are needless."""
-    if not available():
-        raise missing_extra(env_id, "EnvPool", "envpool")
     if name not in names():
         raise unknown_env(name, "EnvPool", names())
     kwargs = dict(options)
@@ -45,6 +38,16 @@ def make(
         raise UserError(f"{env_id} cannot take the option {option}: Dovetail sets it.")
     spec = _spec(name, kwargs, env_id)
     return spec, partial(EnvPoolHost, name, kwargs, spec), None
+
+
+def single(name: str, options: Mapping[str, Any], **more: Any) -> Any:
+    """The Gymnasium environment of the same name; a game as EnvPool shows it."""
+    from dovetail.envs.ale import game_of
+    from dovetail.envs.render import atari, is_atari, of_same_name
+
+    if is_atari(name, options):
+        return atari(game_of(name), **more)
+    return of_same_name(name, options, **more)
 
 
 class EnvPoolHost:

@@ -105,6 +105,16 @@ def make(name: str, options: Mapping[str, Any], env_id: str) -> Factories:
     return factories(host.spec, batches, asked)
 
 
+def single(name: str, options: Mapping[str, Any], **more: Any) -> gymnasium.Env[Any, Any]:
+    """One registered environment; a game as ALE's vector environment shows it."""
+    from dovetail.envs.ale import game_of
+    from dovetail.envs.render import atari, is_atari
+
+    if is_atari(name, options):
+        return atari(game_of(name), **more)
+    return maker(find(name), split_options(options, name).own)(**more)
+
+
 def find(name: str) -> Registered:
     """The registry's entry for `name`."""
     if not has(name):

@@ -87,16 +87,11 @@ def names() -> list[str]:
     return sorted(registration.registered_envs)
 
 
-def has(name: str) -> bool:
-    """Whether Gymnax knows `name`."""
-    return name in names()
-
-
 def make(name: str, options: Mapping[str, Any], env_id: str) -> JaxEnv:
     """A Gymnax environment; options are fields of its parameters or its constructor's arguments."""
     import gymnax
 
-    if not has(name):
+    if name not in names():
         raise unknown_env(name, "Gymnax", names())
     env, params = gymnax.make(name)
     known = {field.name for field in fields(params)}

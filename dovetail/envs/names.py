@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.envs.registry import BACK_ENDS
 from dovetail.errors import UserError, nearest
-
-BACKENDS = ("gymnasium", "dovetail", "gymnax", "envpool", "ale")
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class EnvId:
     """An id taken apart."""
 
     backend: str | None
-    """One of BACKENDS, "file", or None where the id does not say."""
+    """A name in BACK_ENDS, "file", or None where the id does not say."""
     name: str
     """The name in the back end; the class in a file."""
     path: str
@@ -49,7 +48,7 @@ def parse(text: str) -> EnvId:
             f"The environment {stem!r} is a file: name a class in it, {stem}:ClassName."
         )
     prefix, colon, rest = stem.partition(":")
-    if colon and prefix in BACKENDS:
+    if colon and prefix in BACK_ENDS:
         return EnvId(prefix, rest, "", options, suffix)
     return EnvId(None, stem, "", options, suffix)
 
@@ -81,7 +80,8 @@ def unknown_option(env_id: str, option: str, value: Any, known: Iterable[str]) -
 
 
 def missing_extra(env_id: str, package: str, extra: str) -> UserError:
-    """A package that comes with an extra is not installed."""
+    """A package is not installed, which comes with an extra, if there is one."""
+    wanted = f"'dovetail[{extra}]'" if extra else package
     return UserError(
-        f"{env_id} needs {package}, which is not installed: run `pip install 'dovetail[{extra}]'`."
+        f"{env_id} needs {package}, which is not installed: run `pip install {wanted}`."
     )

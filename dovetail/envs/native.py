@@ -168,11 +168,6 @@ def names() -> list[str]:
     return sorted(_KINDS)
 
 
-def has(name: str) -> bool:
-    """Whether `name` is one of our own."""
-    return name in _KINDS
-
-
 def make(name: str, options: Mapping[str, Any], env_id: str) -> JaxEnv:
     """One of our own environments with its options."""
     if name not in _KINDS:

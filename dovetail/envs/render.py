@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 
 from dovetail.envs.interface import EnvSpec, Observation
+from dovetail.envs.registry import load
 from dovetail.envs.resolve import Env
 from dovetail.envs.spaces import space_map
 
@@ -63,26 +64,29 @@ def _same(watched: Watched, spec: EnvSpec) -> bool:
 
 
 def make_single(
-    backend: str, name: str, options: Mapping[str, Any], **more: Any
+    function: str, name: str, options: Mapping[str, Any], **more: Any
 ) -> gymnasium.Env[Any, Any]:
-    """The Gymnasium environment that draws what `backend:name` is."""
-    from dovetail.envs import ale
-    from dovetail.envs import gymnasium as registry
-
+    """The Gymnasium environment that draws what `name` is, by a back end's own function."""
     _without_screen()
-    atari = name.startswith("ALE/") or f"ALE/{name}" in gymnasium.registry
-    atari = atari and options.get("vectorization") not in ("sync", "async")  # which show raw frames
-    if backend == "ale" or (atari and backend in ("gymnasium", "envpool")):
-        return _atari(ale.game_of(name), **more)
-    if backend == "gymnasium":
-        kwargs = registry.split_options(options, name)[2]
-    else:
-        renamed = {"limit": "max_episode_steps"}
-        kwargs = {renamed.get(key, key): value for key, value in options.items()}
-    return registry.maker(registry.find(name), kwargs)(**more)
+    return load(function)(name, options, **more)
 
 
-def _atari(game: str, **more: Any) -> gymnasium.Env[Any, Any]:
+def of_same_name(name: str, options: Mapping[str, Any], **more: Any) -> gymnasium.Env[Any, Any]:
+    """Gymnasium's environment of that name, with the same options."""
+    from dovetail.envs.gymnasium import find, maker
+
+    renamed = {"limit": "max_episode_steps"}
+    kwargs = {renamed.get(key, key): value for key, value in options.items()}
+    return maker(find(name), kwargs)(**more)
+
+
+def is_atari(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether it is a game that shows the usual frames: single environments show raw ones."""
+    game = name.startswith("ALE/") or f"ALE/{name}" in gymnasium.registry
+    return game and options.get("vectorization") not in ("sync", "async")
+
+
+def atari(game: str, **more: Any) -> gymnasium.Env[Any, Any]:
     """A game with the usual frames: every fourth, greyscale, 84 × 84, four at a time."""
     from ale_py.env import AtariEnv
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation

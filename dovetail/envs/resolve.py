@@ -4,26 +4,15 @@ A bare id is looked up in the back ends in order: JAX's first when the environme
 into a compiled program, Gymnasium's first otherwise. `backend:` in front of the name decides.
 """
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from dovetail.envs.interface import EnvSpec, HostEnv, JaxEnv, SplitHostEnv
-from dovetail.envs.names import BACKENDS, EnvId, parse, suggestion
+from dovetail.envs.names import EnvId, missing_extra, parse, suggestion
+from dovetail.envs.registry import BACK_ENDS, load, looked_up
 from dovetail.errors import UserError, nearest
-
-_ABOUT = {
-    "gymnasium": ("gymnasium", "Gymnasium's registry, stepped on the host"),
-    "dovetail": ("jax", "small JAX environments of our own, compiled with the algorithm"),
-    "gymnax": ("gymnax", "Gymnax's JAX environments, compiled with the algorithm"),
-    "envpool": ("envpool", "EnvPool's C++ environments; pip install 'dovetail[envpool]'"),
-    "ale": ("ale_py", "Atari games in ALE's native threads; pip install 'dovetail[atari]'"),
-}
-_TRACED_FIRST = ("dovetail", "gymnax", "gymnasium")
-_HOST_FIRST = ("gymnasium", "dovetail", "gymnax")
 
 
 @dataclass(frozen=True)
@@ -67,30 +56,21 @@ def resolve(env: Any, *, traced: bool | None = None) -> Env:
 
 def backends() -> list[tuple[str, str, bool]]:
     """(name, one line about it, whether it is installed) of every back end."""
-    return [
-        (name, about, importlib.util.find_spec(package) is not None)
-        for name, (package, about) in _ABOUT.items()
-    ]
+    return [(name, row.about, row.installed) for name, row in BACK_ENDS.items()]
 
 
 def names(backend: str) -> list[str]:
     """The environments that a back end has; empty if it is not installed."""
-    if backend not in _ABOUT:
-        raise UserError(f"There is no back end {backend!r}: {nearest(backend, BACKENDS)}")
-    if importlib.util.find_spec(_ABOUT[backend][0]) is None:
-        return []
-    return _module(backend).names()
-
-
-def _module(backend: str) -> Any:
-    name = "native" if backend == "dovetail" else backend
-    return importlib.import_module(f"dovetail.envs.{name}")
+    if backend not in BACK_ENDS:
+        raise UserError(f"There is no back end {backend!r}: {nearest(backend, BACK_ENDS)}")
+    row = BACK_ENDS[backend]
+    return load(row.names)() if row.installed else []
 
 
 def _backend_of(found: EnvId, traced: bool | None) -> str:
     """The first back end that knows a bare id."""
-    for backend in _TRACED_FIRST if traced else _HOST_FIRST:
-        if _module(backend).has(found.name):
+    for backend in looked_up(traced):
+        if BACK_ENDS[backend].knows(found.name):
             return backend
     if found.name.startswith("ALE/"):
         return "gymnasium"  # which says what to install
@@ -98,25 +78,30 @@ def _backend_of(found: EnvId, traced: bool | None) -> str:
     if colon:
         raise UserError(
             f"There is no back end or module {prefix!r} for the environment {found.name!r}: "
-            f"{nearest(prefix, BACKENDS)}"
+            f"{nearest(prefix, BACK_ENDS)}"
         )
-    known = [name for backend in _HOST_FIRST for name in names(backend)]
-    known += [f"ale:{game}" for game in names("ale")]
+    known = [
+        name if row.bare else f"{backend}:{name}"
+        for backend, row in BACK_ENDS.items()
+        for name in names(backend)
+    ]
     raise UserError(f"There is no environment {found.name!r}: {suggestion(found.name, known)}")
 
 
 def _from_backend(backend: str, found: EnvId) -> Env:
-    env_id = f"{backend}:{found.name}{found.query}"
-    made = _module(backend).make(found.name, found.options, env_id)
-    single = partial(_single, backend, found.name, found.options)
-    if backend in ("dovetail", "gymnax"):
+    row, env_id = BACK_ENDS[backend], f"{backend}:{found.name}{found.query}"
+    if not row.installed:
+        raise missing_extra(env_id, row.title, row.extra)
+    made = load(row.make)(found.name, found.options, env_id)
+    single = partial(_single, row.single, found.name, found.options)
+    if row.traced:
         return Env(made.spec, made, None, single)
     spec, host, process = made
     return Env(spec, None, host, single, process)
 
 
-def _single(backend: str, name: str, options: Mapping[str, Any], **more: Any) -> Any:
+def _single(function: str, name: str, options: Mapping[str, Any], **more: Any) -> Any:
     """One bare Gymnasium environment that shows what this one shows, where there is one."""
     from dovetail.envs.render import make_single
 
-    return make_single(backend, name, options, **more)
+    return make_single(function, name, options, **more)

@@ -117,7 +117,7 @@ class Interpreting(RL):
             return _update_priorities(replay, keys, priorities)
         return _update_each(replay, *_parts((keys, priorities), replay.shards))
 
-    def own_keys(self, keys: jax.Array, items: int) -> jax.Array:
+    def own_keys(self, keys: jax.Array, items: int, axis: int = 0) -> jax.Array:
         """The keys of the one learner."""
         return keys
 

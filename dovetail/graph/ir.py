@@ -196,6 +196,15 @@ class Slots:
 
 
 @dataclass(frozen=True)
+class Tap:
+    """Values of an iteration that somebody outside the loop asks for, as the home side has them."""
+
+    tree: Tree
+    """The pytree that they are the leaves of."""
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
 class Graph:
     """One iteration of an algorithm's loop."""
 
@@ -226,6 +235,13 @@ class Graph:
     """Which leaves of the state are recorded steps: what they hold is given, and never changed."""
     offline_steps: int = 0
     """Gradient steps of an iteration, if nobody acts in it."""
+    tap: Tap | None = None
+    """What is shown of every iteration besides its metrics."""
+
+    @property
+    def tapped(self) -> tuple[Value, ...]:
+        """The values of the tap; none if there is no tap."""
+        return () if self.tap is None else self.tap.values
 
     def node(self, name: str) -> Node:
         """The node of that name."""

@@ -12,6 +12,7 @@ from dovetail.algorithm import Algorithm, Task
 from dovetail.boundaries import REPLAY, Side
 from dovetail.envs.interface import JaxEnv
 from dovetail.graph.ir import Graph
+from dovetail.graph.taps import Wanted, tap
 from dovetail.graph.trace import trace
 
 Division = tuple[tuple[tuple[Side, int], ...], int, int | None]
@@ -21,9 +22,16 @@ Division = tuple[tuple[tuple[Side, int], ...], int, int | None]
 class Graphs:
     """Traces an algorithm's loop for as many copies of its sides as a plan asks for."""
 
-    def __init__(self, algorithm: Algorithm, task: Task, env: JaxEnv | None = None) -> None:
-        """`task` is the whole; `env` is None when the environments live on the host."""
-        self._algorithm, self._task, self._env = algorithm, task, env
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        task: Task,
+        env: JaxEnv | None = None,
+        wanted: Wanted | None = None,
+    ) -> None:
+        """`task` is the whole; `env` is None when the environments live on the host. What is
+        `wanted` of the trajectories is tapped in each graph."""
+        self._algorithm, self._task, self._env, self._wanted = algorithm, task, env, wanted
         self._traced: dict[Division, Graph] = {}
 
     @cached_property
@@ -39,5 +47,6 @@ class Graphs:
         if division not in self._traced:
             shards = several.get(REPLAY, 1)
             task = replace(self._task, num_envs=num_envs, shards=shards)
-            self._traced[division] = trace(self._algorithm, task, self._env, several, batch)
+            graph = trace(self._algorithm, task, self._env, several, batch)
+            self._traced[division] = graph if self._wanted is None else tap(graph, self._wanted)
         return self._traced[division]

@@ -289,13 +289,13 @@ class Tracing(RL):
         self.refuse_uneven_draws("recall", draws)
         return data.sample(primitives.part(draws, self.copies(LEARNER)))
 
-    def own_keys(self, keys: jax.Array, items: int) -> jax.Array:
+    def own_keys(self, keys: jax.Array, items: int, axis: int = 0) -> jax.Array:
         """The keys by which a learner replica draws for its part of a batch."""
         replicas = self.copies(LEARNER)
         if replicas == 1:
             return keys
         number = primitives.part(jnp.arange(replicas)[None], replicas)[0, 0]
-        return part_keys(keys, number, items, replicas)
+        return part_keys(keys, number, items, replicas, axis)
 
     def mean(self, tree: Any) -> Any:
         """Averages over learner replicas."""

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dovetail.keys import on_axis
 from dovetail.networks.encoder import Encoder
 from dovetail.networks.layers import Params, activation, dense_each, init_layers
 from dovetail.networks.mlp import MLP
@@ -64,7 +65,7 @@ class Critics:
         for i in range(len(self.hidden)):
             x = dense_each(params["critic"][f"layer_{i}"], x)
             if self.dropout and key is not None:
-                x = _dropped(jax.random.fold_in(key, i), x, self.dropout)
+                x = _dropped(on_axis(jax.random.fold_in(key, i), 1), x, self.dropout)
             if self.layer_norm:
                 x = _normalised(params["norms"][f"layer_{i}"], x)
             x = activation(self.activation)(x)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
+from dovetail.graph.taps import RECORD
 from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.policies.interface import (
     Policy,
@@ -52,7 +53,7 @@ class ParameterServer(Policy):
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """A worker for the master, one for each source of gradients."""
-        whole = ("gather", "insert")
+        whole = ("gather", "insert", RECORD)
         sent = next((edge for edge in graph.edges if edge.boundary in whole), None)
         if sent is not None:
             raise UserError(

@@ -8,8 +8,8 @@ an unroll leaves for the learner beside it lies in one piece of memory.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,32 @@ ALIGNMENT = 64
 """Where an array begins within a slab, in bytes."""
 FEWEST = 3
 """How many make a bundle."""
-FIRST_NUMBER = -2_000_000
-"""The numbers of bundles begin here, and fall."""
+
+
+class Packed:
+    """The key, among the values of a running iteration, of an array in which several lie together.
+
+    Each is made once, so that it is hashed and compared by its identity: that is as fast as for the
+    numbers of single values.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Packed({self.name})"
+
+
+Key = int | Packed
+"""Of an array of a running iteration: the number of a value, or of several together."""
+Values = dict[Key, Any]
+"""The arrays of a running iteration."""
+
+
+@cache
+def packed(what: str, position: int = 0) -> Packed:
+    """The key of what a program takes or makes together: the same on all workers that share it."""
+    return Packed(f"{what} {position}")
 
 
 @dataclass(frozen=True)
@@ -42,8 +66,8 @@ class Bundle:
     """what it makes for the next iteration; empty if these are no values of the state."""
     shared: frozenset[int]
     """Numbers of those that others read as well: they are held by themselves, too."""
-    number_taken: int
-    number_made: int
+    key_taken: Packed
+    key_made: Packed
     shape: jax.ShapeDtypeStruct
     """Of the one array."""
     unpack: Callable[[Any], list[jax.Array]] = field(compare=False)
@@ -73,7 +97,7 @@ def bundles_of(fragment: Fragment, graph: Graph, shared: set[int], others: int) 
         for old, new in zip(graph.state.inputs, graph.state.outputs, strict=True)
         if old.id in taken and new.id in made and not _is_key(avals[old.id].aval)
     ]
-    return _bundles(pairs, graph, shared, FIRST_NUMBER - 2 * others)
+    return _bundles(pairs, graph, shared, others)
 
 
 def bundles_of_state(graph: Graph, leaves: Sequence[Any]) -> list[Bundle]:
@@ -82,7 +106,7 @@ def bundles_of_state(graph: Graph, leaves: Sequence[Any]) -> list[Bundle]:
     plain = [
         (old, new) for i, (old, new, leaf) in pairs if i not in graph.data and not _is_key(leaf)
     ]
-    return _bundles(plain, graph, set(), FIRST_NUMBER)
+    return _bundles(plain, graph, set(), 0)
 
 
 def _is_key(array: Any) -> bool:
@@ -97,15 +121,16 @@ def _bundles(
         if old.nbytes <= (LARGEST_HELD if old.side in graph.tables else LARGEST):
             kinds.setdefault(old.dtype, []).append((old, new))
     groups = [group for group in kinds.values() if len(group) >= FEWEST]
-    return [_bundle(group, shared, first - 2 * i) for i, group in enumerate(groups)]
+    return [_bundle(group, shared, first + i) for i, group in enumerate(groups)]
 
 
-def _bundle(group: list[tuple[Value, Value]], shared: set[int], number: int) -> Bundle:
+def _bundle(group: list[tuple[Value, Value]], shared: set[int], position: int) -> Bundle:
     taken, made = (tuple(values) for values in zip(*group, strict=True))
     read = frozenset(value.id for value in (*taken, *made)) & shared
     size = sum(int(np.prod(value.shape, dtype=np.int64)) for value in taken)
     shape = jax.ShapeDtypeStruct((size,), taken[0].dtype)
-    return Bundle(taken, made, read, number, number - 1, shape, partial(unpack, shapes=taken))
+    keys = packed("taken", position), packed("made", position)
+    return Bundle(taken, made, read, *keys, shape, partial(unpack, shapes=taken))
 
 
 @dataclass(frozen=True)
@@ -115,7 +140,8 @@ class Slab:
     places: dict[int, tuple[Value, int]]
     """By its number, each value and where it begins, in bytes."""
     nbytes: int
-    number: int = FIRST_NUMBER + 1
+    key: ClassVar[Packed] = packed("unroll")
+    """Of that memory."""
 
     @staticmethod
     def of(values: Sequence[Value]) -> "Slab | None":
@@ -146,7 +172,7 @@ class Slab:
             return [_read(memory, *self.places[value.id]) for value in taken]
 
         shape = jax.ShapeDtypeStruct((self.nbytes,), np.uint8)
-        return Bundle(taken, (), frozenset(), self.number, 0, shape, unpack)
+        return Bundle(taken, (), frozenset(), self.key, packed("nothing"), shape, unpack)
 
 
 def _read(memory: Any, value: Value, begin: int) -> jax.Array:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dovetail.boundaries import BATCH_AXIS, How
-from dovetail.runtime.programs import Values
+from dovetail.runtime.bundles import Values
 from dovetail.runtime.watch import Watch
 
 ENOUGH = "others, who have enough for now"

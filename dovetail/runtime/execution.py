@@ -18,12 +18,12 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph, Value
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
+from dovetail.runtime.bundles import Values
 from dovetail.runtime.channel import Closed, Message, Turn
 from dovetail.runtime.measures import measures_of, seconds_of
-from dovetail.runtime.programs import Values
 from dovetail.runtime.records import LOOK_SECONDS, Record, Records
 from dovetail.runtime.remote import Elsewhere
-from dovetail.runtime.report import Part, Report, all_finite, sums
+from dovetail.runtime.report import Part, Report, Tapped, all_finite, sums
 from dovetail.runtime.schedule import Workers
 from dovetail.runtime.states import States
 from dovetail.runtime.supervision import Recovery, WorkerFailed, refuse_hung, sentence
@@ -230,6 +230,7 @@ class Execution:
             state=state,
             actor=list(states.copies) if state else [],
             parts=[Part(m.copy, m.turn, turn.number - m.version) for m in turn.reports],
+            tapped=[values[v.id] for v in graph.tapped],
         )
         self._records.add(record)
 
@@ -259,7 +260,7 @@ class Execution:
             spans={worker.name: worker.track.drain() for worker in self._workers.all},
             dropped_spans=sum(worker.track.dropped for worker in self._workers.all),
             finite=all_finite(last.state, self._watched),
-            parts=last.parts,
+            taps=[Tapped(r.tapped, r.parts) for r in records] if self._graph.tap else (),
         )
 
     def _state(self, leaves: list[Any], replay: bool = True) -> Any:

@@ -16,9 +16,12 @@ from dovetail.plan.ir import Plan
 from dovetail.runtime.placing import mesh_of, replicated
 from dovetail.runtime.processes import Layout
 from dovetail.runtime.programs import Parts, many_iterations, over_devices, over_seeds
-from dovetail.runtime.report import Report, all_finite
+from dovetail.runtime.report import Report, Tapped, all_finite, sums
 from dovetail.runtime.watch import Watch, Watchdog
 from dovetail.telemetry.spans import COMPUTE, WAIT, Track
+
+Shown = tuple[list[Any], list[Any], list[Any]]
+"""The metrics, the episodes and the tapped values of a dispatch."""
 
 
 class FusedRun:
@@ -95,10 +98,10 @@ class FusedRun:
         """Nothing is left to compile."""
 
     def advance(self, iterations: int) -> "Dispatched":
-        """Dispatches that many iterations."""
-        self._state, self._actor, metrics, episodes = self._call(
-            self._state, self._data, self._actor, np.int32(iterations)
-        )
+        """Dispatches that many iterations: at once, or one by one if each has something to show."""
+        counts = [iterations] if self._graph.tap is None else [1] * iterations
+        rows = [self._dispatch(count) for count in counts]
+        metrics, episodes, _ = rows[-1]
         names = [name for name, _ in self._graph.metrics]
         state, actor = self._parts.whole(self._state, self._data), self._actor
         report = Report(
@@ -107,9 +110,17 @@ class FusedRun:
             episodes,
             lambda replay=True: self._graph.state.tree.unflatten(state),
             lambda: self._graph.actor.tree.unflatten(actor),
+            taps=[Tapped(tapped) for _, _, tapped in rows] if self._graph.tap else (),
         )
         finite = partial(all_finite, state, self._watched)
-        return Dispatched(report, self._watch, self._track, finite)
+        return Dispatched(report, self._watch, self._track, finite, rows)
+
+    def _dispatch(self, count: int) -> Shown:
+        """Dispatches so many iterations as one program."""
+        self._state, self._actor, *shown = self._call(
+            self._state, self._data, self._actor, np.int32(count)
+        )
+        return shown[0], shown[1], shown[2]
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -129,9 +140,15 @@ class Dispatched:
     """Iterations that are being computed."""
 
     def __init__(
-        self, report: Report, watch: Watch, track: Track, finite: Callable[[], bool]
+        self,
+        report: Report,
+        watch: Watch,
+        track: Track,
+        finite: Callable[[], bool],
+        rows: Sequence[Shown],
     ) -> None:
-        self._report = report
+        """`report` is that of the last of the dispatches that `rows` are of."""
+        self._report, self._rows = report, rows
         self._watch = watch
         self._track = track
         self._finite = finite
@@ -149,4 +166,15 @@ class Dispatched:
         seconds, calls = self._track.paused - self._began, self._report.iterations
         self._track.add(COMPUTE, "iteration", self._began, seconds, calls)
         spans = {self._watch.worker: self._track.drain()}
-        return replace(self._report, finite=self._finite(), spans=spans)
+        return replace(self._summed(), finite=self._finite(), spans=spans)
+
+    def _summed(self) -> Report:
+        """The report of all dispatches."""
+        if len(self._rows) == 1:
+            return self._report
+        metrics = sums([metrics for metrics, _, _ in self._rows])
+        return replace(
+            self._report,
+            metrics=dict(zip(self._report.metrics, metrics, strict=True)),
+            episodes=sums([episodes for _, episodes, _ in self._rows]),
+        )

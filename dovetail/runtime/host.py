@@ -20,9 +20,8 @@ from jax.extend.core import jaxpr_as_fun
 from dovetail.graph.ir import Graph, Unroll, Value
 from dovetail.graph.unroll import ActorState, Episodes
 from dovetail.runtime.acting import Acting
-from dovetail.runtime.bundles import Slab
+from dovetail.runtime.bundles import Slab, Values
 from dovetail.runtime.placing import Device, to_device
-from dovetail.runtime.programs import Values
 from dovetail.runtime.stage import Stage
 from dovetail.runtime.watch import Watch
 from dovetail.telemetry.spans import COMPUTE, Track
@@ -173,7 +172,7 @@ class HostUnroll:
         made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]
         values.update(zip((v.id for v in unroll.outputs), made, strict=True))
         if self.slab is not None:
-            values[self.slab.number] = rows.memory
+            values[self.slab.key] = rows.memory
         halves = sum(self.seconds.values()) - before
         rest = time.perf_counter() - began - halves
         self._track.add(COMPUTE, f"{self.name}.record", began + halves, rest)

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from dovetail.errors import UserError
+from dovetail.runtime.bundles import Values
 from dovetail.runtime.channel import Closed
-from dovetail.runtime.programs import Values
 from dovetail.runtime.remote import Payload, RemoteWorker, Reply, WorkerLost
 from dovetail.runtime.watch import COMPILE_SECONDS
 from dovetail.runtime.wire import pack, pack_values, unpack_values

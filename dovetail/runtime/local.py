@@ -24,8 +24,8 @@ PATIENCE = 30.0
 """Seconds after which a worker that does not get on counts as hung."""
 
 
-class Runtime:
-    """Runs a plan. Close it: it may hold threads, processes and environments."""
+class LocalRuntime:
+    """A `Runtime` in this process: chooses how a plan is run, and compiles in the background."""
 
     def __init__(
         self,
@@ -76,12 +76,7 @@ class Runtime:
         turn: int = 0,
         watched: Sequence[int] = (),
     ) -> Any:
-        """Sets what iteration number `turn` starts from, and waits until all is compiled.
-
-        Host environments begin new episodes, each by its key of `episode_keys` (the actors' own
-        unless given). Reports say whether the leaves of the state whose positions are `watched` are
-        finite. Returns the actors' state as it is then.
-        """
+        """Sets what iteration number `turn` starts from, and waits until all is compiled."""
         if self._compiling is None:
             self.prepare(state, actor)
         keys = actor.keys if episode_keys is None else episode_keys

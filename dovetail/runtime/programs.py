@@ -23,7 +23,7 @@ from dovetail.graph.ir import Arrival, Fragment, Graph, Node, Python, Slots, Unr
 from dovetail.graph.marks import run_python
 from dovetail.graph.primitives import REPLICA_AXIS, part
 from dovetail.graph.unroll import ActorState, unroll_scan
-from dovetail.runtime.bundles import Bundle
+from dovetail.runtime.bundles import Bundle, Key, Values
 from dovetail.runtime.placing import (
     BY_ENVIRONMENT,
     PER_REPLICA,
@@ -37,8 +37,6 @@ from dovetail.runtime.placing import (
 )
 
 NO_COPIES: Mapping[Side, int] = MappingProxyType({})
-Values = dict[int, Any]
-"""The arrays of a running iteration, by their values' numbers."""
 Leaves = list[jax.Array]
 
 
@@ -74,8 +72,10 @@ class FragmentProgram:
         alone.sort(key=lambda i: order.get(fragment.inputs[i].id, len(order)))
         shown.sort(key=lambda i: order.get(fragment.outputs[i].id, len(order)))
         ends = {value.id: i for i, value in enumerate(fragment.outputs)}
-        self._inputs = [fragment.inputs[i].id for i in alone] + [b.number_taken for b in bundles]
-        self._outputs = [fragment.outputs[i].id for i in shown] + [b.number_made for b in kept]
+        self._inputs: list[Key] = [fragment.inputs[i].id for i in alone]
+        self._inputs += [b.key_taken for b in bundles]
+        self._outputs: list[Key] = [fragment.outputs[i].id for i in shown]
+        self._outputs += [b.key_made for b in kept]
         self._device = device
         function = jaxpr_as_fun(fragment.program)
         arrivals = [fragment.arrivals[i] for i in alone]
@@ -167,6 +167,7 @@ def _read(graph: Graph, nodes: Sequence[Node]) -> set[int]:
     """The values that somebody besides these nodes reads."""
     read = {v.id for node in graph.nodes if node not in nodes for v in node.inputs}
     read |= {v.id for v in (*graph.state.outputs, *graph.actor.outputs, *graph.episodes)}
+    read |= {v.id for v in graph.tapped}
     return read | {value.id for _, value in graph.metrics}
 
 
@@ -415,8 +416,8 @@ def run_unroll(unroll: Unroll, env: JaxEnv, graph: Graph, values: Values) -> Non
 def iteration(
     graph: Graph, env: JaxEnv | None, copies: Mapping[Side, int] = NO_COPIES
 ) -> Callable[[Leaves, Leaves], tuple[Any, ...]]:
-    """One iteration of the whole graph: (state, actor) → (state, actor, metrics, episodes); `env`
-    is None only if nobody acts. With `copies` it is one of several replicas'."""
+    """One iteration of the whole graph: (state, actor) → (state, actor, metrics, episodes, tapped
+    values); `env` is None only if nobody acts. With `copies` it is one of several replicas'."""
 
     def taken(node: Fragment, values: Values) -> list[Any]:
         pairs = zip(node.inputs, node.arrivals, strict=True)
@@ -428,7 +429,7 @@ def iteration(
             for value, how in pairs
         ]
 
-    def run(state: Leaves, actor: Leaves) -> tuple[Leaves, Leaves, Leaves, Leaves]:
+    def run(state: Leaves, actor: Leaves) -> tuple[Leaves, ...]:
         values: Values = dict(zip((v.id for v in graph.state.inputs), state, strict=True))
         values.update(zip((v.id for v in graph.actor.inputs), actor, strict=True))
         for node in graph.nodes:
@@ -444,6 +445,7 @@ def iteration(
             [values[v.id] for v in graph.actor.outputs],
             [values[v.id] for _, v in graph.metrics],
             [values[v.id] for v in graph.episodes],
+            [values[v.id] for v in graph.tapped],
         )
 
     return run
@@ -481,7 +483,8 @@ class Parts:
 def many_iterations(
     graph: Graph, env: JaxEnv | None, copies: Mapping[Side, int] = NO_COPIES
 ) -> Callable[..., tuple[Any, ...]]:
-    """`count` iterations in one dispatch; metrics and episodes come back summed over them."""
+    """`count` iterations in one dispatch; metrics and episodes come back summed over them, what is
+    tapped of the last one."""
     once, parts = iteration(graph, env, copies), Parts(graph)
 
     def run(state: Leaves, data: Leaves, actor: Leaves, count: jax.Array) -> tuple[Any, ...]:
@@ -493,9 +496,9 @@ def many_iterations(
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[2:])
 
         def body(_: jax.Array, loop: tuple[Any, ...]) -> tuple[Any, ...]:
-            state, actor, *sums = loop
-            state, actor, *new = step(state, actor)
-            return (state, actor, *jax.tree.map(jnp.add, sums, new))
+            state, actor, *sums, _ = loop
+            state, actor, *new, tapped = step(state, actor)
+            return (state, actor, *jax.tree.map(jnp.add, sums, new), tapped)
 
         return jax.lax.fori_loop(0, count, body, (state, actor, *zeros))
 
@@ -517,14 +520,14 @@ def over_devices(
 
     def replica(state: Leaves, data: Leaves, actor: Leaves, count: jax.Array) -> tuple[Any, ...]:
         own = [leaf[0] if split else leaf for leaf, split in zip(state, divided, strict=True)]
-        own, actor, metrics, episodes = program(own, data, actor, count)
+        own, actor, metrics, episodes, _ = program(own, data, actor, count)
         state = [leaf[None] if split else leaf for leaf, split in zip(own, divided, strict=True)]
-        return state, actor, jax.lax.pmean(metrics, REPLICA_AXIS), episodes
+        return state, actor, jax.lax.pmean(metrics, REPLICA_AXIS), episodes, []
 
     return jax.shard_map(
         replica,
         mesh=mesh,
         in_specs=(specs, WHOLE, PER_REPLICA, WHOLE),
-        out_specs=(specs, PER_REPLICA, WHOLE, PER_REPLICA),
+        out_specs=(specs, PER_REPLICA, WHOLE, PER_REPLICA, WHOLE),
         check_vma=False,
     )

@@ -23,6 +23,8 @@ class Record:
     actor: list[list[Any]]
     """Of each copy; empty as well."""
     parts: list[Part]
+    tapped: list[Any]
+    """The values of the graph's tap."""
 
 
 class Records:

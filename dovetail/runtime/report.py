@@ -1,7 +1,7 @@
 """What a runtime says of some iterations."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
@@ -18,6 +18,15 @@ class Part(NamedTuple):
     """The number of the actor's unroll; one follows the other unless something was dropped."""
     staleness: int
     """How many versions old the weights were."""
+
+
+class Tapped(NamedTuple):
+    """What the graph's tap shows of one update."""
+
+    values: Sequence[Any]
+    parts: Sequence[Part] = ()
+    """Who made each of the equal parts of the values, in the order of their environments; empty
+    where the newest weights made all of it, in one place."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +51,8 @@ class Report:
     """Of all so far, those that a full buffer forgot."""
     finite: bool = True
     """Whether every number is finite in the watched leaves of the state."""
-    parts: Sequence[Part] = ()
-    """Who made each of the equal parts which the last iteration took, in the order of their
-    environments; empty where the newest weights made all of it, in one place."""
+    taps: Sequence[Tapped] = ()
+    """Of each iteration, if the graph has a tap."""
 
 
 class Pending(Protocol):
@@ -64,21 +72,3 @@ def all_finite(leaves: Sequence[Any], watched: Sequence[int]) -> bool:
 def sums(rows: list[list[Any]]) -> list[Any]:
     """Every column summed."""
     return [np.sum([np.asarray(x) for x in column], axis=0) for column in zip(*rows, strict=True)]
-
-
-def joined(reports: Sequence[Report]) -> Report:
-    """What reports that followed one another say together."""
-    last = reports[-1]
-    metrics = sums([list(report.metrics.values()) for report in reports])
-    spans: dict[str, list[Span]] = {}
-    for report in reports:
-        for worker, own in report.spans.items():
-            spans.setdefault(worker, []).extend(own)
-    return replace(
-        last,
-        iterations=sum(report.iterations for report in reports),
-        metrics=dict(zip(last.metrics, metrics, strict=True)),
-        episodes=sums([report.episodes for report in reports]),
-        spans=spans,
-        finite=all(report.finite for report in reports),
-    )

@@ -15,8 +15,8 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
+from dovetail.runtime.bundles import Values
 from dovetail.runtime.channel import Turn
-from dovetail.runtime.programs import Values
 from dovetail.runtime.remote import Payload, Reply
 from dovetail.runtime.schedule import Workers, stretches_of
 from dovetail.runtime.stage import begin_episodes

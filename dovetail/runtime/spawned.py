@@ -18,9 +18,9 @@ from typing import Any
 
 from dovetail.envs.member import starting_process
 from dovetail.errors import UserError
+from dovetail.runtime.bundles import Values
 from dovetail.runtime.hosts import LOOK_SECONDS
 from dovetail.runtime.job import Job, prepare
-from dovetail.runtime.programs import Values
 from dovetail.runtime.remote import Payload, WorkerLost
 
 SPAWN = multiprocessing.get_context("spawn")

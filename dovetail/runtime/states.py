@@ -11,9 +11,9 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
+from dovetail.runtime.bundles import Key, Values
 from dovetail.runtime.hosting import workers_of
 from dovetail.runtime.placing import mesh_of, replicated, to_device
-from dovetail.runtime.programs import Values
 from dovetail.runtime.schedule import Workers
 from dovetail.runtime.stage import begin_episodes
 from dovetail.runtime.worker import Worker
@@ -87,7 +87,7 @@ class States:
 
     def _copied(self, own: Values) -> Values:
         """With arrays of its own where a table changes them in place."""
-        sides = {value.id: value.side for value in self._graph.state.inputs}
+        sides: dict[Key, Side] = {v.id: v.side for v in self._graph.state.inputs}
         tables = self._graph.tables
         return {n: jnp.copy(x) if sides[n] in tables else x for n, x in own.items()}
 

@@ -22,7 +22,7 @@ from dovetail.graph.unroll import ActorState, act_key
 from dovetail.plan.ir import Plan, WorkerKind
 from dovetail.runtime.acting import Acting
 from dovetail.runtime.bundles import Bundle, Slab, bundles_of_state
-from dovetail.runtime.report import Report, all_finite
+from dovetail.runtime.report import Report, Tapped, all_finite
 from dovetail.runtime.stage import HostStepper, begin_episodes, make_stage
 from dovetail.runtime.watch import Watch, Watchdog
 from dovetail.telemetry.spans import COMPUTE, WAIT, Track
@@ -123,6 +123,8 @@ class StepRun:
         """Return and length so far of every environment's episode."""
         self._episodes: list[np.ndarray] = []
         """Number, returns and lengths of those that ended, since the last report."""
+        self._tapped: list[Tapped] = []
+        """What the graph's tap showed of each step since the last report."""
         self._call: Any = jax.jit(self._turn, donate_argnums=0)
         self._choose: Any = jax.jit(self._first_choice)
         self._copied: Any = jax.jit(self._copies)
@@ -212,9 +214,11 @@ class StepRun:
             watch.since = between = clock()
             stepping += between - before
             self._write(after)
-            held = call(self._held, *given)
+            held, tapped = call(self._held, *given)
             action = self._acting.action(unpack(held[1]))  # waits until it is done
             self._held = held
+            if tapped:
+                self._tapped.append(Tapped(tapped))
             computing += clock() - between
         whole = clock() - began
         self.seconds[self._name] += computing
@@ -268,6 +272,7 @@ class StepRun:
         kept = [recorded.get(value.id, copied.get(value.id)) for value in values]
         actor = self._actor()
         names = [name for name, _ in graph.metrics]
+        taps, self._tapped = self._tapped, []
 
         def state(replay: bool = True) -> Any:
             if not replay:
@@ -287,6 +292,7 @@ class StepRun:
             spans={self._watch.worker: self._track.drain()},
             dropped_spans=self._track.dropped,
             finite=all_finite(kept, self._watched),
+            taps=taps,
         )
 
     def _copies(self, together: Sequence[Any]) -> dict[int, Any]:
@@ -366,7 +372,8 @@ class StepRun:
         together = self._together(state)
         metrics = [values[value.id].astype(jnp.float32) for _, value in graph.metrics]
         sums = sums + jnp.stack(metrics) if metrics else sums
-        return together, self._choice(state, words, seen), sums
+        tapped = [values[value.id] for value in graph.tapped]
+        return (together, self._choice(state, words, seen), sums), tapped
 
     def _first_choice(self, held: Any, data: Any, words: jax.Array, memory: Any) -> jax.Array:
         """What is done first, before anything was learned."""

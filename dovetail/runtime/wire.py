@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.keys import from_words, is_ours
+from dovetail.runtime.bundles import Values
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ def pack(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def pack_values(values: dict[int, Any]) -> dict[int, Any]:
+def pack_values(values: Values) -> Values:
     """Values by number as another process can take them."""
     return {number: pack(leaf) for number, leaf in values.items()}
 
 
-def unpack_values(values: dict[int, Any]) -> dict[int, Any]:
+def unpack_values(values: Values) -> Values:
     """What `pack_values` was given, as numpy or random keys."""
     return {number: unpack(leaf) for number, leaf in values.items()}
 

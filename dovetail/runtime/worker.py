@@ -12,9 +12,8 @@ from typing import Any
 
 from dovetail.boundaries import Side
 from dovetail.graph.ir import Slots
-from dovetail.runtime.bundles import Bundle
+from dovetail.runtime.bundles import Bundle, Values
 from dovetail.runtime.channel import ENOUGH, Channel, Lease, Message, Turn
-from dovetail.runtime.programs import Values
 from dovetail.runtime.remote import Elsewhere, Payload, RemoteStretch, RemoteWorker
 from dovetail.runtime.watch import Watch
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, ROOM, WAIT, Track
@@ -254,12 +253,12 @@ class Worker:
             for taken, made in zip(slots.inputs, slots.outputs, strict=True)
             if made.id in values
         }
-        return kept | {b.number_taken: values[b.number_made] for b in self.bundles}
+        return kept | {b.key_taken: values[b.key_made] for b in self.bundles}
 
     def hold(self, state: Values) -> None:
         """Holds values of the state, together where they go together."""
         for bundle in self.bundles:
-            state[bundle.number_taken] = bundle.pack([state[v.id] for v in bundle.taken])
+            state[bundle.key_taken] = bundle.pack([state[v.id] for v in bundle.taken])
             for value in bundle.taken:
                 if value.id not in bundle.shared:
                     del state[value.id]
@@ -269,7 +268,7 @@ class Worker:
         """What it holds, each by itself."""
         found = dict(self.held)
         for bundle in self.bundles:
-            leaves = bundle.unpack(self.held[bundle.number_taken])
+            leaves = bundle.unpack(self.held[bundle.key_taken])
             found |= {value.id: leaf for value, leaf in zip(bundle.taken, leaves, strict=True)}
         return found
 
@@ -277,7 +276,7 @@ class Worker:
         """What an iteration made of what goes together, each by itself."""
         found: Values = {}
         for bundle in self.bundles:
-            leaves = bundle.unpack(values[bundle.number_made])
+            leaves = bundle.unpack(values[bundle.key_made])
             found |= {value.id: leaf for value, leaf in zip(bundle.made, leaves, strict=True)}
         return found
 

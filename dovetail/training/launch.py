@@ -7,11 +7,15 @@ from typing import Any
 import jax
 
 from dovetail.data.episode import Source
+from dovetail.data.recorder import Recorder
+from dovetail.data.recorder import record as record_to
+from dovetail.playing import knows_probabilities
 from dovetail.replay.data import Data, with_data
+from dovetail.runtime.interface import Runtime
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.loop import Loop, Reached, Snapshot
 from dovetail.training.preparing import Prepared, Start
-from dovetail.training.recording import RecordingRuntime, record_training
+from dovetail.training.recording import Recording
 from dovetail.training.restoring import Started
 from dovetail.training.start import first_state, resumed_keys, shapes
 
@@ -32,7 +36,11 @@ def launch(
     """
     algorithm, settings = prepared.algorithm, start.settings
     reached = Reached() if started is None else started.reached
-    runtime = _runtime(start, prepared, record, tell, stack)
+    runtime = _runtime(start, prepared, tell, stack)
+    recording = None
+    if record is not None:
+        recorder = stack.enter_context(_recorder(start, prepared, record))
+        recording = Recording(recorder, prepared.planned.graph, reached.updates)
     feed = data = None
     if start.recorded is not None:
         feed = start.recorded.feed(algorithm)
@@ -56,26 +64,28 @@ def launch(
         began=start.began,
         watchers=watchers,
         feed=feed,
+        recording=recording,
     )
 
 
 def _runtime(
     start: Start,
     prepared: Prepared,
-    record: str | None,
     tell: Callable[[str], None],
     stack: ExitStack,
-) -> Any:
+) -> Runtime:
     """What runs the plan of a phase; it compiles already."""
     algorithm, planned, settings = prepared.algorithm, prepared.planned, start.settings
     runtime = prepared.place.runtime(planned, start.config["steps"], settings, tell)
     stack.callback(runtime.close)
-    if record is not None:
-        recorder = record_training(record, algorithm, planned.env, _source(start))
-        stack.enter_context(recorder)
-        runtime = RecordingRuntime(runtime, algorithm, recorder)
     runtime.prepare(*shapes(algorithm, planned.env.jax, planned.plan.num_envs, settings.seeds))
     return runtime
+
+
+def _recorder(start: Start, prepared: Prepared, folder: str) -> Recorder:
+    """What writes the dataset of a phase."""
+    known = knows_probabilities(prepared.algorithm, explore=True)
+    return record_to(folder, prepared.planned.env, (_source(start),), log_probabilities=known)
 
 
 def _source(start: Start) -> Source:

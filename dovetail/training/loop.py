@@ -21,7 +21,7 @@ from dovetail.errors import UserError
 from dovetail.evaluation import Evaluation
 from dovetail.replay.data import without_data
 from dovetail.replay.replay import with_own_replay
-from dovetail.runtime.local import Runtime
+from dovetail.runtime.interface import Runtime
 from dovetail.runtime.report import Pending, Report
 from dovetail.settings import Settings
 from dovetail.telemetry.progress import Progress
@@ -29,6 +29,7 @@ from dovetail.telemetry.sinks import Recorder
 from dovetail.telemetry.spans import COMPUTE, WAIT
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.evaluating import BackgroundEvaluation
+from dovetail.training.recording import Recording
 from dovetail.training.stopping import Stop
 
 REPORT_SECONDS = 0.25
@@ -84,10 +85,11 @@ class Loop:
         began: float,
         watchers: Sequence[Callable[[dict[str, float], Timeline], None]] = (),
         feed: Feed | None = None,
+        recording: Recording | None = None,
     ) -> None:
         """`watchers` are shown every report's row, and what all spans have come to; `feed` gives
-        the recorded steps to learn from."""
-        self._feed = feed
+        the recorded steps to learn from; `recording` takes the steps of every report."""
+        self._feed, self._recording = feed, recording
         self.runtime = runtime
         self._watchers = watchers
         self.reached = reached
@@ -142,6 +144,7 @@ class Loop:
             if report is None and self._ahead is None:
                 break
             if report is not None:
+                self._record(report)
                 done += report.iterations
                 row = self._digest(report, done, begun + done * per_iteration, arrived)
                 now = time.perf_counter()
@@ -169,6 +172,13 @@ class Loop:
         """Waits for the dispatch in flight, if there is one; returns its report."""
         ahead, self._ahead = self._ahead, None
         return None if ahead is None else ahead.wait()
+
+    def _record(self, report: Report) -> None:
+        """Records the steps of a report, if that is asked for."""
+        if self._recording is not None:
+            began = time.perf_counter()
+            self._recording.add(report)
+            self.timeline.note(DRIVER, COMPUTE, "recording", began)
 
     def _fed(self, count: int, updates: int) -> int:
         """How many of `count` updates may go on at once; their recorded steps are seen to."""
@@ -202,7 +212,9 @@ class Loop:
     def save(self, checkpoints: Checkpoints) -> None:
         """Asks for a checkpoint of the last state that was seen to be good."""
         with contextlib.suppress(Exception):  # what came after that state is dropped
-            self._wait()  # what a replay holds changes in place: nothing may go on
+            report = self._wait()  # what a replay holds changes in place: nothing may go on
+            if report is not None:
+                self._record(report)
         state = with_own_replay(without_data(self.good.state()))
         acted = not self.runtime.graph.offline_steps
         tree = {"state": state, "actor": self.good.actor() if acted else ()}

@@ -16,13 +16,15 @@ from dovetail.clustering import (
 from dovetail.deployment import Deployment
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
+from dovetail.graph.taps import CannotTap
 from dovetail.plan.ir import Plan
 from dovetail.planning import Planned, plan_for
 from dovetail.policies.interface import Policy
 from dovetail.replay.data import DataSpec
-from dovetail.runtime.local import Runtime
+from dovetail.runtime.interface import Runtime
+from dovetail.runtime.local import LocalRuntime
 from dovetail.settings import Settings
-from dovetail.training.recording import not_recorded, recorded
+from dovetail.training.recording import not_recorded, recorded_steps
 from dovetail.training.start import enable_compile_cache
 
 
@@ -38,8 +40,8 @@ class Place:
         record: bool = False,
     ) -> None:
         """`env` is what the user gave; `record` says whether the run is to be recorded."""
-        self._given, self._env, self._policy = algorithm, env, policy
-        self._algorithm = recorded(algorithm) if record else algorithm
+        self._algorithm, self._env, self._policy = algorithm, env, policy
+        self._wanted = recorded_steps if record else None
         self._deployment = deployment
         self._connection: Any = None
 
@@ -56,20 +58,22 @@ class Place:
         if self._deployment is not None:
             parcel = Parcel.of(self._recipe(steps), self._deployment)
             self._connection, resources = join(self._deployment, parcel)
+        given = self._algorithm, env, self._policy, steps, resources, data, online
         try:
-            planned = plan_for(self._algorithm, env, self._policy, steps, resources, data, online)
+            planned = plan_for(*given, wanted=self._wanted)
         except UserError as error:
-            if self._algorithm is self._given:
+            if self._wanted is None or isinstance(error, CannotTap):
                 raise
-            # has its own word to say
-            plan_for(self._given, env, self._policy, steps, resources, data, online)
+            plan_for(*given)  # has its own word to say
             raise not_recorded(self._policy) from error
+        if self._wanted is not None and planned.plan.copies_of(planned.graph.home) > 1:
+            raise not_recorded(self._policy)
         _refuse_seeds(planned.plan, settings)
         return planned
 
     def runtime(
         self, planned: Planned, steps: int, settings: Settings, tell: Callable[[str], None]
-    ) -> Any:
+    ) -> Runtime:
         """What runs the plan."""
         if self._deployment is None:
             plan = planned.plan
@@ -77,7 +81,7 @@ class Place:
             here = None
             if processes is not None:
                 here = [worker.name for worker in plan.workers if worker.name not in apart_in(plan)]
-            return Runtime(
+            return LocalRuntime(
                 planned.graph,
                 plan,
                 planned.env,
@@ -95,7 +99,8 @@ class Place:
         )
 
     def _recipe(self, steps: int) -> Recipe:
-        return Recipe(self._algorithm, self._env, self._policy, steps, enable_compile_cache)
+        given = self._algorithm, self._env, self._policy, steps
+        return Recipe(*given, enable_compile_cache, self._wanted)
 
     def close(self) -> None:
         """Leaves the cluster."""

@@ -1,6 +1,7 @@
 """From what users write to environments."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ import pytest
 from dovetail.envs import Discrete, Env, EnvSpec, JaxStep, backends, check_host_env, names, resolve
 from dovetail.envs.names import parse
 from dovetail.envs.native import Chain
+from dovetail.envs.registry import BACK_ENDS
 from dovetail.errors import UserError
 
 FILE = '''
@@ -229,8 +231,9 @@ def test_back_ends_are_listed():
 
 
 def test_a_missing_extra_is_named(monkeypatch):
-    monkeypatch.setattr("dovetail.envs.envpool.available", lambda: False)
-    monkeypatch.setattr("dovetail.envs.ale.available", lambda: False)
+    for name in ("envpool", "ale"):
+        absent = replace(BACK_ENDS[name], package="a_package_that_is_not_there")
+        monkeypatch.setitem(BACK_ENDS, name, absent)
     with pytest.raises(UserError, match=r"needs EnvPool.*pip install 'dovetail\[envpool\]'"):
         resolve("envpool:CartPole-v1")
     with pytest.raises(UserError, match=r"needs ale-py.*pip install 'dovetail\[atari\]'"):

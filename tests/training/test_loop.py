@@ -28,11 +28,8 @@ class Pretended:
     seconds: dict[str, float] = {}  # noqa: RUF012
 
     class graph:
-        steps_per_iteration = 10
+        steps_per_iteration = 20
         offline_steps = 0
-
-    class plan:
-        replicas = 2
 
     def __init__(self) -> None:
         self.state = np.zeros(())

@@ -13,7 +13,7 @@ import pytest
 from small import QUIET, numbers, saved
 
 import dovetail
-from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Task
+from dovetail.algorithm import RL, Algorithm, Correction, Metrics
 from dovetail.algorithms.a3c import A3C
 from dovetail.algorithms.dqn import DQN
 from dovetail.algorithms.impala import IMPALA
@@ -21,6 +21,8 @@ from dovetail.algorithms.ppo import PPO
 from dovetail.data import Reader, info
 from dovetail.data.recorder import Lanes, Steps
 from dovetail.envs.resolve import resolve
+from dovetail.graph.ir import Tap
+from dovetail.planning import plan_for
 from dovetail.policies.actor_learner import ActorLearner
 from dovetail.policies.central_inference import CentralInference
 from dovetail.policies.data_parallel import DataParallel
@@ -28,9 +30,11 @@ from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
 from dovetail.policies.parameter_server import ParameterServer
 from dovetail.policies.split_devices import SplitDevices
-from dovetail.runtime.report import Report
-from dovetail.telemetry.spans import COMPUTE, Span
-from dovetail.training.recording import RecordedState, RecordingRuntime, _Recording, recorded
+from dovetail.runtime.local import LocalRuntime
+from dovetail.runtime.report import Part, Report, Tapped
+from dovetail.training.phases import task_of
+from dovetail.training.recording import Recording, recorded_steps
+from dovetail.training.start import first_state
 
 LENGTH, ENVS, UPDATES = 8, 4, 6
 SLOW = pytest.mark.slow
@@ -222,70 +226,52 @@ def test_what_cannot_be_recorded(tmp_path: Path) -> None:
         train(PPO(**OPTIONS), "CartPole-v1", Local(ENVS), str(tmp_path / "full"))
 
 
-def test_what_a_replay_holds_is_put_together_only_for_who_asks() -> None:
-    asked: list[bool] = []
-    zeros = np.zeros((1, 2))
-    lived = Steps(*[zeros] * len(Steps._fields))
-
-    def state(replay: bool = True) -> RecordedState:
-        asked.append(replay)
-        return RecordedState("whole" if replay else "without", lived)
-
-    report = Report(1, {}, [], state, lambda: None)
-    pending: Any = SimpleNamespace(wait=lambda: report)
-    added: list[Any] = []
-    recorder: Any = SimpleNamespace(add=lambda *what: added.append(what))
-    found = _Recording(None, pending, recorder, range(7, 8)).wait()
-    assert asked == [False] and len(added) == 1
-    assert (found.state(), found.state(replay=False)) == ("whole", "without")
-
-
-def test_every_iteration_is_recorded_and_all_are_one_report() -> None:
-    begun: list[int] = []
-    added: list[tuple[int, int]] = []
-
-    def advance(iterations: int) -> Any:
-        assert iterations == 1
-        number = len(begun)
-        begun.append(len(added))
-        lived = Steps(*[np.full((1, 2), number)] * len(Steps._fields))
-        report = Report(
-            1,
-            {"loss": np.float32(number)},
-            [np.array([number, 0])],
-            lambda replay=True: RecordedState(f"state {number}", lived),
-            lambda: f"actor {number}",
-            spans={"main": [Span(COMPUTE, "learner", float(number), 0.5)]},
-            finite=number != 1,
-        )
-        return SimpleNamespace(wait=lambda: report)
-
-    def add(lived: Steps, versions: Any, lanes: Lanes) -> None:
-        assert versions.tolist() == lanes.turn.tolist() == [5 + len(added)] * 2
-        added.append((int(lived.reward[0, 0]), int(versions[0])))
-
-    inner: Any = SimpleNamespace(advance=advance, load=lambda *_, **__: None)
-    runtime = RecordingRuntime(inner, PPO(**OPTIONS), SimpleNamespace(add=add))  # type: ignore[arg-type]
-    runtime._update = 5
-    pending = runtime.advance(3)
-    assert begun == [0]  # the others begin while they are waited for
-    found = pending.wait()
-    assert added == [(0, 5), (1, 6), (2, 7)]
-    assert begun == [0, 0, 1]  # the next goes on while one is recorded
-    assert (found.iterations, found.metrics["loss"], found.finite) == (3, 3.0, False)
-    assert [x.tolist() for x in found.episodes] == [[3, 0]]
-    assert [span.start for span in found.spans["main"]] == [0.0, 1.0, 2.0]
-    assert (found.state(), found.actor()) == ("state 2", "actor 2")
-    assert runtime._update == 8
+@pytest.mark.parametrize(
+    ("env", "policy"),
+    [
+        ("dovetail:CartPole-v1", Fused(ENVS)),
+        ("CartPole-v1", Local(ENVS)),
+        ("CartPole-v1", ActorLearner(ENVS, 2, 0)),
+    ],
+    ids=lambda x: x if isinstance(x, str) else type(x).__name__,
+)
+def test_a_report_shows_the_steps_of_each_of_its_updates(env: str, policy: Any) -> None:
+    found = resolve(env, traced=policy.traced_envs)
+    planned = plan_for(Counting(), found, policy, STEPS, wanted=recorded_steps)
+    bound = Counting().bind(task_of(planned, STEPS, None, True))
+    runtime = LocalRuntime(planned.graph, planned.plan, planned.env)
+    try:
+        runtime.load(*first_state(bound, found.jax, ENVS, seed=1))
+        report = runtime.advance(3).wait()
+        more = runtime.advance(1).wait()
+    finally:
+        runtime.close()
+    tap = planned.graph.tap
+    assert tap is not None
+    shown = [tap.tree.unflatten(one.values) for one in (*report.taps, *more.taps)]
+    assert [float(np.asarray(steps.log_probability).mean()) for steps in shown] == [0, 1, 2, 3]
+    assert all(steps.observation.shape == (LENGTH, ENVS, 4) for steps in shown)
+    rewards = sum(float(np.asarray(steps.reward).sum()) for steps in shown[:3])
+    assert report.iterations == 3 and float(report.metrics["loss"]) == rewards
 
 
-def test_the_algorithm_is_otherwise_the_same() -> None:
-    algorithm = recorded(PPO(**OPTIONS))
-    assert isinstance(algorithm, PPO) and type(algorithm).__name__ == "PPO"
-    assert algorithm.correction == PPO.correction
-    task = Task(resolve("dovetail:CartPole-v1").spec, 4, 100)
-    state: Any = jax.eval_shape(algorithm.bind(task).init, jax.random.key(0))
-    assert state.lived.next_observation.shape == (LENGTH, 4, 4)
-    assert state.lived.log_probability.shape == (LENGTH, 4)
-    plain = jax.eval_shape(PPO(**OPTIONS).bind(task).init, jax.random.key(0))
-    assert jax.tree.structure(state.state) == jax.tree.structure(plain)
+def test_every_update_of_a_report_is_recorded_with_its_own_version() -> None:
+    added: list[tuple[int, list[int], list[int], list[int]]] = []
+
+    def add(steps: Steps, versions: Any, lanes: Lanes) -> None:
+        columns = (versions.tolist(), lanes.env.tolist(), lanes.turn.tolist())
+        added.append((int(steps.reward[0, 0]), *columns))
+
+    leaves, tree = jax.tree.flatten(Steps(*[np.zeros((1, 2))] * len(Steps._fields)))
+    graph: Any = SimpleNamespace(tap=Tap(tree, ()))
+    recorder: Any = SimpleNamespace(add=add)
+    recording = Recording(recorder, graph, 5)
+    alone = Tapped([leaf + 10 for leaf in leaves])
+    parted = Tapped([leaf + 20 for leaf in leaves], [Part(1, 8, 2), Part(0, 9, 0)])
+    recording.add(Report(2, {}, [], lambda: None, lambda: None, taps=[alone, parted]))
+    recording.add(Report(1, {}, [], lambda: None, lambda: None, taps=[alone]))
+    assert added == [
+        (10, [5, 5], [0, 1], [5, 5]),
+        (20, [4, 6], [1, 0], [8, 9]),
+        (10, [7, 7], [0, 1], [7, 7]),
+    ]

@@ -10,10 +10,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dovetail.errors import UserError
 from dovetail.plan.ir import Plan, Station
+from dovetail.runtime.bundles import Values
 from dovetail.runtime.cluster.connection import node_names
 from dovetail.runtime.cluster.stations import Order, WorkerStation
 from dovetail.runtime.hosts import LOOK_SECONDS, whole
-from dovetail.runtime.programs import Values
 from dovetail.runtime.remote import Payload, WorkerLost
 
 

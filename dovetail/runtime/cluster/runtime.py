@@ -23,7 +23,7 @@ from dovetail.plan.ir import Plan, Station
 from dovetail.runtime.cluster.connection import Connection, node_names
 from dovetail.runtime.cluster.stations import LearnerStation, Order
 from dovetail.runtime.job import Job, versions
-from dovetail.runtime.report import Part, Report
+from dovetail.runtime.report import Report, Tapped
 from dovetail.runtime.wire import pack, unpack
 from dovetail.telemetry.spans import Span, clock_ahead, on_clock
 
@@ -128,6 +128,13 @@ class ClusterRuntime:
         self._done = turn
         self.compile_seconds = max(seconds for _, seconds in loaded)
         return self._actors([leaves for leaves, _ in loaded])
+
+    def refill(self, data: Sequence[Any]) -> None:
+        """Recorded steps are not brought to a cluster."""
+        raise UserError(
+            "Recorded data are learned from on this machine, not on a cluster: leave --cluster or "
+            "--data out."
+        )
 
     def advance(self, iterations: int) -> "Called":
         """Begins that many iterations in every learner process."""
@@ -277,7 +284,7 @@ class Called:
             self._spans(found, answered),
             sum(f["dropped_spans"] for f in found),
             all(f["finite"] for f in found),
-            [Part(*part) for f in found for part in f["parts"]],
+            [Tapped(*tapped) for tapped in first["taps"]],
         )
 
     def _spans(self, found: list[Any], answered: float) -> dict[str, list[Span]]:

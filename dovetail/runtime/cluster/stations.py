@@ -132,7 +132,7 @@ class LearnerStation:
 
     def build(self, coordinator: str | None) -> None:
         """Traces, and starts to compile; with `coordinator`, as one of several processes."""
-        from dovetail.runtime.local import Runtime
+        from dovetail.runtime.local import LocalRuntime
         from dovetail.runtime.processes import join_processes
 
         job, plan = self._job, self._plan
@@ -141,7 +141,7 @@ class LearnerStation:
         if coordinator is not None:
             join_processes(coordinator, job.plan.ranks, self._rank)
         graph, env = job.build(job.plan)
-        self._runtime = Runtime(
+        self._runtime = LocalRuntime(
             graph,
             plan,
             env,
@@ -187,7 +187,7 @@ class LearnerStation:
             "episodes": [np.asarray(own_part(x)) for x in report.episodes],
             "measures": report.measures,
             "finite": report.finite,
-            "parts": [tuple(part) for part in report.parts],
+            "taps": [([np.asarray(x) for x in t.values], list(t.parts)) for t in report.taps],
             "spans": {name: list(spans) for name, spans in report.spans.items()},
             "dropped_spans": report.dropped_spans,
             "clock": (began, time.perf_counter()),
