@@ -23,7 +23,7 @@ from jax.interpreters import partial_eval as pe
 
 import dovetail
 from dovetail.algorithm import Algorithm, Params, Task, Trajectory
-from dovetail.batching import defines, over_batch, preferred
+from dovetail.batching import defines, over_batch, preferred, takes_batch
 from dovetail.boundaries import (
     ACTOR,
     BATCH_AXIS,
@@ -448,7 +448,7 @@ class Tracing(RL):
     def _act_on_batch(self, act: Callable[..., Any]) -> Callable[..., Any]:
         """Acting for a whole batch on carries that are reset, checked."""
         algorithm, chosen = self._algorithm, preferred(self._algorithm, act)
-        whole, name = over_batch(chosen), getattr(chosen, "__name__", "act")
+        whole, name = over_batch(chosen), "act_batch" if takes_batch(chosen) else "act"
 
         def checked(params: Params, carry: Any, timestep: Any, keys: jax.Array) -> Any:
             action, extras, after = whole(params, carry, timestep, keys)

@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail.algorithm import Carry, Params, Timestep, Trajectory
 from dovetail.envs.batched import BatchStep
 
-Act = Callable[[Params, Carry, Timestep, jax.Array], tuple[Any, Any, Carry]]
+Act = Callable[[Params, Carry, Timestep, Any], tuple[Any, Any, Carry]]
 """Acting over a batch: (params, carry [B], timestep [B], keys [B]) → (action, extras, carry)."""
 Reset = Callable[[Carry, jax.Array], Carry]
 """Resets carries: (carry [B], where episodes begin [B]) → carry."""
 Bootstrap = Callable[[Params, Carry, Timestep], Any]
-Step = Callable[[Any, Any, jax.Array], BatchStep]
+Step = Callable[[Any, Any, Any], BatchStep]
 """Stepping a batch: (environment state, action, keys [B]) → BatchStep."""
 
 
@@ -128,19 +129,25 @@ def resetting(act: Act, reset: Reset) -> Act:
 
 
 def step_once(
-    act: Act, step: Step, params: Params, actor: ActorState, keys: tuple[jax.Array, jax.Array]
+    act: Act, step: Step, params: Params, actor: ActorState, keys: tuple[Any, Any]
 ) -> Record:
-    """Acts and steps once in every environment; `bootstrap`, `carry` and `last` stay empty."""
+    """One turn: acts and steps once in every environment, and counts the episodes that end.
+
+    It is what compiled loops, the interpreter and evaluations do in each of their steps; the arrays
+    may be JAX's or, where the environments step on the host, numpy's. `bootstrap`, `carry` and
+    `last` stay empty.
+    """
     acting_keys, stepping_keys = keys
     action, extras, carry = act(params, actor.carry, actor.timestep, acting_keys)
     after = step(actor.env, action, stepping_keys)
+    arrays: Any = after.reward.__array_namespace__()
     done = after.terminated | after.truncated
     episode_return = actor.episode_return + after.reward
     episode_length = actor.episode_length + after.valid
     episodes = Episodes(
-        done.astype(jnp.int32),
-        jnp.where(done, episode_return, 0),
-        jnp.where(done, episode_length, 0),
+        done.astype(np.int32),
+        arrays.where(done, episode_return, 0),
+        arrays.where(done, episode_length, 0),
     )
     row = Trajectory(
         observation=actor.timestep.observation,
@@ -156,7 +163,7 @@ def step_once(
         carry=(),
         last=(),  # type: ignore[arg-type]
     )
-    reward = jnp.where(after.first, 0, after.reward)
+    reward = arrays.where(after.first, 0, after.reward)
     number = actor.timestep.number
     following = ActorState(
         env=after.state,
@@ -165,8 +172,8 @@ def step_once(
         keys=actor.keys,
         number=actor.number,
         step=actor.step + 1,
-        episode_return=jnp.where(done, 0, episode_return),
-        episode_length=jnp.where(done, 0, episode_length),
+        episode_return=arrays.where(done, 0, episode_return),
+        episode_length=arrays.where(done, 0, episode_length),
     )
     return Record(row, following, episodes)
 

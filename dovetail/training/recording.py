@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.algorithm import RL, Algorithm, Metrics, Params, Timestep, Trajectory
+from dovetail.batching import act_for_one
 from dovetail.data.episode import Source
 from dovetail.data.recorder import Lanes, Recorder, Steps, record
 from dovetail.envs.resolve import Env
@@ -119,7 +120,7 @@ def nothing_lived(algorithm: Algorithm, state: Any) -> Steps:
     def acted(state: Any, key: jax.Array) -> tuple[Any, Any]:
         seen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), plain.task.env.observation)
         timestep = Timestep(seen, jnp.float32(0), jnp.bool_(True))
-        return plain.act(plain.acting(state), plain.initial_carry(), timestep, key)[:2]
+        return act_for_one(plain)(plain.acting(state), plain.initial_carry(), timestep, key)[:2]
 
     action, extras = jax.eval_shape(acted, state, jax.random.key(0))
 
