@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.algorithm:Trajectory",
         "dovetail.boundaries:at",
         "dovetail.analysis:analyze",
+        "dovetail.batching:batched",
         "dovetail.deployment:Deployment",
         "dovetail.diagnosis:doctor",
         "dovetail.diagnosis:stacks",

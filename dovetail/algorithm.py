@@ -158,6 +158,25 @@ class Algorithm:
         """(action, carry) for one environment when evaluated: the best action, no exploration."""
         raise NotImplementedError(f"{type(self).__name__} does not define greedy(…).")
 
+    def act_batch(
+        self, params: Params, carry: Carry, timestep: Timestep, keys: jax.Array
+    ) -> tuple[Any, Any, Carry]:
+        """(action, extras, carry) for a whole batch, every leaf [B, …]: what runs in the place of
+        a mapped `act`, if it is defined. How many environments make a batch is the plan's."""
+        raise NotImplementedError(f"{type(self).__name__} does not define act_batch(…).")
+
+    def greedy_batch(self, params: Params, carry: Carry, timestep: Timestep) -> tuple[Any, Carry]:
+        """(action, carry) for a whole batch: what runs in the place of a mapped `greedy`."""
+        raise NotImplementedError(f"{type(self).__name__} does not define greedy_batch(…).")
+
+    def reset_carry(self, carry: Carry, first: jax.Array) -> Carry:
+        """A batch's carry [B, …] with the slots where an episode begins, `first` [B], reset.
+
+        Define it where less is to be done than to write `initial_carry()` there: of a cache it is
+        enough to forget the lengths.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define reset_carry(…).")
+
     def log_prob(self, params: Params, carry: Carry, timestep: Timestep, action: Any) -> jax.Array:
         """The log-probability, or density, with which `act` takes an action. Where `act` draws by
         one, its extras have it too, as `log_prob`: that is what recordings keep."""

@@ -129,7 +129,8 @@ class RL:
         """Actors ↔ environments: `length` steps of every environment, acting with `params`.
 
         `act(params, carry, timestep, key) -> (action, extras, carry)` is written for one
-        environment and mapped over the batch.
+        environment and mapped over the batch, unless the algorithm has an `act_batch`, or `act` is
+        marked with `dt.batched`. The same holds of `bootstrap(params, carry, timestep)`.
         """
         raise NotImplementedError
 

@@ -15,9 +15,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.algorithm import Algorithm, Params
+from dovetail.envs.batched import BatchStep
 from dovetail.envs.interface import HostEnv, JaxEnv
 from dovetail.errors import UserError
-from dovetail.playing import MAX_STEPS, Manner, Played, Record, batched
+from dovetail.graph.unroll import (
+    Act,
+    ActorState,
+    Episodes,
+    Step,
+    initial_actor,
+    no_episodes,
+    step_once,
+)
+from dovetail.graph.unroll import Record as Turn
+from dovetail.playing import MAX_STEPS, Manner, Played, Record, acting, acting_on_host, played
 
 if TYPE_CHECKING:
     from dovetail.envs.resolve import Env
@@ -131,17 +142,19 @@ class Evaluator:
         seed: int,
         manner: Manner,
     ) -> Play:
-        act = jax.jit(batched(algorithm, manner.explore))
-        carry = _repeat(algorithm.initial_carry(), num_envs)
+        act = acting_on_host(algorithm, manner.explore)
         seeds = _own_seeds(seed, num_envs)
         quota = np.full(num_envs, episodes // num_envs)
         quota[: episodes % num_envs] += 1
+        keys = jax.vmap(jax.random.key)(np.array(seeds))
 
         def play(params: Params, cancelled: threading.Event) -> Evaluation | None:
             if self._host is None:
                 self._host = make(num_envs)
-            tally = _Tally(quota, manner)
-            return _play_host(self._host, act, params, carry, seeds, tally, cancelled)
+            tally = _Tally(quota, manner.record)
+            begun = _begun(algorithm, (), self._host.reset(seeds), keys)
+            step = _host_step(self._host, manner)
+            return _play_host(act, step, params, begun, tally, cancelled)
 
         return play
 
@@ -194,85 +207,91 @@ def _own_seeds(seed: int, count: int) -> list[int]:
     return [int(word) >> 1 for word in sequence.generate_state(count)]
 
 
-def _repeat(tree: Any, count: int) -> Any:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), tree)
+def _begun(algorithm: Algorithm, env: Any, observation: Any, keys: jax.Array) -> ActorState:
+    """Every environment at the start of an episode; none has a number."""
+    begun = initial_actor(env, observation, algorithm.initial_carry(), keys)
+    alone = jnp.zeros_like(begun.number)
+    return begun._replace(timestep=begun.timestep._replace(number=alone), number=alone)
 
 
-class _Episodes(NamedTuple):
-    """One JAX environment per episode, on their way; leading axis [episodes] but for `step`."""
+class _Playing(NamedTuple):
+    """JAX environments that play one episode each; leading axis [episodes]."""
 
-    keys: jax.Array
-    state: Any
-    observation: Any
-    carry: Any
-    reward: jax.Array
-    returns: jax.Array
-    lengths: jax.Array
-    done: jax.Array
-    step: jax.Array
+    env: Any
+    over: jax.Array
+    """Whether the episode is over: what follows does not count."""
+    cut: jax.Array
+    """Whether it was cut by the step limit."""
+    steps: jax.Array
+
+
+class _Now(NamedTuple):
+    """How far an evaluation in JAX environments has come."""
+
+    actor: ActorState
+    ended: Episodes
+
+
+def _jax_step(env: JaxEnv, max_steps: int) -> Step:
+    """One transition of every environment; nothing begins anew after its episode."""
+
+    def step(now: _Playing, action: Any, keys: jax.Array) -> BatchStep:
+        after = jax.vmap(env.step)(now.env, action, keys)
+        terminated, truncated = (x.astype(bool) for x in (after.terminated, after.truncated))
+        valid = ~now.over
+        cut = valid & ~(terminated | truncated) & (now.steps + 1 >= max_steps)
+        over = now.over | terminated | truncated | cut
+        return BatchStep(
+            state=_Playing(after.state, over, now.cut | cut, now.steps + 1),
+            observation=after.observation,
+            next_observation=after.observation,
+            reward=jnp.where(valid, after.reward, 0).astype(jnp.float32),
+            terminated=valid & terminated,
+            truncated=valid & (truncated | cut),
+            first=jnp.zeros_like(valid),
+            valid=valid,
+        )
+
+    return step
 
 
 def _jax_play(algorithm: Algorithm, env: JaxEnv, episodes: int, seed: int, manner: Manner) -> Play:
-    act, max_steps, record = batched(algorithm, manner.explore), manner.max_steps, manner.record
+    act, step = acting(algorithm, manner.explore), _jax_step(env, manner.max_steps)
+    record = manner.record
     step_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))
 
     seeds = np.array(_own_seeds(seed, episodes))
 
     @jax.jit
-    def begin(seeds: jax.Array) -> _Episodes:
+    def begin(seeds: jax.Array) -> _Now:
         keys = jax.vmap(jax.random.key)(seeds)
         state, observation = jax.vmap(env.reset)(step_keys(keys, 0))
-        return _Episodes(
-            keys,
-            state,
-            observation,
-            carry=_repeat(algorithm.initial_carry(), episodes),
-            reward=jnp.zeros(episodes),
-            returns=jnp.zeros(episodes),
-            lengths=jnp.zeros(episodes, jnp.int32),
-            done=jnp.zeros(episodes, bool),
-            step=jnp.int32(0),
-        )
+        never = jnp.zeros(episodes, bool)
+        playing = _Playing(state, never, never, jnp.zeros(episodes, jnp.int32))
+        begun = _begun(algorithm, playing, observation, keys)
+        return _Now(begun, no_episodes(episodes))
 
-    def advance(params: Params, now: _Episodes) -> tuple[_Episodes, Played]:
-        first = jnp.full(episodes, now.step == 0)
-        action, log_probability, carry = act(
-            params, now.carry, now.observation, now.reward, first, now.keys, now.step
-        )
-        after = jax.vmap(env.step)(now.state, action, step_keys(now.keys, now.step + 1))
-        terminated, truncated = (x.astype(bool) for x in (after.terminated, after.truncated))
-        valid = ~now.done & (now.step < max_steps)
-        cut = ~terminated & (now.step + 1 >= max_steps)
-        reward = after.reward.astype(jnp.float32)
-        then = _Episodes(
-            now.keys,
-            after.state,
-            after.observation,
-            carry,
-            reward,
-            now.returns + jnp.where(valid, after.reward, 0),
-            now.lengths + valid,
-            now.done | (valid & (terminated | truncated)),
-            now.step + 1,
-        )
-        ends = (terminated, truncated | cut)
-        seen = (now.observation, action, reward, *ends, first, valid, after.observation)
-        return then, Played(*seen, log_probability)
+    def advance(params: Params, now: _Now) -> tuple[_Now, Played]:
+        actor, number = now.actor, now.actor.step[0]
+        keys = (actor.keys, number), step_keys(actor.keys, number + 1)
+        turn = step_once(act, step, params, actor, keys)
+        ended = jax.tree.map(jnp.add, now.ended, turn.episodes)
+        return _Now(turn.actor, ended), played(turn)
 
     @jax.jit
-    def some(params: Params, now: _Episodes) -> tuple[_Episodes, jax.Array]:
-        until = jnp.minimum(now.step + STEPS_PER_CALL, max_steps)
+    def some(params: Params, now: _Now) -> tuple[_Now, jax.Array]:
+        until = now.actor.step[0] + STEPS_PER_CALL
         now = jax.lax.while_loop(
-            lambda now: (now.step < until) & ~now.done.all(),
+            lambda now: (now.actor.step[0] < until) & ~now.actor.env.over.all(),
             lambda now: advance(params, now)[0],
             now,
         )
-        return now, now.done.all() | (now.step >= max_steps)
+        return now, now.actor.env.over.all()
 
     @jax.jit
-    def recorded(params: Params, now: _Episodes) -> tuple[_Episodes, jax.Array, Played]:
+    def recorded(params: Params, now: _Now) -> tuple[_Now, jax.Array, Played]:
         now, played = jax.lax.scan(lambda now, _: advance(params, now), now, length=STEPS_PER_CALL)
-        return now, now.done.all() | (now.step >= max_steps), played
+        return now, now.actor.env.over.all(), played
 
     def play(params: Params, cancelled: threading.Event) -> Evaluation | None:
         now, finished = begin(seeds), False
@@ -282,85 +301,103 @@ def _jax_play(algorithm: Algorithm, env: JaxEnv, episodes: int, seed: int, manne
             if record is None:
                 now, over = some(params, now)
             else:
-                now, over, played = recorded(params, now)
-                record(jax.tree.map(np.asarray, played))
+                now, over, shown = recorded(params, now)
+                record(jax.tree.map(np.asarray, shown))
             finished = bool(over)
-        returns, lengths = np.asarray(now.returns, np.float64), np.asarray(now.lengths, np.int64)
-        return Evaluation(returns, lengths, int((~np.asarray(now.done)).sum()))
+        returns = np.asarray(now.ended.returns, np.float64)
+        lengths = np.asarray(now.ended.lengths, np.int64)
+        return Evaluation(returns, lengths, int(np.asarray(now.actor.env.cut).sum()))
 
     return play
 
 
 class _Tally:
-    """Counts the episodes of host environments, each environment up to its quota."""
+    """Keeps the episodes of host environments, each environment's up to its quota."""
 
-    def __init__(self, quota: np.ndarray, manner: Manner) -> None:
-        self.quota, self.max_steps, self.record = quota, manner.max_steps, manner.record
+    def __init__(self, quota: np.ndarray, record: Record | None) -> None:
+        self.quota, self.record = quota, record
         self.returns = np.zeros((len(quota), quota.max()))
         self.lengths = np.zeros((len(quota), quota.max()), np.int64)
         self.played = np.zeros(len(quota), np.int64)
         self.left = int(quota.sum())
         self.cut = 0
-        self._return = np.zeros(len(quota))
-        self._length = np.zeros(len(quota), np.int64)
 
-    def show(self, seen: Any, action: Any, log_probability: Any, first: Any, step: Any) -> None:
-        """Records one step of every environment that has not played its share."""
-        assert self.record is not None
-        valid = step.valid & (self.played < self.quota)
-        cut = ~step.terminated & (self._length + 1 >= self.max_steps)
-        ends = (step.terminated, step.truncated | cut)
-        after = step.next_observation
-        row = Played(seen, action, step.reward, *ends, first, valid, after, log_probability)
-        self.record(jax.tree.map(lambda x: np.asarray(x)[None], row))
-
-    def add(self, reward: np.ndarray, ended: np.ndarray, valid: np.ndarray) -> None:
-        """One step of every environment; steps that are not valid only reset."""
-        self._return += np.where(valid, reward, 0)
-        self._length += valid
-        ended = ended & valid
-        over = ended | (self._length >= self.max_steps)
-        if over.any():
-            self._settle(over, ended)
-
-    def _settle(self, over: np.ndarray, ended: np.ndarray) -> None:
-        counts = np.flatnonzero(over & (self.played < self.quota))
-        self.returns[counts, self.played[counts]] = self._return[counts]
-        self.lengths[counts, self.played[counts]] = self._length[counts]
-        self.played[counts] += 1
-        self.left -= len(counts)
-        self.cut += int((~ended[counts]).sum())
-        self._return[over] = 0
-        self._length[over] = 0
+    def add(self, turn: Turn) -> None:
+        """One step of every environment."""
+        counts = self.played < self.quota
+        if self.record is not None:
+            row = played(turn)
+            row = row._replace(valid=row.valid & counts)
+            self.record(jax.tree.map(lambda x: np.asarray(x)[None], row))
+        number, returns, lengths = turn.episodes
+        if not np.count_nonzero(number):
+            return
+        ended = np.flatnonzero((np.asarray(number) > 0) & counts)
+        self.returns[ended, self.played[ended]] = np.asarray(returns)[ended]
+        self.lengths[ended, self.played[ended]] = np.asarray(lengths)[ended]
+        self.played[ended] += 1
+        self.left -= len(ended)
+        self.cut += int(turn.actor.env.cut[ended].sum())
 
     def evaluation(self) -> Evaluation:
         counted = np.arange(self.returns.shape[1]) < self.quota[:, None]
         return Evaluation(self.returns[counted], self.lengths[counted], self.cut)
 
 
+class _OnHost(NamedTuple):
+    """What is known of host environments, which keep their own state."""
+
+    length: np.ndarray
+    """Of the episode that goes on."""
+    cut: np.ndarray
+    """Whether the last step was cut by the step limit."""
+
+
+def _host_step(env: HostEnv, manner: Manner) -> Step:
+    """One transition of every environment; an episode beyond the limit counts as truncated."""
+
+    def step(now: _OnHost, action: Any, _: Any) -> BatchStep:
+        after = env.step(np.asarray(action))
+        valid = after.valid
+        ended = (after.terminated | after.truncated) & valid
+        length = now.length + valid
+        cut = ~ended & (length >= manner.max_steps)
+        shown, begins = after.observation, after.first
+        if manner.record is not None:  # kept beyond the next step, which may use the arrays again
+            shown, begins = jax.tree.map(np.array, (shown, begins))
+        flags: Any = {"first": begins, "valid": valid, "terminated": after.terminated & valid}
+        flags["truncated"] = (after.truncated & valid) | cut
+        reward: Any = np.where(valid, after.reward, 0)
+        return BatchStep(
+            state=_OnHost(np.where(ended | cut, 0, length), cut),
+            observation=shown,
+            next_observation=after.next_observation,
+            reward=reward,
+            **flags,
+        )
+
+    return step
+
+
 def _play_host(
-    env: HostEnv,
-    act: Callable[..., tuple[Any, Any, Any]],
+    act: Act,
+    step: Step,
     params: Params,
-    carry: Any,
-    seeds: list[int],
+    begun: ActorState,
     tally: _Tally,
     cancelled: threading.Event,
 ) -> Evaluation | None:
-    observation = env.reset(seeds)
-    reward, first = np.zeros(env.num_envs, np.float32), np.ones(env.num_envs, bool)
-    keys, number = jax.vmap(jax.random.key)(np.array(seeds)), 0
+    none = np.zeros(len(tally.quota), np.int64)
+    keys, actor = begun.keys, jax.tree.map(np.array, begun._replace(keys=(), carry=()))
+    returns = np.zeros(len(none))
+    actor = actor._replace(
+        env=_OnHost(none, none > 0), carry=begun.carry, episode_return=returns, episode_length=none
+    )
+    number = 0
     while tally.left:
         if cancelled.is_set():
             return None
-        action, log_probability, carry = act(
-            params, carry, observation, reward, first, keys, number
-        )
-        seen = None if tally.record is None else jax.tree.map(np.array, (observation, first))
-        step = env.step(np.asarray(action))
-        if seen is not None:
-            tally.show(seen[0], action, log_probability, seen[1], step)
-        number += 1
-        tally.add(step.reward, step.terminated | step.truncated, step.valid)
-        observation, reward, first = step.observation, step.reward, step.first
+        turn = step_once(act, step, params, actor, ((keys, number), None))
+        tally.add(turn)
+        actor, number = turn.actor, number + 1
     return tally.evaluation()

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.algorithm import Algorithm, Params, Timestep
+from dovetail.batching import greedy_for_one
 from dovetail.checkpoint import digest_of, version_of
 from dovetail.envs.interface import ActionSpace, Continuous, Discrete, MultiDiscrete, Observation
 from dovetail.errors import UserError
@@ -198,7 +199,8 @@ def _program(algorithm: Algorithm, params: Params, carry: Any) -> tuple[Any, boo
 def _flat_greedy(
     algorithm: Algorithm, initial: Any, trees: tuple[Any, Any, Any]
 ) -> Callable[..., Any]:
-    """`algorithm.greedy` on tuples of leaves, its carry renewed where an episode begins."""
+    """The greedy act on tuples of leaves, its carry renewed where an episode begins."""
+    choose = greedy_for_one(algorithm)
 
     def greedy(
         weights: Leaves, carry: Leaves, observation: Leaves, reward: jax.Array, first: jax.Array
@@ -208,7 +210,7 @@ def _flat_greedy(
             for tree, leaves in zip(trees, (weights, carry, observation), strict=True)
         )
         fresh = jax.tree.map(lambda new, kept: jnp.where(first, new, kept), initial, old)
-        action, carry = algorithm.greedy(params, fresh, Timestep(observed, reward, first))
+        action, carry = choose(params, fresh, Timestep(observed, reward, first))
         return action, tuple(jax.tree.leaves(carry))
 
     return greedy

@@ -6,9 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail.algorithm import Algorithm, Params, Timestep
+from dovetail.batching import act_for_one, act_on_batch, defines, greedy_on_batch
 from dovetail.envs.interface import Continuous
+from dovetail.graph.unroll import Act, slot_reset
+from dovetail.graph.unroll import Record as Turn
 
 ACTING = 0x616374
 """Mixed with an environment's key, so that acting shares no random number with stepping."""
@@ -47,36 +51,44 @@ class Manner:
     max_steps: int = MAX_STEPS
 
 
-def batched(algorithm: Algorithm, explore: bool) -> Callable[..., tuple[Any, Any, Any]]:
-    """(action, log-probability, carry) over a batch, as `greedy` or `act` chooses; where an episode
-    begins, the carry and the last reward are renewed."""
-    initial = algorithm.initial_carry()
-    certain = not isinstance(algorithm.task.env.action, Continuous) if not explore else False
+def acting(algorithm: Algorithm, explore: bool) -> Act:
+    """(params, carry, timestep, (keys, step)) → (action, log-probability, carry) over a batch, as
+    `greedy` or `act` chooses; carries are reset already."""
+    whole = act_on_batch(algorithm) if explore else greedy_on_batch(algorithm)
+    certain = not isinstance(algorithm.task.env.action, Continuous)
 
-    def one(
-        params: Params,
-        carry: Any,
-        observation: Any,
-        reward: jax.Array,
-        first: jax.Array,
-        key: jax.Array,
-    ) -> tuple[Any, Any, Any]:
-        carry = jax.tree.map(lambda new, old: jnp.where(first, new, old), initial, carry)
-        reward = jnp.where(first, 0, reward).astype(jnp.float32)
-        timestep = Timestep(observation, reward, first)
-        if explore:
-            action, extras, carry = algorithm.act(params, carry, timestep, key)
-            return action, getattr(extras, "log_prob", None), carry
-        action, carry = algorithm.greedy(params, carry, timestep)
-        return action, jnp.float32(0) if certain else None, carry
-
-    def batch(
-        params: Params, carry: Any, observation: Any, reward: Any, first: Any, keys: Any, step: Any
-    ) -> tuple[Any, Any, Any]:
+    def act(params: Params, carry: Any, timestep: Timestep, at: tuple[Any, Any]) -> Any:
+        if not explore:
+            action, carry = whole(params, carry, timestep)
+            return action, jnp.zeros(timestep.first.shape) if certain else None, carry
+        keys, step = at
         own = jax.vmap(lambda key: jax.random.fold_in(jax.random.fold_in(key, ACTING), step))(keys)
-        return jax.vmap(one, (None, 0, 0, 0, 0, 0))(params, carry, observation, reward, first, own)
+        action, extras, carry = whole(params, carry, timestep, own)
+        return action, getattr(extras, "log_prob", None), carry
 
-    return batch
+    return act
+
+
+def acting_on_host(algorithm: Algorithm, explore: bool) -> Act:
+    """The same for environments on the host: compiled, the carry in place, and reset by slot."""
+    act = jax.jit(acting(algorithm, explore), donate_argnums=1)
+    own = defines(algorithm, "reset_carry")
+    reset = algorithm.reset_carry if own else slot_reset(algorithm.initial_carry())
+    reset = jax.jit(reset, donate_argnums=0)
+
+    def reset_and_act(params: Params, carry: Any, timestep: Timestep, at: Any) -> Any:
+        if jax.tree.leaves(carry) and np.count_nonzero(timestep.first):
+            carry = reset(carry, timestep.first)
+        return act(params, carry, timestep, at)
+
+    return reset_and_act
+
+
+def played(turn: Turn) -> Played:
+    """What is recorded of a turn."""
+    row = turn.row
+    fields = {name: getattr(row, name) for name in Played._fields[:-1]}
+    return Played(**fields, log_probability=row.extras)
 
 
 def knows_probabilities(algorithm: Algorithm, explore: bool) -> bool:
@@ -88,6 +100,6 @@ def knows_probabilities(algorithm: Algorithm, explore: bool) -> bool:
         params = algorithm.acting(algorithm.init(key))
         seen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), algorithm.task.env.observation)
         timestep = Timestep(seen, jnp.float32(0), jnp.bool_(True))
-        return algorithm.act(params, algorithm.initial_carry(), timestep, key)[1]
+        return act_for_one(algorithm)(params, algorithm.initial_carry(), timestep, key)[1]
 
     return hasattr(jax.eval_shape(acted, jax.random.key(0)), "log_prob")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.algorithm import Algorithm, Params, Timestep
+from dovetail.batching import act_for_one, greedy_for_one
 from dovetail.data.episode import Rows
 from dovetail.data.reader import Reader
 from dovetail.envs.interface import Discrete
@@ -168,7 +169,7 @@ def _followed(
 
 def _greedy(algorithm: Algorithm, params: Params, carry: Any, seen: _Seen) -> tuple[Any, Followed]:
     """The best action at a row: it is certain."""
-    action, carry = algorithm.greedy(params, carry, seen.timestep)
+    action, carry = greedy_for_one(algorithm)(params, carry, seen.timestep)
     same = jnp.all(action == seen.taken)
     return carry, Followed(action[None], jnp.where(same, 0.0, -jnp.inf))  # type: ignore[arg-type]
 
@@ -177,6 +178,7 @@ def _drawn(algorithm: Algorithm, params: Params, carry: Any, seen: _Seen) -> tup
     """Some actions at a row, as in training."""
     log_prob = algorithm.log_prob(params, carry, seen.timestep, seen.taken)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), seen.row), DRAWS)
-    act = jax.vmap(lambda key: algorithm.act(params, carry, seen.timestep, key)[::2])
+    one = act_for_one(algorithm)
+    act = jax.vmap(lambda key: one(params, carry, seen.timestep, key)[::2])
     actions, carries = act(keys)
     return jax.tree.map(lambda x: x[0], carries), Followed(actions, log_prob)  # type: ignore[arg-type]

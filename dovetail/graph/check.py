@@ -43,11 +43,11 @@ def check_state(algorithm: Algorithm, before: Any, after: Any) -> None:
             )
 
 
-def same_carry(algorithm: Algorithm, before: Any, after: Any) -> Any:
-    """The carry that `act` returned, if it has the structure and shapes of the one it took."""
+def same_carry(algorithm: Algorithm, function: str, before: Any, after: Any) -> Any:
+    """The carry that a function returned, if it has the structure and shapes of the one it took."""
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise UserError(
-            f"{type(algorithm).__name__}.act returns a carry of structure "
+            f"{type(algorithm).__name__}.{function} returns a carry of structure "
             f"{jax.tree.structure(after)}, but initial_carry() has {jax.tree.structure(before)}."
         )
     for (path, old), new in zip(
@@ -55,10 +55,22 @@ def same_carry(algorithm: Algorithm, before: Any, after: Any) -> Any:
     ):
         if old.shape != new.shape:
             raise UserError(
-                f"{type(algorithm).__name__}.act changes carry{jax.tree_util.keystr(path)} from "
-                f"shape {list(old.shape[1:])} to {list(new.shape[1:])}; keep its shape."
+                f"{type(algorithm).__name__}.{function} changes carry{jax.tree_util.keystr(path)} "
+                f"from shape {list(old.shape[1:])} to {list(new.shape[1:])}; keep its shape."
             )
     return jax.tree.map(lambda old, new: new.astype(old.dtype), before, after)
+
+
+def check_batch(algorithm: Algorithm, function: str, size: int, made: Any) -> None:
+    """What a function returned for a batch must have a row for each environment."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(made):
+        if not jnp.ndim(leaf) or leaf.shape[0] != size:
+            what = ("action", "extras")[path[0].idx] + jax.tree_util.keystr(path[1:])
+            raise UserError(
+                f"{type(algorithm).__name__}.{function} returns {what} of shape "
+                f"{list(jnp.shape(leaf))} for {size} environments: return [{size}, …], a row for "
+                f"each."
+            )
 
 
 def check_action(algorithm: Algorithm, spec: EnvSpec, action: Any) -> None:

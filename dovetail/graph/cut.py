@@ -352,6 +352,7 @@ class _Cut:
             act=spec.act,
             step=spec.step,
             bootstrap=spec.bootstrap,
+            reset=spec.reset,
             inputs=tuple(operands[: spec.num_inputs]),
             actor_inputs=tuple(operands[spec.num_inputs :]),
             trajectory=tuple(outputs[:size]),

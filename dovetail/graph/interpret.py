@@ -7,7 +7,6 @@ synchronous policy must equal.
 """
 
 from collections.abc import Callable
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -15,20 +14,17 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import Algorithm, Params, Trajectory
+from dovetail.batching import defines, over_batch, preferred, takes_batch
 from dovetail.boundaries import BATCH_AXIS, RL, How, Side, here
 from dovetail.graph.marks import declared, run_python, unmarked
 from dovetail.graph.unroll import (
     ActorState,
     Episodes,
     Step,
-    act_key,
-    as_row,
-    env_key,
-    final_timestep,
+    masked_reset,
     no_episodes,
-    reset_carry,
-    step_once,
-    with_last,
+    resetting,
+    unroll_scan,
 )
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay, insertion, of_shards
@@ -132,44 +128,37 @@ class Interpreting(RL):
     def unroll(
         self, act: Callable[..., Any], params: Params, length: int, bootstrap: Any = None
     ) -> Trajectory:
-        """A Python loop over acting and stepping."""
-        initial = self._algorithm.initial_carry()
-        carry_before = self.actor.carry
-
-        act_on_batch = self._over_environments(act)
-
-        def batched_act(params: Params, carry: Any, timestep: Any, keys: jax.Array) -> Any:
-            carry = reset_carry(timestep.first, initial, carry)
-            return act_on_batch(params, carry, timestep, keys)
-
-        value = self._over_environments(bootstrap) if bootstrap is not None else None
-        rows: list[Trajectory] = []
-        for _ in range(length):
-            actor = self.actor
-            keys = (
-                jax.vmap(act_key)(actor.keys, actor.step),
-                jax.vmap(env_key)(actor.keys, actor.step),
-            )
-            record = step_once(batched_act, self._step, params, actor, keys)
-            row = record.row
-            if value is not None:
-                found = value(params, record.actor.carry, final_timestep(record))
-                row = row._replace(bootstrap=jax.tree.map(partial(_where, row.truncated), found))
-            rows.append(row)
-            self.actor = record.actor
-            self.episodes = Episodes(*map(jnp.add, self.episodes, record.episodes))
-        trajectory = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
-        if value is not None:
-            last = value(params, self.actor.carry, self.actor.timestep)
-            trajectory = trajectory._replace(bootstrap=with_last(trajectory, last))
-        ends = {"carry": as_row(carry_before), "last": as_row(self.actor.timestep)}
-        return trajectory._replace(**ends)
+        """The turns of a compiled unroll, in a Python loop."""
+        algorithm = self._algorithm
+        own = defines(algorithm, "reset_carry")
+        reset = algorithm.reset_carry if own else masked_reset(algorithm.initial_carry())
+        whole = self._over_environments(preferred(algorithm, act))
+        trajectory, self.actor, ended = unroll_scan(
+            resetting(whole, reset),
+            self._step,
+            self._over_environments(bootstrap) if bootstrap is not None else None,
+            length,
+            params,
+            self.actor,
+            scan=_in_python,
+        )
+        self.episodes = Episodes(*map(jnp.add, self.episodes, ended))
+        return trajectory
 
     def _over_environments(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function(params, …)` for every environment: mapped, or in a loop when debugging."""
-        if self._debug:
+        if self._debug and not takes_batch(function):
             return _one_by_one(function)
-        return lambda params, *batch: jax.vmap(partial(function, params))(*batch)
+        return over_batch(function)
+
+
+def _in_python(body: Callable[..., Any], state: Any, each: Any) -> tuple[Any, Any]:
+    """`jax.lax.scan` as a Python loop, in which values are concrete."""
+    rows: list[Any] = []
+    for t in range(len(jax.tree.leaves(each)[0])):
+        state, row = body(state, jax.tree.map(itemgetter(t), each))
+        rows.append(row)
+    return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
 
 def _parts(tree: Any, count: int) -> Any:
@@ -186,11 +175,6 @@ def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
     return looped
-
-
-def _where(mask: jax.Array, value: jax.Array) -> jax.Array:
-    """`value` where the mask [B] says so, else zero."""
-    return jnp.where(mask.reshape(mask.shape + (1,) * (value.ndim - 1)), value, 0)
 
 
 def interpret(

@@ -126,6 +126,9 @@ class Unroll:
     act: Inner
     step: Inner
     bootstrap: Inner | None
+    reset: Inner | None
+    """The algorithm's own way to reset the carries of episodes that begin, on all of an actor's
+    environments; None if they become `initial_carry`. `act` takes carries that are reset."""
     inputs: tuple[Value, ...]
     """What the acting fragments take besides the actor's own state: what `act` captured, what
     `bootstrap` captured, then the weights."""

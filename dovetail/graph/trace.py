@@ -23,6 +23,7 @@ from jax.interpreters import partial_eval as pe
 
 import dovetail
 from dovetail.algorithm import Algorithm, Params, Task, Trajectory
+from dovetail.batching import defines, over_batch, preferred, takes_batch
 from dovetail.boundaries import (
     ACTOR,
     BATCH_AXIS,
@@ -39,7 +40,14 @@ from dovetail.envs import batched
 from dovetail.envs.interface import EnvSpec, JaxEnv
 from dovetail.errors import UserError
 from dovetail.graph import primitives
-from dovetail.graph.check import check_action, check_state, same_carry, scalar, two_results
+from dovetail.graph.check import (
+    check_action,
+    check_batch,
+    check_state,
+    same_carry,
+    scalar,
+    two_results,
+)
 from dovetail.graph.cost import flops
 from dovetail.graph.cut import cut
 from dovetail.graph.ir import Graph, Inner
@@ -50,9 +58,11 @@ from dovetail.graph.traced import PythonSpec, Traced, UnrollSpec
 from dovetail.graph.unroll import (
     ActorState,
     Episodes,
+    Reset,
     environment_keys,
     initial_actor,
-    reset_carry,
+    masked_reset,
+    resetting,
     unroll_scan,
 )
 from dovetail.keys import part_keys, seed_key
@@ -397,44 +407,35 @@ class Tracing(RL):
         self, act: Callable[..., Any], params: Params, length: int, bootstrap: Any
     ) -> tuple[UnrollSpec, list[jax.Array]]:
         """The spec of this unroll and its operands: captured values, then the params' leaves."""
-        initial = self._initial_carry
-        actor = self.actor
-
-        def batched_act(params: Params, carry: Any, timestep: Any, keys: jax.Array) -> Any:
-            carry = reset_carry(timestep.first, initial, carry)
-            action, extras, after = jax.vmap(act, (None, 0, 0, 0))(params, carry, timestep, keys)
-            return action, extras, same_carry(self._algorithm, carry, after)
-
+        actor, whole_act = self.actor, self._act_on_batch(act)
+        value = over_batch(bootstrap) if bootstrap is not None else None
         served = jax.tree.map(self._served, (actor.carry, actor.timestep, actor.keys))
-        act_inner, act_captured = _inner("act", batched_act, params, *served)
+        act_inner, act_captured = _inner("act", whole_act, params, *served)
         calls = actor.step.shape[0] / jax.tree.leaves(served)[0].shape[0]
         act_inner = dataclasses.replace(act_inner, flops=round(calls * act_inner.flops))
         value_inner, value_captured = None, []
-        if bootstrap is not None:
+        if value is not None:
             value_inner, value_captured = _inner(
-                "bootstrap", jax.vmap(bootstrap, (None, 0, 0)), params, actor.carry, actor.timestep
+                "bootstrap", value, params, actor.carry, actor.timestep
             )
+        reset_inner, reset = self._describe_reset()
         step = step_function(self._env, self._spec, actor.step.shape[0])
-        step_inner, action_bytes, seen_bytes = self._describe_step(step, batched_act, params)
+        step_inner, action_bytes, seen_bytes = self._describe_step(step, whole_act, params)
         shapes = jax.eval_shape(
             lambda params, actor: unroll_scan(
-                batched_act,
-                step,
-                jax.vmap(bootstrap, (None, 0, 0)) if bootstrap is not None else None,
-                length,
-                params,
-                actor,
+                resetting(whole_act, reset), step, value, length, params, actor
             ),
             params,
             actor,
         )
         operands = act_captured + value_captured + jax.tree.leaves(params)
-        leaves, carry_tree = jax.tree.flatten(initial)
+        leaves, carry_tree = jax.tree.flatten(self._initial_carry)
         spec = UnrollSpec(
             length=length,
             act=act_inner,
             step=step_inner,
             bootstrap=value_inner,
+            reset=reset_inner,
             num_inputs=len(operands),
             out_avals=tuple(ShapedArray(s.shape, s.dtype) for s in jax.tree.leaves(shapes)),
             trajectory_tree=jax.tree.structure(shapes[0]),
@@ -443,6 +444,31 @@ class Tracing(RL):
             per_step_bytes=(action_bytes, seen_bytes),
         )
         return spec, operands
+
+    def _act_on_batch(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        """Acting for a whole batch on carries that are reset, checked."""
+        algorithm, chosen = self._algorithm, preferred(self._algorithm, act)
+        whole, name = over_batch(chosen), "act_batch" if takes_batch(chosen) else "act"
+
+        def checked(params: Params, carry: Any, timestep: Any, keys: jax.Array) -> Any:
+            action, extras, after = whole(params, carry, timestep, keys)
+            check_batch(algorithm, name, keys.shape[0], (action, extras))
+            return action, extras, same_carry(algorithm, name, carry, after)
+
+        return checked
+
+    def _describe_reset(self) -> tuple[Inner | None, Reset]:
+        """The algorithm's own way to reset carries, if it has one, and how it is done."""
+        algorithm, actor = self._algorithm, self.actor
+        if not (defines(algorithm, "reset_carry") and jax.tree.leaves(actor.carry)):
+            return None, masked_reset(self._initial_carry)
+
+        def reset(carry: Any, first: jax.Array) -> Any:
+            after = algorithm.reset_carry(carry, first)
+            return same_carry(algorithm, "reset_carry", carry, after)
+
+        inner, _ = _inner("reset", reset, actor.carry, actor.timestep.first)
+        return inner, reset
 
     def _served(self, leaf: jax.Array) -> jax.ShapeDtypeStruct:
         """The shape of what one call of acting takes of an actor's [B, …]."""

@@ -20,6 +20,7 @@ class UnrollSpec:
     act: Inner
     step: Inner
     bootstrap: Inner | None
+    reset: Inner | None
     num_inputs: int
     out_avals: tuple[ShapedArray, ...]
     trajectory_tree: Tree

@@ -32,7 +32,8 @@ PACKED_BYTES = 64 * 1024
 
 class Acting:
     """Call it with `weights(inputs)`, the carry, a row of `sees`, the reward if `rewarded`, and
-    the words of the keys if `random`."""
+    the words of the keys if `random`; or with the carry of more environments than it acts for, and
+    their slots."""
 
     def __init__(self, unroll: Unroll, live_extras: list[bool], num_observations: int) -> None:
         inner = unroll.act
@@ -71,7 +72,9 @@ class Acting:
         self._bare = jax.tree_util.treedef_is_leaf(self._action)
         self.num_actions = self._action.num_leaves
         self._key_words = jax.jit(partial(_key_words, unroll.length))
-        self.call = jax.jit(self._act)
+        # the carry is the caller's to give away: what comes back lies in the same memory
+        self.call = jax.jit(self._act, donate_argnums=1)
+        self.call_slots = jax.jit(self._act_slots, donate_argnums=1)
 
     def weights(self, inputs: list[Any]) -> list[Any]:
         """Of what the unroll takes, what acting takes."""
@@ -144,6 +147,21 @@ class Acting:
         if not self._packed:
             return made, carry
         return _words(made), carry
+
+    def _act_slots(
+        self,
+        weights: Any,
+        carry: Any,
+        slots: jax.Array,
+        sees: list[Any],
+        last: list[Any],
+        words: list[Any],
+    ) -> Any:
+        """`_act` for the environments at `slots` of a carry; slots beyond it are padding."""
+        own = jax.tree.map(lambda x: x.at[slots].get(mode="clip"), carry)
+        made, after = self._act(weights, own, sees, last, words)
+        put = lambda x, new: x.at[slots].set(new, mode="drop")  # noqa: E731
+        return made, jax.tree.map(put, carry, after)
 
 
 class Keeper:

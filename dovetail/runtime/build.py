@@ -13,7 +13,7 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Arrival, Fragment, Graph, Node, Python, Unroll
 from dovetail.plan.ir import Instance, LinkKind, Plan
 from dovetail.runtime.bundles import Bundle
-from dovetail.runtime.host import Compiled, HostUnroll
+from dovetail.runtime.host import HostUnroll
 from dovetail.runtime.hosting import names_many_devices, pieces, stepping_for
 from dovetail.runtime.inference import BatchedUnroll
 from dovetail.runtime.placing import Device
@@ -25,6 +25,7 @@ from dovetail.runtime.programs import (
     UnrollProgram,
 )
 from dovetail.runtime.stage import Stage, make_stage
+from dovetail.runtime.turns import Compiled
 from dovetail.runtime.worker import Worker
 
 

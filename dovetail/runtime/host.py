@@ -1,7 +1,8 @@
 """An unroll whose environments step on the host: a lean Python loop round two compiled calls.
 
-What the trajectory's readers use is written row by row into numpy buffers, which the learner's
-program takes as they are. A set of buffers is written again only after it was released: while the
+This is the one loop in which acting and environments outside the compiled program take turns.
+Environments at hand are stepped here, all at once; `inference.py` says how those on other workers
+are, a group at a time. A set of buffers is written again only after it was released: while the
 learner still reads one, the next unroll fills another.
 """
 
@@ -9,102 +10,80 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import compress
-from typing import Any
+from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 
-from dovetail.graph.ir import Graph, Unroll, Value
+from dovetail.graph.ir import Graph, Unroll
 from dovetail.graph.unroll import ActorState, Episodes
-from dovetail.runtime.acting import Acting
 from dovetail.runtime.bundles import Slab, Values
 from dovetail.runtime.placing import Device, to_device
-from dovetail.runtime.stage import Stage
+from dovetail.runtime.rows import Rows, as_host, written_values
+from dovetail.runtime.stage import Stage, Stepper
+from dovetail.runtime.turns import Compiled, Turns
 from dovetail.runtime.watch import Watch
 from dovetail.telemetry.spans import COMPUTE, Track
-from dovetail.trajectory import Timestep, Trajectory
+from dovetail.trajectory import Trajectory
 
 
-class Rows:
-    """Buffers for one unroll, with a view of every row made beforehand."""
+class Environments(Protocol):
+    """The environments of one unroll, as the loop sees them."""
 
-    def __init__(self, unroll: Unroll, slab: Slab | None) -> None:
-        self.memory, arrays = (None, {}) if slab is None else slab.buffers()
-        """What the buffers lie in, if in one piece."""
-        written = {value.id for value in written_values(unroll)}
-        self.trajectory: Trajectory = unroll.trajectory_tree.unflatten(
-            [
-                arrays[value.id]
-                if value.id in arrays
-                else np.zeros(value.shape, value.dtype)
-                if value.id in written
-                else np.broadcast_to(np.zeros((), value.dtype), value.shape)
-                for value in unroll.trajectory
-            ]
+    def warm_up(self) -> None:
+        """Acts once, so that acting is compiled; nothing comes of it."""
+        ...
+
+    def act(self) -> bool:
+        """Acts for those that are ready; False if all have taken their steps."""
+        ...
+
+    def step(self) -> None:
+        """Steps, or waits for steps on other workers, and records what they led to."""
+        ...
+
+
+class AtHand:
+    """Environments that this thread steps, all at once. They see their own row of the buffers."""
+
+    def __init__(self, turns: Turns, compiled: Compiled, stepper: Stepper) -> None:
+        acting = compiled.acting
+        self._turns, self._stepper = turns, stepper
+        self._call, self._keep = acting.call, turns.rows.keeper.put
+        [self._share] = turns.rows.shares
+        self._carries = compiled.carries
+        reward = [turns.reward] if acting.rewarded else []
+        number = [turns.number] if acting.numbered else []
+        begins = [[first] if acting.begun else [] for first in self._share.firsts]
+        self._last = [[*reward, *first, *number] for first in begins]
+        words = turns.words
+        self._words = [[]] * turns.length if words is None else [[row] for row in words]
+        self._t = 0
+        self._action: Any = None
+
+    def warm_up(self) -> None:
+        """Acts for all of them."""
+        self.act()
+
+    def act(self) -> bool:
+        """Acts for all of them."""
+        turns, t, share = self._turns, self._t, self._share
+        if t == turns.length:
+            turns.rows.keeper.finish()
+            return False
+        if self._carries and np.count_nonzero(share.firsts[t]):
+            turns.reset(share.firsts[t])
+        made, turns.carry = self._call(
+            turns.weights, turns.carry, share.seen[t], self._last[t], self._words[t]
         )
-        live = unroll.trajectory_tree.unflatten(unroll.live)
-        self.observations = [
-            jax.tree.map(lambda buffer, t=t: buffer[t], self.trajectory.observation)
-            for t in range(unroll.length)
-        ]
-        self.seen: list[list[np.ndarray]] = []
-        self.begins: list[list[np.ndarray]] = []
-        self.next_observation = _kept(self.trajectory.next_observation, live.next_observation)
-        extras = [row for _, row in _kept(self.trajectory.extras, live.extras)]
-        self.made = [*jax.tree.leaves(self.trajectory.action), *extras]
-        self.carry = _kept(self.trajectory.carry, live.carry)
-        self.last = _kept(self.trajectory.last, live.last)
-        self.bootstrap = _kept(self.trajectory.bootstrap, live.bootstrap)
+        self._action = self._keep(t, made)
+        return True
 
-    def show(self, acting: Acting) -> None:
-        """Prepares what actors see of each row."""
-        self.seen = [
-            list(compress(jax.tree.leaves(row), acting.observed)) for row in self.observations
-        ]
-        firsts: Any = self.trajectory.first
-        self.begins = [[first] if acting.begun else [] for first in firsts]
-        self.keeper = acting.keeper(self.made)
-
-
-ALWAYS = frozenset({"observation", "action", "reward", "terminated", "truncated", "first", "valid"})
-"""Fields that the loop itself reads or writes, whoever else does."""
-
-
-def leaf_fields(unroll: Unroll) -> list[str]:
-    """The field of `Trajectory` to which each leaf belongs."""
-    numbered = unroll.trajectory_tree.unflatten(range(len(unroll.trajectory)))
-    return [name for name in Trajectory._fields for _ in jax.tree.leaves(getattr(numbered, name))]
-
-
-def written_values(unroll: Unroll) -> list[Value]:
-    """The values of the trajectory that are written: those that somebody reads."""
-    leaves = zip(unroll.trajectory, unroll.live, leaf_fields(unroll), strict=True)
-    return [value for value, live, name in leaves if live or name in ALWAYS]
-
-
-def _kept(tree: Any, live: Any) -> list[tuple[int, np.ndarray]]:
-    """The leaves that somebody reads, each with its position."""
-    flags = zip(jax.tree.leaves(tree), jax.tree.leaves(live), strict=True)
-    return [(i, leaf) for i, (leaf, is_live) in enumerate(flags) if is_live]
-
-
-class Compiled:
-    """The compiled calls of an unroll with host environments, for all copies of the actor."""
-
-    def __init__(self, unroll: Unroll) -> None:
-        live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
-        observations = len(jax.tree.leaves(live.observation))
-        self.acting = Acting(unroll, jax.tree.leaves(live.extras), observations)
-        self.bootstrap: Callable[..., Any] | None = None
-        if unroll.bootstrap is not None:
-            assert unroll.bootstrap.program is not None
-            value = jaxpr_as_fun(unroll.bootstrap.program)
-            self.bootstrap = jax.jit(
-                lambda inputs, carry, at: value(*inputs, *jax.tree.leaves((carry, at)))
-            )
+    def step(self) -> None:
+        """Steps all of them."""
+        turns, t = self._turns, self._t
+        turns.record(self._share, t, self._stepper.step(self._action, turns.start + t))
+        self._t = t + 1
 
 
 class HostUnroll:
@@ -131,9 +110,9 @@ class HostUnroll:
         self._watch = watch
         self._device = device
         self._free: deque[Rows] = deque()
-        self._never = np.zeros(graph.actor_envs, np.bool_)
         self._began = 0.0
-        self._acting, self._bootstrap = compiled.acting, compiled.bootstrap
+        self._compiled, self._acting = compiled, compiled.acting
+        self._parts = [group.part for group in stage.groups] or [slice(0, graph.actor_envs)]
 
     def can_warm_up(self, values: Values) -> bool:
         """Whether everything that acting takes is there before the iteration begins."""
@@ -141,21 +120,15 @@ class HostUnroll:
 
     def warm_up(self, values: Values) -> None:
         """Compiles the acting programs by one call of each; nothing is kept of it."""
-        actor = self._actor(values)
-        inputs = self._taken(values)
-        acting, rows = self._acting, self._rows()
-        weights = acting.weights(self._unroll.act_inputs(inputs))
-        reward = [_as_host(actor.timestep.reward)] if acting.rewarded else []
-        last = [*reward, *self._begins(actor, rows)[0]]
-        words = self._words(actor)
-        acting.call(weights, actor.carry, rows.seen[0], last, words[0])
-        self._warm_up_bootstrap(inputs, actor)
+        actor, inputs, rows = self._actor(values), self._taken(values), self._rows()
+        turns = Turns(self._unroll, self._compiled, inputs, actor, rows)
+        if self._compiled.carries:
+            turns.reset(np.zeros(self._graph.actor_envs, np.bool_))
+        if self._compiled.bootstrap is not None:
+            at = jax.tree.map(as_host, actor.timestep)
+            self._compiled.bootstrap(self._unroll.bootstrap_inputs(inputs), turns.carry, at)
+        self._environments(turns).warm_up()
         self._free.append(rows)
-
-    def _warm_up_bootstrap(self, inputs: list[Any], actor: ActorState) -> None:
-        if self._bootstrap is not None:
-            at = jax.tree.map(_as_host, actor.timestep)
-            self._bootstrap(self._unroll.bootstrap_inputs(inputs), actor.carry, at)
 
     def run(self, values: Values) -> Callable[[], None]:
         """`length` steps of every environment; puts the trajectory and the actors' state.
@@ -179,9 +152,7 @@ class HostUnroll:
         return partial(self._free.append, rows)
 
     def _rows(self) -> Rows:
-        rows = Rows(self._unroll, self.slab)
-        rows.show(self._acting)
-        return rows
+        return Rows(self._unroll, self.slab, self._acting, self._parts)
 
     def _taken(self, values: Values) -> list[Any]:
         inputs = [values[v.id] for v in self._unroll.inputs]
@@ -191,78 +162,28 @@ class HostUnroll:
         return self._graph.actor.tree.unflatten([values[v.id] for v in self._unroll.actor_inputs])
 
     def _steps(self, inputs: list[Any], actor: ActorState, rows: Rows) -> ActorState:
-        """The loop. Observations go straight into their row, and actors see that row."""
-        unroll, stepper, act = self._unroll, self._stage.stepper, self._acting.call
-        assert stepper is not None
-        stepper.state = actor.env
-        watch = self._watch
-        length, clock, some = unroll.length, time.perf_counter, np.count_nonzero
-        weights, rewarded = self._acting.weights(unroll.act_inputs(inputs)), self._acting.rewarded
-        words = self._words(actor)
-        observations, seen, begins = rows.observations, rows.seen, self._begins(actor, rows)
-        buffers: Any = rows.trajectory
-        rewards, terminations, truncations = buffers.reward, buffers.terminated, buffers.truncated
-        valid, firsts, keep = buffers.valid, buffers.first, rows.keeper.put
-        carry, reward = actor.carry, _as_host(actor.timestep.reward)
-        number = _as_host(actor.timestep.number)
-        start = int(np.asarray(actor.step)[0])
-        _copy(actor.timestep.observation, observations[0])
-        for i, buffer in rows.carry:
-            buffer[0] = jax.tree.leaves(carry)[i]
-        for _, buffer in rows.bootstrap:
-            buffer[...] = 0
-        firsts[0] = actor.timestep.first
+        """The loop."""
+        turns = Turns(self._unroll, self._compiled, inputs, actor, rows)
+        self._stage.load(actor.env)
+        environments = self._environments(turns)
+        act, step = environments.act, environments.step
+        clock, watch = time.perf_counter, self._watch
         acting = stepping = 0.0
-        after: Any = None
         began = clock()
-        for t in range(length):
-            last = [reward, *begins[t]] if rewarded else begins[t]
-            made, carry = act(weights, carry, seen[t], last, words[t])
-            action = keep(t, made)
+        while act():
             between = clock()
             acting += between - began
-            after = stepper.step(action, start + t)
+            step()
             began = watch.since = clock()
             stepping += began - between
-            reward = after.reward
-            rewards[t] = reward
-            terminations[t] = after.terminated
-            truncations[t] = after.truncated
-            valid[t] = after.valid
-            for i, buffer in rows.next_observation:
-                buffer[t] = jax.tree.leaves(after.next_observation)[i]
-            if rows.bootstrap and some(after.truncated):
-                final = _timestep(after.next_observation, reward, self._never, number)
-                self._write_bootstrap(rows, t, inputs, carry, final, after.truncated)
-            if (rewarded or t + 1 == length) and some(after.first):
-                reward = np.where(after.first, np.float32(0), reward)
-            if t + 1 < length:
-                _copy(after.observation, observations[t + 1])
-                firsts[t + 1] = after.first
-        rows.keeper.finish()
-        observation = jax.tree.map(np.copy, after.observation)
-        following = _timestep(observation, reward, np.copy(after.first), number)
-        for i, buffer in rows.last:
-            buffer[0] = jax.tree.leaves(following)[i]
-        if rows.bootstrap:
-            ongoing = np.logical_not(truncations[-1])
-            self._write_bootstrap(rows, length - 1, inputs, carry, following, ongoing)
+        after = turns.finish(self._stage.state())
         self._note(acting, stepping)
-        step = np.asarray(actor.step) + np.int32(length)
-        return actor._replace(env=stepper.state, timestep=following, carry=carry, step=step)
+        return after
 
-    def _words(self, actor: ActorState) -> list[list[np.ndarray]]:
-        """For each step what acting takes of the keys."""
-        if not self._acting.random:
-            return [[]] * self._unroll.length
-        return [[row] for row in self._acting.words(actor.keys, int(np.asarray(actor.step)[0]))]
-
-    def _begins(self, actor: ActorState, rows: Rows) -> list[list[np.ndarray]]:
-        """For each step what acting takes of beginnings and of the environments' numbers."""
-        if not self._acting.numbered:
-            return rows.begins
-        number = _as_host(actor.timestep.number)
-        return [[*begins, number] for begins in rows.begins]
+    def _environments(self, turns: Turns) -> Environments:
+        """The environments of an unroll that begins."""
+        assert self._stage.stepper is not None
+        return AtHand(turns, self._compiled, self._stage.stepper)
 
     def _note(self, acting: float, stepping: float) -> None:
         """The two halves of an unroll, each as if it had been done in one go."""
@@ -272,35 +193,6 @@ class HostUnroll:
         items = length * self._graph.actor_envs
         self._track.add(COMPUTE, f"{name}.act", began, acting, length, items=items)
         self._track.add(COMPUTE, f"{name}.step", began + acting, stepping, length, items=items)
-
-    def _write_bootstrap(
-        self, rows: Rows, t: int, inputs: list[Any], carry: Any, at: Timestep, mask: np.ndarray
-    ) -> None:
-        assert self._bootstrap is not None
-        found = self._bootstrap(self._unroll.bootstrap_inputs(inputs), carry, at)
-        for i, buffer in rows.bootstrap:
-            chosen = mask.reshape(mask.shape + (1,) * (found[i].ndim - 1))
-            buffer[t] = np.where(chosen, found[i], buffer[t])
-
-
-def _timestep(observation: Any, reward: Any, first: Any, number: Any) -> Timestep:
-    """What actors see, as numpy arrays."""
-    return Timestep(observation, reward, first, number)
-
-
-def _copy(tree: Any, rows: Any) -> None:
-    """Copies every leaf into its row; a bare array, the common case, without walking a tree."""
-    if isinstance(rows, np.ndarray):
-        rows[...] = tree
-        return
-    for row, leaf in zip(jax.tree.leaves(rows), jax.tree.leaves(tree), strict=True):
-        row[...] = leaf
-
-
-def _as_host(leaf: Any) -> Any:
-    """A numpy array, but for random keys, which stay as they are."""
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return leaf if is_key or isinstance(leaf, np.ndarray) else np.asarray(leaf)
 
 
 def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[Episodes, ActorState]:

@@ -22,7 +22,7 @@ from dovetail.envs.interface import JaxEnv
 from dovetail.graph.ir import Arrival, Fragment, Graph, Node, Python, Slots, Unroll, Value
 from dovetail.graph.marks import run_python
 from dovetail.graph.primitives import REPLICA_AXIS, part
-from dovetail.graph.unroll import ActorState, unroll_scan
+from dovetail.graph.unroll import ActorState, Reset, masked_reset, resetting, unroll_scan
 from dovetail.runtime.bundles import Bundle, Key, Values
 from dovetail.runtime.placing import (
     BY_ENVIRONMENT,
@@ -376,6 +376,19 @@ def act_function(unroll: Unroll, inputs: Sequence[Any]) -> Callable[..., Any]:
     return _inner_function(unroll.act.program, unroll.act.out_tree, unroll.act_inputs(inputs))
 
 
+def reset_function(unroll: Unroll, default: Callable[[Any], Reset] = masked_reset) -> Reset:
+    """(carry, first) → carry: as the algorithm says, else as `default` does with initial ones."""
+    if unroll.reset is None:
+        return default(unroll.carry_tree.unflatten(unroll.initial_carry))
+    assert unroll.reset.program is not None
+    function = jaxpr_as_fun(unroll.reset.program)
+
+    def reset(carry: Any, first: jax.Array) -> Any:
+        return unroll.carry_tree.unflatten(function(*jax.tree.leaves(carry), first))
+
+    return reset
+
+
 def bootstrap_function(unroll: Unroll, inputs: Sequence[Any]) -> Callable[..., Any] | None:
     """(params, carry, timestep) → values, with `inputs` filled in."""
     if unroll.bootstrap is None:
@@ -401,7 +414,7 @@ def run_unroll(unroll: Unroll, env: JaxEnv, graph: Graph, values: Values) -> Non
     inputs = [values[value.id] for value in unroll.inputs]
     actor: ActorState = graph.actor.tree.unflatten([values[v.id] for v in unroll.actor_inputs])
     trajectory, actor, episodes = unroll_scan(
-        act_function(unroll, inputs),
+        resetting(act_function(unroll, inputs), reset_function(unroll)),
         lambda state, action, keys: batched.step(env, state, action, keys),
         bootstrap_function(unroll, inputs),
         unroll.length,

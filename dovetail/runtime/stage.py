@@ -240,14 +240,18 @@ class Stage:
         return None if shown[0] is None else jax.tree.map(lambda *xs: np.concatenate(xs), *shown)
 
     def load(self, state: Any) -> None:
-        """Sets the state of JAX environments that step on other workers."""
+        """Sets the state of JAX environments."""
+        if self.stepper is not None:
+            self.stepper.state = state
         for group in self.groups:
             if isinstance(group.port, ThreadPort):
                 part = group.part
                 group.port.stepper.state = jax.tree.map(lambda x, part=part: x[part], state)
 
     def state(self) -> Any:
-        """The state of JAX environments that step on other workers; empty for others."""
+        """The state of JAX environments; empty for others."""
+        if self.stepper is not None:
+            return self.stepper.state
         states = [g.port.stepper.state for g in self.groups if isinstance(g.port, ThreadPort)]
         return jax.tree.map(lambda *xs: jnp.concatenate(xs), *states) if states else ()
 

@@ -1,0 +1,149 @@
+"""One unroll with host environments while it goes on: what acting takes, what steps lead to.
+
+Environments at hand and those on other workers are recorded alike, as is what is bootstrapped where
+an episode is cut. The carry is one tree of all environments on the device, never on the host: every
+call of acting takes it and gives it back in the same memory, and where an episode begins a program
+of its own resets that slot.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+from dovetail.graph.ir import Unroll
+from dovetail.graph.unroll import ActorState, slot_reset
+from dovetail.runtime.acting import Acting
+from dovetail.runtime.programs import reset_function
+from dovetail.runtime.rows import Rows, Share, as_host, copy_into
+from dovetail.trajectory import Timestep, Trajectory
+
+
+class Compiled:
+    """The compiled calls of an unroll with host environments, for all copies of the actor."""
+
+    def __init__(self, unroll: Unroll) -> None:
+        live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
+        observations = len(jax.tree.leaves(live.observation))
+        self.acting = Acting(unroll, jax.tree.leaves(live.extras), observations)
+        self.carries = unroll.carry_tree.num_leaves > 0
+        self.own: Callable[[Any], Any] = jax.jit(lambda carry: jax.tree.map(jnp.copy, carry))
+        """A carry in memory of its own, which acting may write to."""
+        self.reset: Callable[[Any, np.ndarray], Any] = jax.jit(
+            reset_function(unroll, slot_reset), donate_argnums=0
+        )
+        self.bootstrap: Callable[..., Any] | None = None
+        if unroll.bootstrap is not None:
+            assert unroll.bootstrap.program is not None
+            value = jaxpr_as_fun(unroll.bootstrap.program)
+            self.bootstrap = jax.jit(
+                lambda inputs, carry, at: value(*inputs, *jax.tree.leaves((carry, at)))
+            )
+
+
+class Turns:
+    """The steps of one unroll."""
+
+    def __init__(
+        self, unroll: Unroll, compiled: Compiled, inputs: list[Any], actor: ActorState, rows: Rows
+    ) -> None:
+        acting = compiled.acting
+        self.rows, self.length = rows, unroll.length
+        self.start = int(np.asarray(actor.step)[0])
+        self.weights = acting.weights(unroll.act_inputs(inputs))
+        self.words = acting.words(actor.keys, self.start) if acting.random else None
+        """Of every environment's key at each step, [T, B, …]."""
+        self.number = as_host(actor.timestep.number)
+        self.reward = np.array(actor.timestep.reward)
+        """What acting sees of the last step."""
+        # What the unroll begins with is another's too: a checkpoint's, or that of a second attempt.
+        self.carry = compiled.own(actor.carry) if compiled.carries else actor.carry
+        self._actor, self._compiled = actor, compiled
+        self._valued = unroll.bootstrap_inputs(inputs)
+        self._rewarded = acting.rewarded
+        self._observation = jax.tree.map(
+            lambda x: np.empty(x.shape, x.dtype), actor.timestep.observation
+        )
+        self._first = np.zeros(len(self.reward), np.bool_)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Writes what the environments show before the first step."""
+        rows, before = self.rows, self._actor
+        buffers: Any = rows.trajectory
+        copy_into(jax.tree.map(lambda x: x[0], buffers.observation), before.timestep.observation)
+        buffers.first[0] = before.timestep.first
+        leaves = jax.tree.leaves(before.carry) if rows.carry else []
+        for i, buffer in rows.carry:
+            buffer[0] = leaves[i]
+        for _, buffer in rows.bootstrap:
+            buffer[...] = 0
+
+    def record(self, share: Share, t: int, after: Any) -> None:
+        """Writes step `t` of some environments, and what they show afterwards."""
+        reward, begins = after.reward, after.first
+        share.rewards[t] = reward
+        share.terminations[t] = after.terminated
+        share.truncations[t] = after.truncated
+        share.valid[t] = after.valid
+        for i, buffer in share.next_observation:
+            buffer[t] = jax.tree.leaves(after.next_observation)[i]
+        if self.rows.bootstrap and np.count_nonzero(after.truncated):
+            self._bootstrap(t, *self._final(share.part, after))
+        if t + 1 < self.length:
+            copy_into(share.observations[t + 1], after.observation)
+            share.firsts[t + 1][...] = begins
+            if not self._rewarded:
+                return
+        else:
+            shown = jax.tree.map(lambda x: x[share.part], self._observation)
+            copy_into(shown, after.observation)
+            self._first[share.part] = begins
+        if np.count_nonzero(begins):
+            reward = np.where(begins, np.float32(0), reward)
+        self.reward[share.part] = reward
+
+    def reset(self, first: np.ndarray) -> None:
+        """Resets the carries of environments [B] whose episode begins."""
+        self.carry = self._compiled.reset(self.carry, first)
+
+    def finish(self, env: Any) -> ActorState:
+        """Writes what follows the last step; returns what the next unroll begins with."""
+        rows, before = self.rows, self._actor
+        after: dict[str, Any] = {"observation": self._observation, "reward": self.reward}
+        following = Timestep(**after, first=self._first, number=self.number)  # type: ignore[arg-type]
+        for i, buffer in rows.last:
+            buffer[0] = jax.tree.leaves(following)[i]
+        if rows.bootstrap:
+            ongoing = np.logical_not(np.asarray(rows.trajectory.truncated)[-1])
+            self._bootstrap(self.length - 1, following, ongoing)
+        step = np.asarray(before.step) + np.int32(self.length)
+        return before._replace(env=env, timestep=following, carry=self.carry, step=step)
+
+    def _final(self, part: slice, after: Any) -> tuple[Timestep, np.ndarray]:
+        """What actors would see at the true successors of some environments, were their episodes
+        to go on, and where that is wanted; of the other environments nothing."""
+        size = len(self.reward)
+
+        def whole(leaf: Any) -> Any:
+            if len(leaf) == size:
+                return leaf
+            padded = np.zeros((size, *leaf.shape[1:]), leaf.dtype)
+            padded[part] = leaf
+            return padded
+
+        observation = jax.tree.map(whole, after.next_observation)
+        never: Any = np.zeros(size, np.bool_)
+        at = Timestep(observation, whole(after.reward), never, self.number)
+        return at, whole(after.truncated)
+
+    def _bootstrap(self, t: int, at: Timestep, mask: np.ndarray) -> None:
+        value = self._compiled.bootstrap
+        assert value is not None
+        found = value(self._valued, self.carry, at)
+        for i, buffer in self.rows.bootstrap:
+            chosen = mask.reshape(mask.shape + (1,) * (found[i].ndim - 1))
+            buffer[t] = np.where(chosen, found[i], buffer[t])
