@@ -68,7 +68,10 @@ class _Cut:
         self.sides: Sides = settled.sides
         check_outputs(self.jaxpr, self.sides, traced)
         self.order = self._order()
-        check_marks(traced, self.order)
+        computed = [
+            var for eqn in self.jaxpr.eqns if eqn.primitive is not send_p for var in eqn.outvars
+        ]
+        check_marks(traced, {self.sides[var] for var in computed})
         self.consts = dict(zip(self.jaxpr.constvars, traced.closed.consts, strict=True))
         self.makers = {var: eqn for eqn in self.jaxpr.eqns for var in eqn.outvars}
         self.source = self._sources()

@@ -8,7 +8,7 @@ The pass also settles every crossing: what is sent to the side where it lives al
 is, and the results of a `call` go back to the side that it was called from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -128,7 +128,7 @@ def check_outputs(jaxpr: Jaxpr, sides: Sides, traced: Traced) -> None:
             )
 
 
-def check_marks(traced: Traced, used: Sequence[Side]) -> None:
+def check_marks(traced: Traced, used: Collection[Side | None]) -> None:
     """Something must run on every side that a part of the state is marked for."""
     for (what, _), side in zip(_output_names(traced), traced.state_sides, strict=False):
         if side not in used and side != LEARNER:
