@@ -44,7 +44,7 @@ def weights(repeats: int) -> dict[str, float]:
     deployment = Deployment("local")
     connection = clustering.connect(deployment)
     import ray
-    from dovetail.runtime.cluster.abroad import RayAbroad
+    from dovetail.runtime.wire import pack_values
 
     leaves = {n: np.ones(MEGABYTES * 25_000, np.float32) for n in range(10)}
     readers = [ray.remote(Reader).options(num_cpus=0.01).remote() for _ in range(READERS)]
@@ -53,7 +53,7 @@ def weights(repeats: int) -> dict[str, float]:
     one: list[float] = []
     for _ in range(repeats + 1):
         began = time.perf_counter()
-        shared = RayAbroad.share(leaves)
+        shared = ray.put(pack_values(leaves))  # as a RayHost shares them
         ray.get([reader.read.remote(shared) for reader in readers])
         many.append(time.perf_counter() - began)
         del shared

@@ -12,7 +12,7 @@ from dovetail.errors import UserError, nearest
 from dovetail.graph.ir import Fragment, Graph, Python, Unroll
 from dovetail.graph.show import count
 from dovetail.plan.ir import LinkKind, Plan, WorkerKind
-from dovetail.plan.passes import STATE, pairs, table_workers
+from dovetail.plan.passes import STATE, linked, pairs, table_workers
 
 
 def check(plan: Plan, graph: Graph, devices: int | None = None) -> None:
@@ -292,9 +292,8 @@ def _edges_are_carried(plan: Plan, graph: Graph) -> None:
     wanted = Counter[tuple[str, str, str]]()
     acting = {unroll.name: f"{unroll.name}.act" for unroll in graph.unrolls}
     for edge in graph.edges:
-        for target in edge.targets:
-            ends = acting.get(edge.source, edge.source), acting.get(target, target)
-            wanted[edge.boundary, *ends] += 1
+        for target in linked(plan, graph, edge):
+            wanted[edge.boundary, acting.get(edge.source, edge.source), target] += 1
     for unroll in graph.unrolls:
         act, step = f"{unroll.name}.act", f"{unroll.name}.step"
         wanted["action", act, step] += 1

@@ -23,8 +23,7 @@ def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
     links: list[Link] = []
     for edge in graph.edges:
         source = acting.get(edge.source, edge.source)
-        for name in edge.targets:
-            target = acting.get(name, name)
+        for target in linked(plan, graph, edge):
             kind = _kind(plan, graph, source, target, edge.from_side)
             times = _transfers(plan, graph, edge)
             links.append(Link(edge.boundary, source, target, kind, edge.nbytes, times))
@@ -43,6 +42,19 @@ def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
         ):
             links.append(Link(boundary, *ends, kind, nbytes // shares, calls))
     return replace(plan, links=tuple(links))
+
+
+def linked(plan: Plan, graph: Graph, edge: Edge) -> list[str]:
+    """The fragments that an edge has a link to: all that read it, but of those on another worker
+    only the first, for they share what has arrived there."""
+    acting = {unroll.name: f"{unroll.name}.act" for unroll in graph.unrolls}
+    source, targets = (
+        (acting.get(edge.source, edge.source)),
+        [acting.get(n, n) for n in edge.targets],
+    )
+    joined = [pairs(plan, graph, source, target, edge.from_side) for target in targets]
+    crosses = any(one.worker != other.worker for ends in joined for one, other in ends)
+    return targets[:1] if crosses else targets
 
 
 def _transfers(plan: Plan, graph: Graph, edge: Edge) -> int:

@@ -1,6 +1,6 @@
-"""How long a small message takes from learner to actor and back, over the link between threads.
+"""How long a small message takes from learner to actor and back, over the channels between threads.
 
-    python -m benchmarks.exchange [--repeats N] [--quick]
+    python -m benchmarks.channel [--repeats N] [--quick]
 
 The learner puts weights and takes the actor's results, the actor takes weights and puts its
 results: one round trip, without anything learned or acted. Two bare queues are shown beside it.
@@ -19,7 +19,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 import numpy as np
-from dovetail.runtime.exchange import Exchange, Parcel
+from dovetail.boundaries import How
+from dovetail.runtime.channel import Edge, Lockstep, Message, Turn
 
 from dovetail.runtime.watch import Watch
 
@@ -28,20 +29,25 @@ TARGET = 15.0
 MESSAGE = {0: np.zeros(4, np.float32)}
 
 
-def exchange_trips(count: int) -> float:
-    """Seconds for that many round trips over Dovetail's link, synchronous."""
-    exchange = Exchange(actors=1, joined=1, staleness=0, ordered=True)
+def channel_trips(count: int) -> float:
+    """Seconds for that many round trips over two of Dovetail's channels, in lockstep."""
+    weights = Lockstep(Edge("broadcast", (0,), How.COPY, 1, 1))
+    unrolls = Lockstep(Edge("gather", (0,), How.JOIN, 1, 1), depth=1)
     learner, actor = Watch("learner"), Watch("actor")
 
     def act() -> None:
-        for turn in range(count):
-            version, weights = exchange.take_weights(turn, actor)
-            exchange.put(Parcel(0, turn, version, weights), actor)
+        for number in range(count):
+            turn = Turn(number, number)
+            [message] = weights.take(turn, 0, actor)
+            unrolls.put(turn, Message(0, number, number, message.values), actor)
+            weights.finish(number, 0)
 
     def learn() -> None:
-        for turn in range(count):
-            exchange.put_weights(turn, MESSAGE)
-            exchange.take(turn, learner)
+        for number in range(count):
+            turn = Turn(number, number)
+            weights.put(turn, Message(0, number, number, MESSAGE), learner)
+            unrolls.take(turn, 0, learner)
+            unrolls.finish(number, 0)
 
     return timed(learn, act)
 
@@ -82,7 +88,7 @@ def main() -> None:
     repeats, count = (3, 2_000) if options.quick else (options.repeats, 20_000)
     every = os.sched_getaffinity(0)
     places = {"one core": {min(every)}, "any core": every}
-    contestants = {"two queues": queue_trips, "exchange": exchange_trips}
+    contestants = {"two queues": queue_trips, "channels": channel_trips}
     trips: dict[str, list[float]] = {f"{n}, {p}": [] for p in places for n in contestants}
     for _ in range(repeats):
         for place, cores in places.items():
@@ -92,8 +98,8 @@ def main() -> None:
     medians = {name: statistics.median(found) for name, found in trips.items()}
     for name, median in medians.items():
         print(f"{name:22} {median:6.1f} µs there and back")
-    met = "reached" if medians["exchange, one core"] <= TARGET else "MISSED"
-    print(f"the exchange on one core: target {TARGET:g} µs: {met}")
+    met = "reached" if medians["channels, one core"] <= TARGET else "MISSED"
+    print(f"the channels on one core: target {TARGET:g} µs: {met}")
     print(json.dumps({"medians_us": medians, "target_us": TARGET, "trips_us": trips}))
 
 
