@@ -31,8 +31,9 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
         ("algorithm", "functions", "networks", "replay"),
         "an algorithm is its loop and equations",
     ),
+    "batching": (("algorithm",), "how an algorithm acts on a batch, whoever asks"),
     "graph": (
-        ("algorithm", "envs", "replay"),
+        ("algorithm", "batching", "envs", "replay"),
         "what is traced, before anyone decides where it runs",
     ),
     "policies": (("graph", "plan.ir"), "a pure object: graph in, plan out"),
@@ -47,7 +48,7 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
         "recorded episodes know no algorithm, nor who learns from them",
     ),
     "estimation": (
-        ("algorithm", "data", "functions", "networks", "run", "trained"),
+        ("algorithm", "batching", "data", "functions", "networks", "run", "trained"),
         "judges a trained policy from recorded data, without an environment",
     ),
     "telemetry": (("run", "functions", "envs"), "shows what others measured, drives nothing"),
