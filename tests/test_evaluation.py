@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoders import Decoder, Forgetful, Mapped
+from toys import Drift, Toy
 
 from dovetail.algorithm import Algorithm, Task, Timestep
 from dovetail.envs.interface import Discrete, EnvSpec, HostStep, JaxStep
@@ -229,3 +231,26 @@ def test_wrong_numbers_are_refused() -> None:
         Evaluator(counter(), env, episodes=0)
     with pytest.raises(UserError, match="num_envs=9 for 3 episodes"):
         Evaluator(counter(), env, episodes=3, num_envs=9)
+
+
+@pytest.mark.parametrize("explore", [False, True])
+@pytest.mark.parametrize("name", ["drift", "gymnasium:CartPole-v1?vectorization=sync"])
+def test_a_batch_is_played_as_one_by_one(name: str, explore: bool) -> None:
+    env = resolve(Drift() if name == "drift" else name)
+    task, params = Task(env.spec, num_envs=1, steps=1), {"w": jnp.array([[1.0, -1], [0.5, 1]] * 2)}
+    found = [
+        evaluate(kind().bind(task), params, env, episodes=12, max_steps=60, explore=explore)
+        for kind in (Mapped, Decoder, Forgetful)
+    ]
+    for one in found[1:]:
+        np.testing.assert_allclose(one.returns, found[0].returns, 1e-5)
+        assert one.lengths.tolist() == found[0].lengths.tolist()
+    assert len(set(found[0].lengths.tolist())) > 3
+
+
+def test_an_algorithm_without_a_greedy_act_is_refused() -> None:
+    env = resolve(Drift())
+    algorithm = Toy().bind(Task(env.spec, num_envs=1, steps=1))
+    with pytest.raises(UserError, match="Toy defines neither greedy nor greedy_batch, by which"):
+        Evaluator(algorithm, env, episodes=2)
+    Evaluator(algorithm, env, episodes=2, explore=True)

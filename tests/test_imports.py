@@ -36,8 +36,9 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
         ("algorithm", "boundaries", "functions", "networks", "replay", "trajectory"),
         "an algorithm is its loop and equations",
     ),
+    "batching": (("algorithm", "boundaries", "trajectory"), "how an algorithm acts on a batch, whoever asks"),
     "graph": (
-        ("algorithm", "boundaries", "envs", "replay", "trajectory"),
+        ("algorithm", "batching", "boundaries", "envs", "replay", "trajectory"),
         "what is traced, before anyone decides where it runs",
     ),
     "policies": (("boundaries", "graph", "plan.ir"), "a pure object: graph in, plan out"),
@@ -52,7 +53,7 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
         "recorded episodes know no algorithm, nor who learns from them",
     ),
     "estimation": (
-        ("algorithm", "data", "functions", "networks", "run", "trained"),
+        ("algorithm", "batching", "data", "functions", "networks", "run", "trained"),
         "judges a trained policy from recorded data, without an environment",
     ),
     "telemetry": (("run", "functions", "envs"), "shows what others measured, drives nothing"),

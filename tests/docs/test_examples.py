@@ -41,7 +41,7 @@ def test_the_page_runs_and_the_example_learns_under_both_policies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = [block for block in blocks(PAGE, "python") if block.strip("\n") not in EXAMPLE]
-    assert len(programs) == 3
+    assert len(programs) == 4
     monkeypatch.syspath_prepend(FILE.parent)
     names: dict[str, Any] = {"__name__": importlib.import_module("actor_critic").__name__}
     for program in programs:
