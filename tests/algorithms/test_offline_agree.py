@@ -33,6 +33,8 @@ ALGORITHMS: dict[str, tuple[Algorithm, str]] = {
     "bc, discrete": (BC(**TINY), CARTPOLE),
     "td3-bc": (TD3BC(**TINY, normalise_observations=True), PENDULUM),
     "cql": (CQL(**TINY, samples=2), PENDULUM),
+    # as many critics to choose from as a replica has items, and rows for each of these left out
+    "cql, dropout": (CQL(**TINY, samples=2, critics=2, subset=1, dropout=0.3), PENDULUM),
     "discrete-cql": (DiscreteCQL(**TINY, n_step=2), CARTPOLE),
     "iql": (IQL(**TINY, normalise_observations=True), PENDULUM),
     "iql, discrete": (IQL(**TINY), CARTPOLE),
@@ -52,6 +54,7 @@ ONLINE: dict[str, Policy] = {
 ALONE = [
     *((name, "fused") for name in ALGORITHMS),
     *[("iql", "local"), ("td3-bc", "4 replicas"), ("cql", "4 replicas")],
+    ("cql, dropout", "4 replicas"),
 ]
 BESIDE = [("iql", "local"), ("awac, discrete", "2 actors"), ("discrete-cql", "inference")]
 
