@@ -253,10 +253,14 @@ class ReplayClient:
         try:
             self.flush()
         finally:
-            if self._samples is not None:
-                self._samples.close()
-            for server in self._servers:
-                server.close()
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Hangs up, whatever is on its way; safe to call twice."""
+        if self._samples is not None:
+            self._samples.close()
+        for server in self._servers:
+            server.close()
 
     def __enter__(self) -> "ReplayClient":
         return self
@@ -265,8 +269,7 @@ class ReplayClient:
         if kind is None:
             self.close()
         else:
-            for server in self._servers:  # what is raised already is not to be hidden
-                server.close()
+            self.hang_up()  # what is raised already is not to be hidden
 
     def _check(self, leaves: Sequence[Leaf]) -> None:
         """Refuses an example that is no row of the tables, and tables that differ."""
