@@ -234,7 +234,7 @@ class RL:
         if isinstance(replay, RemoteReplay):
             self._refuse_replicas()
             draws = self.send(draws, LEARNER, source=LEARNER, name="sample")
-            reach, result = Reach(REPLAY, False, replay.place), replay.shapes(draws.shape)
+            reach, result = Reach(REPLAY, False, replay.place), replay.shapes(draws)
             given = (replay.turn, draws)
             turn, found = self.python("sample", LEARNER, replay.sampling, given, result, reach)
             return replay.after(turn), found

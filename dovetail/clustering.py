@@ -18,6 +18,7 @@ from dovetail.graph.ir import Graph
 from dovetail.loading import USER_MODULE, load_object
 from dovetail.plan.ir import Cluster, Needs, Node, Plan, Resources, WorkerKind
 from dovetail.planning import Planned, graphs_of
+from dovetail.replay.remote import Served
 from dovetail.settings import Settings
 
 if TYPE_CHECKING:
@@ -92,13 +93,15 @@ class Recipe:
     steps: int
     prepare: Callable[[], None]
     """Called first, in every process."""
+    served: Served | None = None
+    """The servers that keep its replay."""
 
     def __call__(self, plan: Plan) -> tuple[Graph, Env]:
         """Loads the user's files where they are here, and traces for the plan's copies."""
         self.prepare()
         algorithm, policy = _made(self.algorithm), _made(self.policy)
         env = resolve(_made(self.env), traced=policy.traced_envs)
-        graphs = graphs_of(algorithm, env, policy.envs, self.steps)
+        graphs = graphs_of(algorithm, env, policy.envs, self.steps, served=self.served)
         return graphs.at(plan.traced_copies, plan.update_envs, plan.batch or None), env
 
 

@@ -5,18 +5,24 @@ which addresses these are. Servers that a training starts end with it; those of 
 ended.
 """
 
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+
+from dovetail.algorithm import Algorithm, Task
+from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
 from dovetail.graph.show import count
-from dovetail.replay.address import Address, write_key
+from dovetail.keys import seed_key
+from dovetail.replay.address import Address, read_key, write_key
 from dovetail.replay.limiter import RateLimiter
-from dovetail.replay.remote import Form, Sampling, Served, Way
+from dovetail.replay.remote import Form, RemoteReplay, Sampling, Served, Way
 from dovetail.replay.server import ReplayServer
 
 WAIT = 60.0
@@ -66,7 +72,8 @@ class ServedReplay:
     @staticmethod
     def rebuilt(found: dict[str, Any] | None) -> "ServedReplay | None":
         """The options that a run's config kept, as `dataclasses.asdict` made them."""
-        return None if found is None else ServedReplay(**(found | {"at": tuple(found["at"])}))
+        fields: dict[str, Any] = {} if found is None else {**found, "at": tuple(found["at"])}
+        return None if found is None else ServedReplay(**fields)
 
     def served(self, cluster: bool) -> Served:
         """What a task is told of the servers."""
@@ -143,20 +150,67 @@ class Order:
 
 
 def orders(form: Form, options: ServedReplay, folder: Path) -> list[Order]:
-    """What the servers of a training are made with; who starts them writes their key there."""
+    """What the servers of a training are made with; durable ones keep their files in `folder`."""
     key = secrets.token_hex(32)
-    write_key(folder / "key", key)
-    rate = options.samples_per_insert
-    # a batch, or an unroll, may be far larger than the rate: both sides need that much room
-    limiter = RateLimiter(samples_per_insert=rate, tolerance=max(1e4, 100 * (rate or 0)))
     places = [f"shard-{at}-of-{options.shards}" for at in range(options.shards)]
     return [
         Order(
-            *(form.table, form.example, form.streams, replace(limiter), key),
+            *(form.table, form.example, form.streams, limiter_of(options.samples_per_insert), key),
             str(folder / place) if options.durable else None,
         )
         for place in places
     ]
+
+
+def served_form(algorithm: Algorithm, env: Any, envs: int) -> Form:
+    """What a server keeps for the replay of an algorithm on so many environments."""
+    found = resolve(env)
+    bound = algorithm.bind(Task(found.spec, envs, 1, served=Served(1, "a server")))
+    state = jax.eval_shape(bound.init, seed_key(0))
+    parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, RemoteReplay))
+    ways = [part for part in parts if isinstance(part, RemoteReplay)]
+    if not ways:
+        raise UserError(f"{type(algorithm).__name__} has no replay to serve: name another.")
+    return ways[0].form
+
+
+def serve_replay(
+    algorithm: Algorithm,
+    env: Any,
+    envs: int = 64,
+    *,
+    listen: str | None = None,
+    durable: str | Path | None = None,
+    samples_per_insert: float | None = None,
+) -> tuple[ReplayServer, str]:
+    """(a server of a replay that several trainings of an algorithm share, its address as text).
+
+    They have `envs` environments in all. With `listen`, host:port, it is reached over TCP; in the
+    folder `durable` it outlives its process. Close it.
+    """
+    check_option("envs", envs, envs >= 1, "1 or more")
+    rate = samples_per_insert
+    check_option("samples_per_insert", rate, rate is None or rate > 0, "more than 0")
+    if listen is not None and not re.fullmatch(r"[^\s:/]+:\d{1,5}", listen):
+        raise UserError(f"--listen is {listen}: give host:port, as in 127.0.0.1:7777.")
+    form, file = served_form(algorithm, env, envs), None
+    key = secrets.token_hex(32)
+    if durable is not None:  # who knows its address finds it again
+        file = Path(durable).absolute() / "key"
+        key = read_key(file, str(durable)) if file.exists() else key
+    folder = None if durable is None else str(Path(durable).absolute() / "table")
+    order = Order(form.table, form.example, envs, limiter_of(rate), key, folder)
+    server = order.start(listen)
+    if file is not None:
+        write_key(file, key)
+    address = server.address if server.remote is None else server.remote
+    return server, address.shown("" if file is None else str(file))
+
+
+def limiter_of(samples_per_insert: float | None) -> RateLimiter:
+    """A limiter with room for whole unrolls and batches, which may be far larger than the rate."""
+    rate = samples_per_insert
+    return RateLimiter(samples_per_insert=rate, tolerance=max(1e4, 100 * (rate or 0)))
 
 
 class Servers:

@@ -95,10 +95,12 @@ class Interpreting(RL):
         reach: Reach | None = None,
     ) -> Any:
         """Calls the function; what it opens is open for this call only."""
-        opened = function.open() if isinstance(function, Opens) else function
-        made = run_python(opened, args, result, here())
         if isinstance(function, Opens):
+            opened = function.open()
+            made = run_python(opened, args, result, here())
             opened.close()
+        else:
+            made = run_python(function, args, result, here())
         return jax.tree.structure(result).unflatten([jnp.asarray(leaf) for leaf in made])
 
     def insert(

@@ -105,10 +105,10 @@ class RemoteReplay(Replay):
         """What the inserting of so many environments returns."""
         return jax.ShapeDtypeStruct((1, envs), jnp.int32)
 
-    def shapes(self, draws: tuple[int, int]) -> tuple[Any, Sample]:
+    def shapes(self, draws: jax.Array) -> tuple[Any, Sample]:
         """What the sampling of draws [K, n] returns."""
         turn = jax.ShapeDtypeStruct((), jnp.int32)
-        return turn, self.form.shapes(draws, self.shards)
+        return turn, self.form.shapes((draws.shape[0], draws.shape[1]), self.shards)
 
     @property
     def inserting(self) -> "Way":

@@ -130,6 +130,11 @@ class ReplayServer:
         """A client in this process, told how the server ended if it does."""
         return ReplayClient(self.address, self._example, why=lambda _: self.obituary(), **options)
 
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there."""
+        return self._process.poll() is None
+
     def obituary(self) -> str:
         """What has become of a server that does not answer, in a sentence, with its last words."""
         return self.address.epitaph(self._end())
