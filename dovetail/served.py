@@ -9,12 +9,14 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from dovetail.algorithm import Algorithm, Task
+from dovetail.envs.interface import EnvSpec
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Graph
@@ -24,6 +26,7 @@ from dovetail.replay.address import Address, read_key, write_key
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.remote import Form, RemoteReplay, Sampling, Served, Way
 from dovetail.replay.server import ReplayServer
+from dovetail.replay.table import Sequences
 
 WAIT = 60.0
 """Seconds that a server lets the rate limiter hold somebody up."""
@@ -162,10 +165,18 @@ def orders(form: Form, options: ServedReplay, folder: Path) -> list[Order]:
     ]
 
 
-def served_form(algorithm: Algorithm, env: Any, envs: int) -> Form:
-    """What a server keeps for the replay of an algorithm on so many environments."""
-    found = resolve(env)
-    bound = algorithm.bind(Task(found.spec, envs, 1, served=Served(1, "a server")))
+def samples_each(graph: Graph) -> float:
+    """How many items an iteration samples for each that it inserts."""
+    form = form_of(graph)
+    assert form is not None
+    draws = [n.inputs[-1].shape for n in graph.reaching if n.reach and not n.reach.sends]
+    period = form.table.items.period if isinstance(form.table.items, Sequences) else 1
+    return sum(map(prod, draws)) * period / graph.steps_per_iteration
+
+
+def served_form(algorithm: Algorithm, spec: EnvSpec, envs: int, shards: int = 1) -> Form:
+    """What each server keeps for the replay of an algorithm on so many environments."""
+    bound = algorithm.bind(Task(spec, envs, 1, served=Served(shards, "servers")))
     state = jax.eval_shape(bound.init, seed_key(0))
     parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, RemoteReplay))
     ways = [part for part in parts if isinstance(part, RemoteReplay)]
@@ -193,7 +204,7 @@ def serve_replay(
     check_option("samples_per_insert", rate, rate is None or rate > 0, "more than 0")
     if listen is not None and not re.fullmatch(r"[^\s:/]+:\d{1,5}", listen):
         raise UserError(f"--listen is {listen}: give host:port, as in 127.0.0.1:7777.")
-    form, file = served_form(algorithm, env, envs), None
+    form, file = served_form(algorithm, resolve(env).spec, envs), None
     key = secrets.token_hex(32)
     if durable is not None:  # who knows its address finds it again
         file = Path(durable).absolute() / "key"
@@ -216,7 +227,7 @@ def limiter_of(samples_per_insert: float | None) -> RateLimiter:
 class Servers:
     """The servers that a training starts on this machine. Close them."""
 
-    def __init__(self, wanted: list[Order], tell: Callable[[str], None]) -> None:
+    def __init__(self, wanted: list[Order], tell: Callable[[str], None] = lambda _: None) -> None:
         self._servers: list[ReplayServer] = []
         try:
             for order in wanted:

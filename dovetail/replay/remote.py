@@ -167,7 +167,7 @@ class Clients:
             address = Address.from_text(self._served.addresses[shard])
             client = ReplayClient(address, self._form.example)
             self._clients[shard] = client
-            refuse_other_table(client, self._form.table, address.name)
+            refuse_other_table(client, self._form, address.name)
         return self._clients[shard]
 
 
@@ -283,13 +283,19 @@ class Updating(Clients):
         return turn
 
 
-def refuse_other_table(client: ReplayClient, table: Table, name: str) -> None:
-    """Refuses a server whose table is another algorithm's; how much it holds is its own."""
-    theirs = client.form.table
-    ours = replace(table, capacity=theirs.capacity, max_bytes=theirs.max_bytes)
-    ours = replace(ours, compress=theirs.compress, spare=theirs.spare)
-    if ours != theirs:
+def refuse_other_table(client: ReplayClient, form: Form, name: str) -> None:
+    """Refuses a server whose table is another algorithm's, or for fewer environments; how much it
+    holds is its own."""
+    theirs, ours, room = client.form.table, form.table, client.form.layout.envs
+    for option in ("items", "sampler", "remover", "max_times_sampled", "history"):
+        if getattr(theirs, option) != getattr(ours, option):
+            raise UserError(
+                f"The replay server ({name}) keeps another table than this training, with {option} "
+                f"{getattr(theirs, option)} instead of {getattr(ours, option)}: serve one for the "
+                "same algorithm with the same options."
+            )
+    if room < form.streams:
         raise UserError(
-            f"The replay server ({name}) keeps another table than this training: {theirs}, not "
-            f"{ours}; serve one for the same algorithm and options."
+            f"The replay server ({name}) has room for {room} environments, but this training has "
+            f"{form.streams}: serve one for more (dovetail replay --envs), or use fewer (--envs)."
         )

@@ -31,6 +31,7 @@ from dovetail.served import (
     orders,
     refuse_unreachable,
     refuse_without,
+    samples_each,
 )
 from dovetail.settings import Settings
 from dovetail.training.recording import not_recorded, recorded
@@ -130,7 +131,13 @@ class Place:
         form, options = form_of(planned.graph), self._replay
         if form is None or options is None or options.at:
             return planned
-        wanted = orders(form, options, folder)
+        wanted, rate = orders(form, options, folder), options.samples_per_insert
+        each = samples_each(planned.graph)
+        if rate is not None and abs(rate - each) > 0.01 * each:
+            tell(
+                f"The replay is held to {rate:g} samples per insert, and this training alone takes "
+                f"{each:g}: unless others share it, one side will wait in vain."
+            )
         if self._deployment is None:
             self._servers = Servers(wanted, tell)
         else:

@@ -3,9 +3,11 @@
 import contextlib
 from collections.abc import Generator
 
+import numpy as np
 import pytest
 from agreement import (
     ALGORITHMS,
+    CARTPOLE,
     CONTINUOUS,
     ENVS,
     HOST,
@@ -17,16 +19,15 @@ from agreement import (
 )
 from small import STEPS, Started, numbers
 
-from dovetail.algorithm import Task
+import dovetail
+from dovetail import ServedReplay
 from dovetail.envs.resolve import resolve
-from dovetail.graph.shares import Graphs
+from dovetail.errors import UserError
 from dovetail.plan.ir import LinkKind
-from dovetail.policies import ActorLearner, CentralInference, Local
+from dovetail.policies import ActorLearner, CentralInference, DataParallel, Fused, Local
 from dovetail.policies.interface import Policy
-from dovetail.replay import RateLimiter
 from dovetail.replay.remote import Served
 from dovetail.replay.server import ReplayServer
-from dovetail.served import form_of
 from dovetail.telemetry.spans import LINK
 
 
@@ -35,19 +36,14 @@ def env_of(algorithm: str) -> str:
 
 
 @contextlib.contextmanager
-def serving(
-    algorithm: str, shards: int = 1, tcp: bool = False, envs: int = ENVS
-) -> Generator[Served]:
+def serving(algorithm: str, shards: int = 1, tcp: bool = False) -> Generator[Served]:
     """The servers of an algorithm's replay."""
-    task = Task(resolve(env_of(algorithm)).spec, envs, STEPS, served=Served(shards, "servers"))
-    form = form_of(Graphs(ALGORITHMS[algorithm], task).whole)
-    assert form is not None
+    spec = resolve(env_of(algorithm)).spec
+    form = served_form(ALGORITHMS[algorithm], spec, ENVS, shards)
     with contextlib.ExitStack() as stack:
         listen = "127.0.0.1:0" if tcp else None
         made = [
-            stack.enter_context(
-                ReplayServer(form.table, form.example, form.streams, RateLimiter(), listen=listen)
-            )
+            stack.enter_context(ReplayServer(form.table, form.example, form.streams, listen=listen))
             for _ in range(shards)
         ]
         addresses = [server.remote if tcp else server.address for server in made]
@@ -100,3 +96,54 @@ def test_a_served_replay_equals_the_interpreter(case: str) -> None:
     }
     assert spans == {name: link.nbytes for name, link in links.items()}
     assert links["insert"].target == links["sample"].source == "replay"
+
+
+def test_the_interpreter_reaches_servers_too() -> None:
+    state, _ = interpreted("dqn-prioritised", HOST, 2)
+    told = {"iterations": UPDATES, "num_envs": ENVS, "steps": STEPS, "seed": SEED, "debug": False}
+    kept = ServedReplay(shards=2)
+    found = dovetail.interpret(ALGORITHMS["dqn-prioritised"], HOST, **told, replay=kept)
+    assert_close(found.state._replace(replay=()), state._replace(replay=()))
+
+
+@pytest.mark.parametrize("env", [HOST, CARTPOLE])
+def test_actors_ahead_of_the_learner_insert_by_themselves(env: str) -> None:
+    policy = ActorLearner(ENVS, actors=2, staleness=2)
+    with (
+        serving("dqn-prioritised", 2) as served,
+        Started(ALGORITHMS["dqn-prioritised"], env, policy, served=served) as running,
+    ):
+        before = numbers(running.state.params)
+        report = running.advance(6)
+    assert int(running.state.replay.turn) == 6
+    assert np.isfinite(numbers(running.state.params)).all()
+    assert abs(numbers(running.state.params) - before).max() > 1e-4
+    by_actors = {
+        name for name, spans in report.spans.items() if any(s.name == "insert" for s in spans)
+    }
+    assert by_actors == {"actor-0", "actor-1"}
+
+
+def test_the_plan_says_where_the_replay_is() -> None:
+    found = dovetail.explain(ALGORITHMS["dqn"], HOST, Local(ENVS), replay=ServedReplay(shards=2))
+    assert "the replay is kept by 2 servers of this machine" in str(found)
+    assert "insert → replay" in str(found)
+    assert "replay → sample" in str(found)
+    assert "2 servers of this machine" in found.svg()
+    kinds = {link.boundary: link.kind for link in found.plan.links}
+    assert kinds["insert"] is kinds["sample"] is LinkKind.SOCKET
+
+
+REFUSED: dict[str, tuple[Policy, str]] = {
+    "fused": (Fused(ENVS), "the replay is kept by 1 server of this machine: use --policy local"),
+    "2 replicas": (DataParallel(ENVS, devices=2), "gives its samples to one learner, but there"),
+    "shards": (ActorLearner(ENVS, shards=2), "--shards 2 keeps a replay in shards, but DQN has"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_policy_that_cannot_reach_servers_is_refused(case: str) -> None:
+    policy, sentence = REFUSED[case]
+    env = CARTPOLE if case == "fused" else HOST
+    with pytest.raises(UserError, match=sentence):
+        dovetail.explain(ALGORITHMS["dqn"], env, policy, replay="servers")
