@@ -28,6 +28,7 @@ from dovetail.policies import ActorLearner, CentralInference, DataParallel, Fuse
 from dovetail.policies.interface import Policy
 from dovetail.replay.remote import Served
 from dovetail.replay.server import ReplayServer
+from dovetail.served import served_form
 from dovetail.telemetry.spans import LINK
 
 

@@ -32,11 +32,12 @@ def quiet(folder: Path) -> dovetail.Settings:
     return dovetail.Settings(**{**vars(QUIET), "folder": str(folder)})
 
 
-def train(
-    folder: Path, replay: Any, steps: int = 160, policy: Any = Local(ENVS), **more: Any
-) -> Any:
+LOCAL = Local(ENVS)
+
+
+def train(folder: Path, replay: Any, steps: int = 160, policy: Any = LOCAL) -> Any:
     return dovetail.train(
-        ALGORITHM, CHAIN, policy, steps=steps, replay=replay, settings=quiet(folder), **more
+        ALGORITHM, CHAIN, policy, steps=steps, replay=replay, settings=quiet(folder)
     )
 
 
@@ -54,7 +55,7 @@ def counts(server: ReplayServer) -> dict[str, int]:
 
 
 def test_a_durable_replay_is_found_by_the_resumed_run(tmp_path: Path) -> None:
-    kept = ServedReplay(shards=2, durable=True, samples_per_insert=2.0)
+    kept = ServedReplay(shards=2, durable=True)
     run = train(tmp_path / "run", kept)
     form = served_form(ALGORITHM, dovetail.envs.resolve(CHAIN).spec, ENVS, 2)
     sizes: list[int] = []
@@ -170,7 +171,7 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
     "sampler": (
         DQN(4, 2, 4, prioritised=True),
         CHAIN,
-        "another table than this training, with sam",
+        "another table than this",
     ),
     "rows": (ALGORITHM, "CartPole-v1", "but those of the replay server"),
 }
