@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small import QUIET, saved
+from small import QUIET
 
 import dovetail
 from dovetail import ServedReplay, UserError, serve_replay
@@ -21,7 +21,7 @@ from dovetail.cli.main import main
 from dovetail.policies import ActorLearner, Local
 from dovetail.replay import ReplayClient, ReplayServer
 from dovetail.replay.address import Address
-from dovetail.served import Servers, served_form
+from dovetail.served import Servers, limiter_of, served_form
 
 CHAIN = "dovetail:Chain-v0"
 ENVS = 4
@@ -58,17 +58,18 @@ def test_a_durable_replay_is_found_by_the_resumed_run(tmp_path: Path) -> None:
     kept = ServedReplay(shards=2, durable=True)
     run = train(tmp_path / "run", kept)
     form = served_form(ALGORITHM, dovetail.envs.resolve(CHAIN).spec, ENVS, 2)
+    form_of_two = form.table, form.example, 2
     sizes: list[int] = []
     for _ in range(2):
         for shard in range(2):
             folder = tmp_path / "run" / "replay" / f"shard-{shard}-of-2"
-            with ReplayServer(form.table, form.example, 2, durable=folder) as server:
+            with ReplayServer(*form_of_two, limiter_of(None), durable=folder) as server:
                 sizes.append(counts(server)["inserted"])
         if len(sizes) == 2:
             dovetail.resume(run, steps=320)
     assert sum(sizes[:2]) > 100
     assert sum(sizes[2:]) - sum(sizes[:2]) > 100
-    assert saved(run)[1]["env_steps"] == 320
+    assert run.summary["env_steps"] == 320
     assert "key" not in json.dumps(run.config["replay"])
 
 
@@ -98,8 +99,8 @@ def test_two_trainings_and_an_outside_writer_share_a_replay(
         for thread in threads:
             thread.join(120)
         writer.flush()
-    assert saved(dovetail.Run.open(tmp_path / "one"))[1]["env_steps"] == 160
-    assert saved(dovetail.Run.open(tmp_path / "two"))[1]["env_steps"] == 160
+    steps = [dovetail.Run.open(tmp_path / name).summary["env_steps"] for name in ("one", "two")]
+    assert steps == [160, 160]
     assert counts(server)["inserted"] > 2 * 140 + 8
     assert server.runs  # it is nobody's but ours
 
@@ -130,7 +131,7 @@ def test_a_server_that_dies_ends_the_run_with_a_sentence(
     def started(self: Servers, *args: Any) -> None:
         start(self, *args)
         begun.append(Address.from_text(self.addresses[0]).pid)
-        threading.Timer(1.0, os.kill, (begun[0], signal.SIGKILL)).start()
+        threading.Timer(4.0, os.kill, (begun[0], signal.SIGKILL)).start()
 
     monkeypatch.setattr(Servers, "__init__", started)
     policy = ActorLearner(ENVS, actors=2, staleness=0)
@@ -218,14 +219,13 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     words += ["--durable", str(tmp_path / "kept"), "--listen", "127.0.0.1:0"]
     addresses: list[str] = []
     for _ in range(2):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail", *words], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        said = json.loads(process.stdout.readline())
-        addresses.append(Address.from_text(said["address"]).key)
-        process.terminate()
-        assert process.wait(30) == 0
+        command = [sys.executable, "-m", "dovetail", *words]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            said = json.loads(process.stdout.readline())
+            addresses.append(Address.from_text(said["address"]).key)
+            process.terminate()
+            assert process.wait(30) == 0
         with pytest.raises(ProcessLookupError):
             os.kill(said["pid"], 0)
     assert addresses[0] == addresses[1]
