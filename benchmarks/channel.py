@@ -19,9 +19,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 import numpy as np
+
 from dovetail.boundaries import How
 from dovetail.runtime.channel import Edge, Lockstep, Message, Turn
-
 from dovetail.runtime.watch import Watch
 
 TARGET = 15.0

@@ -44,6 +44,7 @@ def weights(repeats: int) -> dict[str, float]:
     deployment = Deployment("local")
     connection = clustering.connect(deployment)
     import ray
+
     from dovetail.runtime.wire import pack_values
 
     leaves = {n: np.ones(MEGABYTES * 25_000, np.float32) for n in range(10)}

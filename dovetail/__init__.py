@@ -26,6 +26,8 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.interpretation:interpret",
         "dovetail.planning:trace",
         "dovetail.run:Run",
+        "dovetail.served:ServedReplay",
+        "dovetail.served:serve_replay",
         "dovetail.settings:Settings",
         "dovetail.telemetry.plot:plot",
         "dovetail.telemetry.trace:write_trace",

@@ -16,7 +16,8 @@ from dovetail.boundaries import RL, Params
 from dovetail.envs.interface import Continuous, Discrete, EnvSpec, MultiDiscrete
 from dovetail.errors import UserError
 from dovetail.replay.data import Data, DataSpec
-from dovetail.replay.replay import Replay
+from dovetail.replay.remote import RemoteReplay, Served
+from dovetail.replay.replay import DeviceReplay, Replay
 from dovetail.replay.table import Table
 from dovetail.trajectory import Timestep, Trajectory
 
@@ -69,6 +70,8 @@ class Task:
     """Recorded steps to learn from, if any."""
     online: bool = True
     """Whether it acts in the environment; if not, all it learns from is recorded."""
+    served: Served | None = None
+    """The servers that keep its replay; None if it is a part of the state."""
 
     def __post_init__(self) -> None:
         if self.all_envs == 0:
@@ -76,7 +79,9 @@ class Task:
 
     def replay(self, table: Table, example: Any) -> Replay:
         """An empty replay for rows like `example` of every environment."""
-        return Replay.empty(table, example, self.all_envs, self.shards)
+        if self.served is not None:
+            return RemoteReplay.reached(table, example, self.all_envs, self.served)
+        return DeviceReplay.empty(table, example, self.all_envs, self.shards)
 
     def recorded(self, example: Any, window: int) -> Data | tuple[()]:
         """Room for the recorded steps, in rows like `example`; nothing if there are none."""

@@ -13,10 +13,12 @@ from typing import Any
 
 import jax
 import jax.extend as jex
+import jax.numpy as jnp
 
 from dovetail.errors import UserError
 from dovetail.replay.data import Data
-from dovetail.replay.replay import Replay, insertion, of_shards
+from dovetail.replay.remote import RemoteReplay
+from dovetail.replay.replay import DeviceReplay, Replay, insertion, of_shards
 from dovetail.replay.sample import Keys, Sample
 from dovetail.trajectory import Trajectory
 
@@ -74,9 +76,20 @@ def state_sides(state: Any) -> tuple[Side, ...]:
     sides: list[Side] = []
     for part in jax.tree.leaves(state, is_leaf=_is_mark):
         side = part.side if isinstance(part, At) else LEARNER
-        side = REPLAY if isinstance(part, Replay) else side
+        side = REPLAY if isinstance(part, DeviceReplay) else side
         sides += [side] * len(jax.tree.leaves(part))
     return tuple(sides)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A side that plain Python reaches by itself, through a connection of its own."""
+
+    side: Side
+    sends: bool
+    """Whether it brings what it takes there; else it brings what it returns from there."""
+    place: str
+    """Where that side is, in words."""
 
 
 def here() -> str:
@@ -123,6 +136,19 @@ class RL:
         With `host=True` the function is plain Python: it takes numpy arrays and returns what
         `result` declares, a pytree of `jax.ShapeDtypeStruct`.
         """
+        raise NotImplementedError
+
+    def python(
+        self,
+        name: str,
+        side: Side,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        result: Any,
+        reach: Reach | None = None,
+    ) -> Any:
+        """Runs plain Python on the side where its arguments live: numpy arrays in, and out what
+        `result` declares. Of several copies of the side, each runs it on its own part."""
         raise NotImplementedError
 
     def unroll(self, act: Any, params: Params, length: int, bootstrap: Any = None) -> Trajectory:
@@ -182,20 +208,40 @@ class RL:
         """Actors → replay: `rows` [T, B, …], made of a trajectory, which says where episodes end.
         `final` is what was seen after each row, a part of the rows' tree; `priorities` are those of
         the items that begin with each row."""
+        rows_sent = insertion(trajectory, rows, final, priorities)
+        if isinstance(replay, RemoteReplay):
+            return self._insert_remote(replay, rows_sent)
+        assert isinstance(replay, DeviceReplay)
         actors, shards = self.copies(ACTOR), replay.shards
         if actors % shards:
             raise UserError(
                 f"{actors} actors cannot be split evenly among {shards} shards of the replay: "
                 f"choose a multiple of {shards} actors (--actors)."
             )
-        rows_sent = insertion(trajectory, rows, final, priorities)
         arrived = self.send(rows_sent, REPLAY, How.JOIN, source=ACTOR, name="insert")
         return replay.insert(arrived, actors // shards)
+
+    def _insert_remote(self, replay: RemoteReplay, sent: Any) -> RemoteReplay:
+        """From each actor straight to the servers; the learner only hears that it is done."""
+        sent = self.send(sent, ACTOR, How.JOIN, source=ACTOR, name="insert")
+        reach = Reach(REPLAY, True, replay.place)
+        told = replay.told(sent.first.shape[BATCH_AXIS])
+        done = self.python("insert", ACTOR, replay.inserting, (sent,), told, reach)
+        done = self.send(done, LEARNER, How.JOIN, source=ACTOR, name="inserted")
+        return replay.after(replay.turn + jnp.min(done))
 
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
         """Replay → learner: K batches of n items for `draws` [K, n], uniform numbers from [0, 1);
         what is sampled is [K, n, …], and a learner replica's part of it with several."""
         self.refuse_uneven_draws("sample", draws, replay.shards)
+        if isinstance(replay, RemoteReplay):
+            self._refuse_replicas()
+            draws = self.send(draws, LEARNER, source=LEARNER, name="sample")
+            reach, result = Reach(REPLAY, False, replay.place), replay.shapes(draws)
+            given = (replay.turn, draws)
+            turn, found = self.python("sample", LEARNER, replay.sampling, given, result, reach)
+            return replay.after(turn), found
+        assert isinstance(replay, DeviceReplay)
         asked = self.send(draws, REPLAY, How.DIVIDE, source=LEARNER, name="draw")
         replay, found = replay.sample(asked)
         arrived = self.send(found, LEARNER, How.JOIN, source=REPLAY, name="sample")
@@ -203,11 +249,22 @@ class RL:
 
     def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
         """Learner → replay: gives sampled items other priorities [K, n]."""
-        sent = (keys, priorities)
-        keys, priorities = self.send(
-            sent, REPLAY, How.JOIN, source=LEARNER, name="update_priorities"
-        )
+        sent, name = (keys, priorities), "update_priorities"
+        if isinstance(replay, RemoteReplay):
+            keys, priorities = self.send(sent, LEARNER, source=LEARNER, name=name)
+            reach, given = Reach(REPLAY, True, replay.place), (replay.turn, keys, priorities)
+            result = jax.ShapeDtypeStruct((), jnp.int32)
+            return replay.after(self.python(name, LEARNER, replay.updating, given, result, reach))
+        assert isinstance(replay, DeviceReplay)
+        keys, priorities = self.send(sent, REPLAY, How.JOIN, source=LEARNER, name=name)
         return replay.update_priorities(keys, priorities)
+
+    def _refuse_replicas(self) -> None:
+        if self.copies(LEARNER) > 1:
+            raise UserError(
+                f"{here()}: a served replay gives its samples to one learner, but there are "
+                f"{self.copies(LEARNER)} replicas: use one (--devices 1), or --replay learner."
+            )
 
     def refuse_uneven_draws(self, name: str, draws: jax.Array, shards: int = 1) -> None:
         """Draws are [batches, items], and the items divide among shards and learner replicas."""

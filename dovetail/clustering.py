@@ -19,6 +19,8 @@ from dovetail.graph.taps import Wanted
 from dovetail.loading import USER_MODULE, load_object
 from dovetail.plan.ir import Cluster, Needs, Node, Plan, Resources, WorkerKind
 from dovetail.planning import Planned, graphs_of
+from dovetail.replay.data import DataSpec
+from dovetail.replay.remote import Served
 from dovetail.settings import Settings
 
 if TYPE_CHECKING:
@@ -96,13 +98,24 @@ class Recipe:
     """Called first, in every process."""
     wanted: Wanted | None = None
     """What is tapped of the trajectories."""
+    served: Served | None = None
+    """The servers that keep its replay."""
+    data: DataSpec | None = None
+    """The recorded steps that it learns from, if any."""
+    online: bool = True
+    """Whether anybody acts."""
 
     def __call__(self, plan: Plan) -> tuple[Graph, Env]:
         """Loads the user's files where they are here, and traces for the plan's copies."""
         self.prepare()
         algorithm, policy = _made(self.algorithm), _made(self.policy)
         env = resolve(_made(self.env), traced=policy.traced_envs)
-        graphs = graphs_of(algorithm, env, policy.envs, self.steps, wanted=self.wanted)
+        env = env if self.online else replace(env, jax=None)
+        graphs = graphs_of(
+            *(algorithm, env, policy.envs, self.steps, self.data, self.online),
+            wanted=self.wanted,
+            served=self.served,
+        )
         return graphs.at(plan.traced_copies, plan.update_envs, plan.batch or None), env
 
 

@@ -12,6 +12,10 @@ class UserError(Exception):
     """Something the user can put right; its text is one complete sentence."""
 
 
+class ServerGone(UserError):
+    """A server that several workers use is gone: to set up again who asked it does not help."""
+
+
 def check_option(name: str, value: object, fits: bool, wanted: str) -> None:
     """Refuses an option whose value cannot be; `wanted` says what could."""
     if not fits:

@@ -16,6 +16,8 @@ from dovetail.plan.ir import Plan
 from dovetail.plan.svg import svg
 from dovetail.planning import plan_for, prepare_backend, resolve_policy
 from dovetail.policies.interface import Policy
+from dovetail.policies.local import Local
+from dovetail.served import ServedReplay, refuse_without
 
 STEPS = 200_000
 """The length of run that is explained; it only moves schedules, never the graph's shape."""
@@ -46,9 +48,11 @@ def explain(
     env: Any,
     policy: Policy | str | None = None,
     cluster: Deployment | str | None = None,
+    replay: ServedReplay | str | None = None,
 ) -> Explanation:
     """What `train` would run with the same arguments; nothing is trained."""
-    chosen = resolve_policy(policy, env)
+    kept = ServedReplay.of(replay)
+    chosen = Local() if policy is None and kept is not None else resolve_policy(policy, env)
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
     prepare_backend(chosen, None if where is None else 1)
     resources = None
@@ -57,5 +61,8 @@ def explain(
         if connection is not None:
             connection.close()
     found = resolve(env, traced=chosen.traced_envs)
-    planned = plan_for(algorithm, found, chosen, STEPS, resources)
+    served = None if kept is None else kept.served(where is not None)
+    planned = plan_for(algorithm, found, chosen, STEPS, resources, served=served)
+    if kept is not None:
+        refuse_without(planned.graph)
     return Explanation(planned.graph, planned.plan)

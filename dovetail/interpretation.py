@@ -1,7 +1,7 @@
 """`interpret`: an algorithm's loop as plain Python, to debug in and to compare with."""
 
 import dataclasses
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from dovetail.graph import interpret as interpreter
 from dovetail.graph.unroll import Step
 from dovetail.replay.data import with_data
 from dovetail.runtime.stage import initial_observation
+from dovetail.served import ServedReplay, Servers, orders, served_form
 from dovetail.training.recorded import MEMORY, RecordedData, check_data
 from dovetail.training.start import first_state
 
@@ -43,6 +44,7 @@ def interpret(
     data: str | Path | None = None,
     online: bool | None = None,
     data_memory: int = MEMORY,
+    replay: ServedReplay | str | None = None,
 ) -> Interpreted:
     """Runs some iterations without compiling the loop; every synchronous policy equals it.
 
@@ -50,12 +52,20 @@ def interpret(
     and prints work anywhere. Without, it is faster, and only `iteration` itself sees values.
     `shards` is the number of equal parts in which a replay is kept, `data` the folder of a dataset
     to learn from; whether anybody acts as well is `online`, by default only where the algorithm is
-    not made for recorded data.
+    not made for recorded data. `replay` says which servers keep the replay, as for `train`.
     """
     check_data(algorithm, data is not None)
     found, acts = resolve(env), online if online is not None else not algorithm.needs_data
     with ExitStack() as stack:
         task = Task(found.spec, num_envs, steps, shards=shards, online=acts)
+        kept = ServedReplay.of(replay)
+        if kept is not None:
+            served = kept.served(cluster=False)
+            if not kept.at:
+                form = served_form(algorithm, found.spec, num_envs, kept.shards)
+                servers = stack.enter_context(closing(Servers(orders(form, kept, Path("replay")))))
+                served = dataclasses.replace(served, addresses=servers.addresses)
+            task = dataclasses.replace(task, served=served)
         feed = None
         if data is not None:
             recorded = RecordedData(data, data_memory)

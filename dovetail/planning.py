@@ -22,6 +22,7 @@ from dovetail.policies.fused import Fused
 from dovetail.policies.interface import Policy
 from dovetail.policies.local import Local
 from dovetail.replay.data import DataSpec
+from dovetail.replay.remote import Served
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,16 @@ def plan_for(
     data: DataSpec | None = None,
     online: bool = True,
     wanted: Wanted | None = None,
+    served: Served | None = None,
 ) -> Planned:
     """Traces the loop, and places it on this machine, or on `resources`.
 
     `data` are recorded steps to learn from; if not `online`, nobody acts, and nothing of the
-    environment is compiled. What is `wanted` of the trajectories is tapped.
+    environment is compiled. What is `wanted` of the trajectories is tapped; `served` are the
+    servers that keep the replay.
     """
     env = env if online else dataclasses.replace(env, jax=None)
-    graphs = graphs_of(algorithm, env, policy.envs, steps, data, online, wanted)
+    graphs = graphs_of(algorithm, env, policy.envs, steps, data, online, wanted, served)
     plan, graph = make_plan(policy, graphs, machine() if resources is None else resources)
     if env.process is None and any(w.kind is WorkerKind.PROCESS for w in plan.workers):
         raise UserError(
@@ -67,11 +70,12 @@ def graphs_of(
     data: DataSpec | None = None,
     online: bool = True,
     wanted: Wanted | None = None,
+    served: Served | None = None,
 ) -> Graphs:
     """The graphs of an algorithm on so many environments, each traced when it is asked for."""
     # where no process can be made, threads have to do
     spec = dataclasses.replace(env.spec, threads=env.spec.threads or env.process is None)
-    task = Task(spec, envs, steps, data=data, online=online)
+    task = Task(spec, envs, steps, data=data, online=online, served=served)
     return Graphs(algorithm, task, env.jax, wanted)
 
 

@@ -1,6 +1,7 @@
 """What a finished run can do: be evaluated again, be watched."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from dovetail.playing import knows_probabilities
 from dovetail.policies.interface import Policy
 from dovetail.replay.replay import all_shards
 from dovetail.run import Run
+from dovetail.served import ServedReplay
 from dovetail.telemetry.video import record_video, show_window
 from dovetail.training.config import rebuild_all
 from dovetail.training.finish import seed_params
@@ -60,6 +62,9 @@ def load_trained(run: Run, env: Any = None, instead: EnvSpec | None = None) -> T
     acted = config.get("data") is None or bool(checkpoints.meta()["online"])
     shards = run.copies.get(REPLAY, 1)
     task = Task(found.spec, policy.envs, config["steps"], shards=shards, online=acted)
+    kept = ServedReplay.rebuilt(config.get("replay"))
+    if kept is not None:
+        task = replace(task, served=kept.served(config.get("cluster") is not None))
     bound = algorithm.bind(task)
     like = {
         "state": jax.eval_shape(lambda key: all_shards(bound.init(key)), seed_key(0)),

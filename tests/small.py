@@ -23,6 +23,7 @@ from dovetail.keys import seed_key
 from dovetail.plan.serial import from_json
 from dovetail.planning import plan_for
 from dovetail.policies.interface import Policy
+from dovetail.replay.remote import Served
 from dovetail.replay.replay import all_shards
 from dovetail.run import Run
 from dovetail.runtime.local import LocalRuntime
@@ -77,19 +78,19 @@ class Started:
         start: tuple[Any, Any] | None = None,
         data: RecordedData | None = None,
         online: bool = True,
+        served: Served | None = None,
     ) -> None:
         """`start` is the state to begin with, the seed's first unless given; `data` are recorded,
-        and if not `online`, all that there is."""
+        and if not `online`, all that there is; `served` are the servers that keep the replay."""
         found = resolve(env, traced=policy.traced_envs)
         spec = None if data is None else data.prepare(algorithm, found.spec, seed)
-        planned = plan_for(algorithm, found, policy, STEPS, data=spec, online=online)
+        planned = plan_for(algorithm, found, policy, STEPS, data=spec, online=online, served=served)
         self.plan = planned.plan
         self.graph = planned.graph
         self.runtime = LocalRuntime(planned.graph, planned.plan, found, seeds)
         plan = planned.plan
-        bound = algorithm.bind(
-            Task(found.spec, plan.update_envs, STEPS, plan.num_envs, plan.shards, spec, online)
-        )
+        of_all = (plan.num_envs, plan.shards, spec, online, served)
+        bound = algorithm.bind(Task(found.spec, plan.update_envs, STEPS, *of_all))
         self.feed = None if data is None else data.feed(bound)
         try:
             first = None if self.feed is None else self.feed.take(0)

@@ -36,7 +36,10 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
         ("algorithm", "boundaries", "functions", "networks", "replay", "trajectory"),
         "an algorithm is its loop and equations",
     ),
-    "batching": (("algorithm", "boundaries", "trajectory"), "how an algorithm acts on a batch, whoever asks"),
+    "batching": (
+        ("algorithm", "boundaries", "trajectory"),
+        "how an algorithm acts on a batch, whoever asks",
+    ),
     "graph": (
         ("algorithm", "batching", "boundaries", "envs", "replay", "trajectory"),
         "what is traced, before anyone decides where it runs",

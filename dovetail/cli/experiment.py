@@ -119,6 +119,49 @@ def deployment(words: Words) -> tuple[dict[str, Any], str | None]:
     return {"cluster": found}, spelled
 
 
+def replay(words: Words) -> tuple[dict[str, Any], str | None]:
+    """(the argument `replay` if one was asked for, as Python would spell it)."""
+    kinds = {"replay-shards": int, "samples-per-insert": float, "durable": bool}
+    names = {"replay-shards": "shards", "samples-per-insert": "samples_per_insert"}
+    given = {
+        names.get(name, name): convert(words.values[name], kind, f"--{name}")
+        for name, kind in kinds.items()
+        if name in words.values
+    }
+    where = words.values.get("replay")
+    where = None if where is None else convert(where, str, "--replay")
+    if given and where in (None, "learner"):
+        name = next(name for name in kinds if name in words.values)
+        raise UserError(f"--{name} is for a replay that servers keep: add --replay servers.")
+    if where is None:
+        return {}, None
+    if not given:
+        return {"replay": where}, repr(where)
+    from dovetail.served import ServedReplay
+
+    asked = ServedReplay.of(where)
+    assert asked is not None
+    text = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return {"replay": replace(asked, **given)}, f"dt.ServedReplay({text})"
+
+
+def replay_flags(parser: Parser) -> None:
+    """Adds what says where a replay is kept."""
+    parser.flag(
+        "--replay",
+        "Who keeps an off-policy algorithm's replay: learner (default), servers (processes of this "
+        "run), or addresses of servers that run already",
+        "WHERE",
+    )
+    parser.flag("--replay-shards", "With --replay servers: how many (default 1)", "N")
+    parser.flag(
+        "--samples-per-insert",
+        "With --replay servers: how often an item is sampled on average; who is ahead waits",
+        "X",
+    )
+    parser.flag("--durable", "With --replay servers: keep it in the run's folder, for --resume")
+
+
 def _choice(reference: Reference, texts: Mapping[str, Any]) -> Choice:
     kind = reference.load()
     wanted = "iteration" if reference.kind == "algorithm" else "plan"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dovetail.cli.experiment import deployment, experiment, understand
+from dovetail.cli.experiment import deployment, experiment, replay, replay_flags, understand
 from dovetail.cli.parser import Parser
 
 
@@ -25,6 +25,7 @@ def run(argv: list[str]) -> None:
     parser.flag("--policy", "Distribution policy: see `dovetail list`, or file.py:Name", "POLICY")
     parser.flag("--cluster", "Run on Ray: local, auto or host:port", "CLUSTER")
     parser.flag("--deploy", "TOML file that says what goes where on the cluster", "FILE")
+    replay_flags(parser)
     parser.flag("--analyze", "What was measured in the run whose folder is named, not an algorithm")
     parser.flag("--svg", "Draw the graph into this file", "FILE")
     parser.flag("--json", "Print the graph and the plan as JSON")
@@ -35,7 +36,8 @@ def run(argv: list[str]) -> None:
     wanted = experiment(words, "explain")
     policy = wanted.policy.build() if wanted.policy else None
     where, _ = deployment(words)
-    explanation = dovetail.explain(wanted.algorithm.build(), wanted.env, policy, **where)
+    kept, _ = replay(words)
+    explanation = dovetail.explain(wanted.algorithm.build(), wanted.env, policy, **where, **kept)
     if "svg" in words.values:
         Path(words.values["svg"]).write_text(explanation.svg(), encoding="utf-8")
     print(explanation.json() if "json" in words.values else explanation)

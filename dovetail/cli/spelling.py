@@ -12,6 +12,7 @@ def train_text(
     cluster: str | None,
     settings: Mapping[str, Any],
     data: str | None = None,
+    replay: str | None = None,
 ) -> str:
     """`dovetail train …` in Python."""
     words = [_choice_text(wanted.algorithm, "algorithms")]
@@ -22,6 +23,7 @@ def train_text(
     words += [f"data={data!r}"] if data is not None else []
     words += [f"{name}={value:_}" for name, value in numbers.items()]
     words += [f"cluster={cluster}"] if cluster is not None else []
+    words += [f"replay={replay}"] if replay is not None else []
     if settings:
         words.append(f"settings=dt.Settings({_arguments(settings)})")
     return "\n".join([*_imports(wanted, cluster), f"run = {_call('dt.train', words)}"])

@@ -4,7 +4,14 @@ import json
 import sys
 from typing import Any, get_type_hints
 
-from dovetail.cli.experiment import Words, deployment, experiment, understand
+from dovetail.cli.experiment import (
+    Words,
+    deployment,
+    experiment,
+    replay,
+    replay_flags,
+    understand,
+)
 from dovetail.cli.options import flag, read
 from dovetail.cli.parser import Parser
 from dovetail.cli.reference import PACKAGE
@@ -43,6 +50,7 @@ def _parser() -> Parser:
     parser.flag("--policy", "Distribution policy: see `dovetail list`, or file.py:Name", "POLICY")
     parser.flag("--cluster", "Run on Ray: local, auto or host:port", "CLUSTER")
     parser.flag("--deploy", "TOML file that says what goes where on the cluster", "FILE")
+    replay_flags(parser)
     parser.flag("--seed", "Seed of everything random (default 0)", "N")
     parser.flag(
         "--steps",
@@ -79,7 +87,8 @@ def _train(words: Words, quiet: bool) -> Any:
     data = {"data": convert(words.values["data"], str, "--data")} if "data" in words.values else {}
     settings = _settings(words)
     where, spelled = deployment(words)
-    _show(train_text(wanted, given, spelled, settings, data.get("data")), quiet)
+    kept, kept_text = replay(words)
+    _show(train_text(wanted, given, spelled, settings, data.get("data"), kept_text), quiet)
     policy = wanted.policy.build() if wanted.policy else None
     if quiet:
         settings = {"display": "none", **settings}
@@ -91,6 +100,7 @@ def _train(words: Words, quiet: bool) -> Any:
         **data,
         **given,
         **where,
+        **kept,
     )
 
 

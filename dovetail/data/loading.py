@@ -16,7 +16,7 @@ from dovetail.data.reader import READ_BYTES, Reader
 from dovetail.errors import UserError
 from dovetail.replay import device
 from dovetail.replay.leaves import leaves_of
-from dovetail.replay.replay import Replay
+from dovetail.replay.replay import DeviceReplay
 from dovetail.replay.table import Table, Transitions, make_layout, stored_bytes
 
 CHUNK = 1 << 14
@@ -30,7 +30,7 @@ def load(
     *,
     num_envs: int = 1,
     max_bytes: int | None = None,
-) -> Replay:
+) -> DeviceReplay:
     """All steps of a dataset in a table of these options; its capacity is made to fit.
 
     `row` makes the table's rows of `Rows`. Episodes are shared out among the streams of `num_envs`
@@ -45,7 +45,7 @@ def load(
             f"The dataset {reader.folder} takes {needed / 1e6:,.0f} MB as a replay table, and "
             f"{max_bytes / 1e6:,.0f} MB are allowed: stream it from the disk instead."
         )
-    replay = Replay.empty(table, example, num_envs)
+    replay = DeviceReplay.empty(table, example, num_envs)
     most = min(CHUNK, READ_BYTES // reader.metadata.row_bytes)
     chunk = min(most // num_envs or 1, make_layout(table, leaves_of(example), num_envs).chunk)
     insert = jax.jit(partial(_inserted, table), donate_argnums=0)

@@ -381,6 +381,7 @@ class _Cut:
             arrivals=tuple(arrivals),
             outputs=tuple(self._value(var) for var in eqn.outvars),
             where=where(eqn.source_info),
+            reach=spec.reach,
         )
 
     def _edges(self, nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
@@ -436,7 +437,7 @@ def _region_side(eqn: JaxprEqn) -> Side:
 
 
 def _region_name(eqn: JaxprEqn) -> str:
-    return "unroll" if eqn.primitive is unroll_p else eqn.params["spec"].side
+    return "unroll" if eqn.primitive is unroll_p else eqn.params["spec"].name
 
 
 def _count_means(jaxpr: Jaxpr) -> int:

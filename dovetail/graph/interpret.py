@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from dovetail.algorithm import Algorithm, Params, Trajectory
 from dovetail.batching import defines, over_batch, preferred, takes_batch
-from dovetail.boundaries import BATCH_AXIS, RL, How, Side, here
-from dovetail.graph.marks import declared, run_python, unmarked
+from dovetail.boundaries import BATCH_AXIS, RL, How, Reach, Side, here
+from dovetail.graph.marks import Opens, declared, run_python, unmarked
 from dovetail.graph.unroll import (
     ActorState,
     Episodes,
@@ -27,14 +27,14 @@ from dovetail.graph.unroll import (
     unroll_scan,
 )
 from dovetail.replay.data import Data
-from dovetail.replay.replay import Replay, insertion, of_shards
+from dovetail.replay.replay import DeviceReplay, Replay, insertion, of_shards
 from dovetail.replay.sample import Keys, Sample
 
 # What a replay does is compiled, unless jit is off: it is hundreds of operations.
-_insert, _insert_each = jax.jit(Replay.insert), jax.jit(jax.vmap(Replay.insert))
-_sample, _sample_each = jax.jit(Replay.sample), jax.jit(jax.vmap(Replay.sample))
-_update_priorities = jax.jit(Replay.update_priorities)
-_update_each = jax.jit(jax.vmap(Replay.update_priorities))
+_insert, _insert_each = jax.jit(DeviceReplay.insert), jax.jit(jax.vmap(DeviceReplay.insert))
+_sample, _sample_each = jax.jit(DeviceReplay.sample), jax.jit(jax.vmap(DeviceReplay.sample))
+_update_priorities = jax.jit(DeviceReplay.update_priorities)
+_update_each = jax.jit(jax.vmap(DeviceReplay.update_priorities))
 
 
 class Interpreting(RL):
@@ -81,6 +81,24 @@ class Interpreting(RL):
         made = run_python(function, unmarked(args), shapes, here())
         return jax.tree.structure(shapes).unflatten([jnp.asarray(leaf) for leaf in made])
 
+    def python(
+        self,
+        name: str,
+        side: Side,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        result: Any,
+        reach: Reach | None = None,
+    ) -> Any:
+        """Calls the function; what it opens is open for this call only."""
+        if isinstance(function, Opens):
+            opened = function.open()
+            made = run_python(opened, args, result, here())
+            opened.close()
+        else:
+            made = run_python(function, args, result, here())
+        return jax.tree.structure(result).unflatten([jnp.asarray(leaf) for leaf in made])
+
     def insert(
         self,
         replay: Replay,
@@ -90,6 +108,8 @@ class Interpreting(RL):
         priorities: Any = None,
     ) -> Replay:
         """Actors → replay."""
+        if not isinstance(replay, DeviceReplay):
+            return super().insert(replay, trajectory, rows, final, priorities)
         sent = insertion(trajectory, rows, final, priorities)
         if replay.shards == 1:
             return _insert(replay, sent)
@@ -97,6 +117,8 @@ class Interpreting(RL):
 
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
         """Replay → learner."""
+        if not isinstance(replay, DeviceReplay):
+            return super().sample(replay, draws)
         if replay.shards == 1:
             return _sample(replay, draws)
         replay, found = _sample_each(replay, _parts(draws, replay.shards))
@@ -109,6 +131,8 @@ class Interpreting(RL):
 
     def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
         """Learner → replay."""
+        if not isinstance(replay, DeviceReplay):
+            return super().update_priorities(replay, keys, priorities)
         if replay.shards == 1:
             return _update_priorities(replay, keys, priorities)
         return _update_each(replay, *_parts((keys, priorities), replay.shards))

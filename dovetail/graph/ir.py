@@ -21,7 +21,7 @@ import numpy as np
 from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr
 
-from dovetail.boundaries import How, Side
+from dovetail.boundaries import How, Reach, Side
 
 T = TypeVar("T")
 
@@ -95,11 +95,20 @@ class Python:
     outputs: tuple[Value, ...]
     where: str
     """The user's file and line."""
+    reach: Reach | None = None
+    """The side that it reaches by itself, if it does."""
 
     @property
     def flops(self) -> int:
         """Not known; what is compiled counts."""
         return 0
+
+    @property
+    def moved(self) -> int:
+        """Bytes that it brings to or from the side that it reaches."""
+        if self.reach is None:
+            return 0
+        return sum(value.nbytes for value in (self.inputs if self.reach.sends else self.outputs))
 
 
 @dataclass(frozen=True)
@@ -269,6 +278,11 @@ class Graph:
     def unrolls(self) -> tuple[Unroll, ...]:
         """The nodes in which actors and environments take turns."""
         return tuple(node for node in self.nodes if isinstance(node, Unroll))
+
+    @property
+    def reaching(self) -> tuple[Python, ...]:
+        """The nodes that reach a side by themselves."""
+        return tuple(n for n in self.nodes if isinstance(n, Python) and n.reach is not None)
 
     @property
     def fragments(self) -> tuple[str, ...]:

@@ -1,13 +1,35 @@
 """What `call` takes and gives back: marked parts, and the declared results of plain Python."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 from dovetail.boundaries import At, Side, here
 from dovetail.errors import UserError
+
+
+class Opened(Protocol):
+    """A plain Python function with something to close."""
+
+    def __call__(self, *args: Any) -> Any:
+        """Takes numpy arrays, gives numpy arrays."""
+        ...
+
+    def close(self) -> None:
+        """Ends what it holds; safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class Opens(Protocol):
+    """Plain Python that holds a connection, a file or a process while it is used: whoever runs it
+    opens one for itself, and closes it."""
+
+    def open(self) -> Opened:
+        """The function."""
+        ...
 
 
 def _is_mark(part: Any) -> bool:

@@ -56,7 +56,10 @@ def node_rows(node: Node, graph: Graph) -> list[Row]:
         return [(node.name, node.side, flops(node.flops), *_in_out(node), means)]
     if isinstance(node, Python):
         function = getattr(node.function, "__name__", type(node.function).__name__)
-        return [(node.name, node.side, "on the host", *_in_out(node), f"Python: {function}")]
+        told = f"Python: {function}"
+        if node.reach is not None:
+            told = f"{'to' if node.reach.sends else 'from'} the {node.reach.side}"
+        return [(node.name, node.side, "on the host", *_in_out(node), told)]
     size = f"{count(node.length, 'step')} × {count(graph.actor_envs, 'environment')}"
     actors = graph.num_envs // graph.actor_envs
     size += f" × {count(actors, 'actor')}" if actors > 1 else ""
@@ -137,7 +140,9 @@ def _node_json(node: Node) -> dict[str, Any]:
     if isinstance(node, Fragment):
         return common | {"outputs": _values_json(node.outputs), "means": node.means}
     if isinstance(node, Python):
-        return common | {"outputs": _values_json(node.outputs), "host": True}
+        reached = None if node.reach is None else node.reach.side
+        found = {"outputs": _values_json(node.outputs), "host": True}
+        return common | found | ({} if reached is None else {"reaches": reached})
     return common | {
         "outputs": _values_json(recorded(node)),
         "length": node.length,

@@ -32,6 +32,7 @@ from dovetail.boundaries import (
     REPLAY,
     RL,
     How,
+    Reach,
     Side,
     here,
     state_sides,
@@ -67,7 +68,7 @@ from dovetail.graph.unroll import (
 )
 from dovetail.keys import part_keys, seed_key
 from dovetail.replay.data import Data, data_leaves
-from dovetail.replay.replay import has_replay
+from dovetail.replay.replay import has_table
 from dovetail.replay.sample import Sample
 
 PACKAGE = os.path.dirname(os.path.abspath(dovetail.__file__))
@@ -160,7 +161,7 @@ def trace_iteration(
         tuple(names),
         task.num_envs,
         share.num_envs,
-        (REPLAY,) if has_replay(state) else (),
+        (REPLAY,) if has_table(state) else (),
         data_leaves(state),
     )
 
@@ -253,7 +254,7 @@ class Tracing(RL):
             sent.append(self._cross_each(arg, Crossing("call", None, side, rule, numbers[-1])))
         back = Crossing("call", None, None, rule, self._crossings, tuple(numbers))
         if host:
-            made = self._python(side, function, sent, declared(function, result), back)
+            made = self._called(side, function, sent, declared(function, result), back)
         else:
             made = function(*sent)
         self._refuse_nested("call")
@@ -275,7 +276,7 @@ class Tracing(RL):
         copies = iter(self._cross(copied, crossing._replace(how=How.COPY)))
         return structure.unflatten([next(copies if is_flat else arrived) for is_flat in flat])
 
-    def _python(
+    def _called(
         self,
         side: Side,
         function: Callable[..., Any],
@@ -283,15 +284,32 @@ class Tracing(RL):
         result: Any,
         back: Crossing,
     ) -> Any:
-        """An equation for a plain Python function, which is not called now."""
+        """Plain Python on another side, where `result` is a copy's part of what is declared."""
         ends = self._ends() if self._divides(back) else {}
         there = back._replace(source=origin(back, ends, side), target=side)
         crossing = self._scaled(there)
-        leaves, in_tree = jax.tree.flatten(tuple(args))
+
+        def own(shape: Any) -> ShapedArray:
+            aval = ShapedArray(shape.shape, shape.dtype)
+            return primitives.scaled(aval, crossing.times, crossing.parts)
+
+        return self.python(side, side, function, tuple(args), jax.tree.map(own, result))
+
+    def python(
+        self,
+        name: str,
+        side: Side,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        result: Any,
+        reach: Reach | None = None,
+    ) -> Any:
+        """An equation for a plain Python function, which is not called now."""
+        self._refuse_nested(name)
+        leaves, in_tree = jax.tree.flatten(args)
         shapes, out_tree = jax.tree.flatten(result)
-        avals = [ShapedArray(shape.shape, shape.dtype) for shape in shapes]
-        shapes = tuple(primitives.scaled(a, crossing.times, crossing.parts) for a in avals)
-        spec = PythonSpec(side, function, in_tree, out_tree, shapes)
+        avals = tuple(ShapedArray(shape.shape, shape.dtype) for shape in shapes)
+        spec = PythonSpec(name, side, function, in_tree, out_tree, avals, reach)
         return out_tree.unflatten(primitives.python_p.bind(*leaves, spec=spec))
 
     def recall(self, data: Data, draws: jax.Array) -> Sample:

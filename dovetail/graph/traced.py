@@ -8,7 +8,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr
 
-from dovetail.boundaries import Side
+from dovetail.boundaries import Reach, Side
 from dovetail.graph.ir import Inner, Tree
 
 
@@ -33,11 +33,13 @@ class UnrollSpec:
 class PythonSpec:
     """What a `python` equation carries besides its operands."""
 
+    name: str
     side: Side
     function: Callable[..., Any]
     in_tree: Tree
     out_tree: Tree
     out_avals: tuple[ShapedArray, ...]
+    reach: Reach | None
 
 
 @dataclass(frozen=True)

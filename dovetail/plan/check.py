@@ -278,7 +278,8 @@ def _exchange_allows_staleness(plan: Plan, graph: Graph) -> None:
 
 
 def _links_join_instances(plan: Plan, graph: Graph) -> None:
-    ends = [*graph.fragments, STATE]
+    reached = [node.reach.side for node in graph.reaching if node.reach is not None]
+    ends = [*graph.fragments, STATE, *reached]
     for link in plan.links:
         for end in (link.source, link.target):
             if end not in ends:
@@ -298,6 +299,10 @@ def _edges_are_carried(plan: Plan, graph: Graph) -> None:
         act, step = f"{unroll.name}.act", f"{unroll.name}.step"
         wanted["action", act, step] += 1
         wanted["observation", step, act] += 1
+    for node in graph.reaching:
+        assert node.reach is not None
+        ends = (node.name, node.reach.side) if node.reach.sends else (node.reach.side, node.name)
+        wanted[node.name, *ends] += 1
     carried = Counter((link.boundary, link.source, link.target) for link in plan.links)
     for boundary, source, target in {**wanted, **carried}:
         want, have = wanted[boundary, source, target], carried[boundary, source, target]
@@ -325,6 +330,7 @@ def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
                 LinkKind.SHARED_MEMORY: process,
                 LinkKind.PIPE: process,
                 LinkKind.OBJECT_STORE: not within and not process and bool(plan.stations),
+                LinkKind.SOCKET: False,  # its other end is not placed
             }
             if not fits[link.kind]:
                 raise _refusal(
@@ -383,10 +389,15 @@ def _tables_have_their_workers(plan: Plan, graph: Graph) -> None:
 
 
 def _python_is_alone(plan: Plan, graph: Graph) -> None:
-    """Plain Python is compiled into no program."""
+    """Plain Python is compiled into no program; what a copy that acts runs besides its unrolls is
+    compiled apart from these."""
     for node in graph.nodes:
-        if isinstance(node, Python) and any(
-            plan.worker(i.worker).fused for i in plan.instances_of(node.name)
+        apart = node.side in graph.acting and len(plan.workers) > 1
+        hosts = plan.instances_of(node.name)
+        if (
+            isinstance(node, Python)
+            and not apart
+            and any(plan.worker(i.worker).fused for i in hosts)
         ):
             raise _refusal(
                 plan,

@@ -27,6 +27,9 @@ class LinkKind(StrEnum):
     """Between this process and another of this machine: arrays are copied through a pipe."""
     OBJECT_STORE = "object store"
     """Between two stations of a cluster: one copy per node, whoever reads it there."""
+    SOCKET = "socket"
+    """Between plain Python and a server of another side: arrays lie in memory that both see, or
+    travel inside the messages of a TCP connection."""
 
 
 class WorkerKind(StrEnum):

@@ -41,6 +41,11 @@ def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
             strict=True,
         ):
             links.append(Link(boundary, *ends, kind, nbytes // shares, calls))
+    for node in graph.reaching:
+        assert node.reach is not None
+        ends = (node.name, node.reach.side) if node.reach.sends else (node.reach.side, node.name)
+        times = _instances(plan, graph, node.side)
+        links.append(Link(node.name, *ends, LinkKind.SOCKET, node.moved, times))
     return replace(plan, links=tuple(links))
 
 
@@ -134,6 +139,8 @@ def _told(plan: Plan, graph: Graph, resources: Resources) -> Iterator[str]:
             f"trajectories are {how} {count(plan.staleness, 'version')} old{start} when learned "
             f"from; {graph.algorithm} corrects with {graph.correction}"
         )
+    for side, place in {n.reach.side: n.reach.place for n in graph.reaching if n.reach}.items():
+        yield f"the {side} is kept by {place}, which actors and learner reach directly"
     apart = table_workers(plan, graph)
     if apart:
         ahead = f", {count(plan.prefetch, 'update')} ahead" if plan.prefetch else ""

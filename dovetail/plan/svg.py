@@ -8,7 +8,7 @@ they are in, and arrows what kind of link carries them.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from dovetail.boundaries import Side
+from dovetail.boundaries import Reach, Side
 from dovetail.graph.ir import Edge, Fragment, Graph, Python, Unroll, Value
 from dovetail.graph.show import base_name, count, flops, inner_flops, quantity, steps
 from dovetail.plan.canvas import FAINT, arrow, document, label, round_top, rounded, words
@@ -117,6 +117,9 @@ def _boxes(graph: Graph, plan: Plan | None) -> dict[str, Box]:
             boxes |= _unroll_boxes(node, lanes, column, stepped)
         else:
             boxes[node.name] = Box(node.name, lanes.index(node.side), column, _lines(node))
+            if isinstance(node, Python) and node.reach is not None:
+                side = node.reach.side
+                boxes[side] = Box(side, lanes.index(side), column, [node.reach.place])
     return boxes
 
 
@@ -130,7 +133,8 @@ def _lines(node: Fragment | Python) -> list[str]:
 def _sides(graph: Graph) -> list[Side]:
     """The side of each lane: who learns, who acts, where that is done, and the others."""
     stepped = [unroll.step.side for unroll in graph.unrolls]
-    return list(dict.fromkeys([graph.home, *graph.acting, *stepped, *graph.sides]))
+    reached = [node.reach.side for node in graph.reaching if node.reach is not None]
+    return list(dict.fromkeys([graph.home, *graph.acting, *stepped, *graph.sides, *reached]))
 
 
 def _stepped(plan: Plan, unroll: Unroll) -> str:
@@ -183,6 +187,7 @@ def _crossings(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> list[C
         for name in edge.targets:
             edges.setdefault((source, _box_name(graph, name)), []).append(edge)
     found = [_crossing(alike, plan, boxes[s], boxes[t]) for (s, t), alike in edges.items()]
+    found += [_reached(node, node.reach, boxes) for node in graph.reaching if node.reach]
     return [crossing for crossing in found if crossing.source.lane != crossing.target.lane]
 
 
@@ -199,6 +204,14 @@ def _crossing(edges: list[Edge], plan: Plan | None, source: Box, target: Box) ->
     elif kinds[0]:
         lines.append(kinds[0])
     return Crossing(source, target, tuple(lines), tip, _is_dashed(kinds[0]))
+
+
+def _reached(node: Python, reach: Reach, boxes: dict[str, Box]) -> Crossing:
+    """What plain Python brings to or from a side by itself."""
+    ends = (boxes[node.name], boxes[reach.side])
+    source, target = ends if reach.sends else ends[::-1]
+    lines = (f"{node.name} · {LinkKind.SOCKET}", quantity(node.moved, "B"))
+    return Crossing(source, target, lines, ", ".join(lines), True)
 
 
 def _kind(plan: Plan | None, boundary: str, source: Box, target: Box) -> str:

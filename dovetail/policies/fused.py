@@ -41,6 +41,11 @@ class Fused(Replicated):
                 f"host: use --policy local, or a JAX environment (see `dovetail list`)."
             )
         python = next((node for node in graph.nodes if isinstance(node, Python)), None)
+        if python is not None and python.reach is not None:
+            raise UserError(
+                f"Fused compiles everything into one program, but the {python.reach.side} is kept "
+                f"by {python.reach.place}: use --policy local, or --replay learner."
+            )
         if python is not None:
             raise UserError(
                 f"Fused compiles everything into one program, but {python.name} runs plain Python "

@@ -28,11 +28,11 @@ Of a leaf with a `History` (a stack of frames) only the newest frame of each row
 `HostTable` keeps a table in numpy, `dovetail.replay.device` in JAX arrays inside a compiled
 program; `ReplayService` lets threads share a host table, held in step by a `RateLimiter`.
 `ReplayServer` keeps one in a process of its own, `ReplayShards` in several, and `ReplayClient`
-inserts and samples from anywhere on the machine. With a folder (`durable`) nothing acknowledged is
-lost. The processes of servers import no JAX.
+inserts and samples from anywhere on the machine, or over TCP. With a folder (`durable`) nothing
+acknowledged is lost. The processes of servers import no JAX.
 """
 
-from dovetail.replay.channel import Address
+from dovetail.replay.address import Address
 from dovetail.replay.client import ReplayClient
 from dovetail.replay.host import HostTable
 from dovetail.replay.limiter import RateLimiter

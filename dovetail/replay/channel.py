@@ -2,8 +2,9 @@
 
 A client opens a channel for each thing it does, so that what waits in one holds up no other. What
 goes through the socket is what is asked for, a few numbers in fixed places, and short arrays;
-whoever does not know the server's key is not let in. Rows and samples lie in memory that client and
-server both map, without a name: whoever dies, nothing is left of it.
+whoever does not know the server's key is not let in. On one machine rows and samples lie in memory
+that client and server both map, without a name: whoever dies, nothing is left of it. Over TCP they
+travel inside the messages, in the same order.
 """
 
 import json
@@ -12,17 +13,15 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from multiprocessing.connection import Client, Connection
-from multiprocessing.context import AuthenticationError
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dovetail.errors import UserError
-from dovetail.replay.letters import Letters
+from dovetail.errors import ServerGone, UserError
+from dovetail.replay.address import Address, connect
+from dovetail.replay.letters import LONG, SHORT, Letters
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,43 +34,17 @@ DONE, REFUSED = b"\0", b"\1"
 INSERT_HEAD = struct.Struct("<QIdI")
 """Where the arrays are, how many failures the client knows of, its time limit (NaN: none), and the
 check sum of what a log has of it, where the client makes it."""
-SAMPLE_HEAD = struct.Struct("<QIIId2s")
-"""Where to, items of the whole batch, from which to which, the time limit, the draws' type."""
+SAMPLE_HEAD = struct.Struct("<QIIId2s?")
+"""Where to, items of the whole batch, from which to which, the time limit, the draws' type, and
+whether a table without items answers at once."""
 UPDATE_HEAD = struct.Struct("<I")
 SIZE = struct.Struct("<Q")
 COUNT = struct.Struct("<I")
 """How many inserts are acknowledged."""
 GRACE = 30.0
 """Seconds beyond its own time limit after which a server that does not answer counts as hung."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a replay server is found, on this machine, and the key that it asks for."""
-
-    folder: str
-    key: str
-    pid: int
-    """Its process."""
-
-    def text(self) -> str:
-        """As text, to be handed to another process; who has it has access."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_text(text: str) -> "Address":
-        """From that text."""
-        return Address(**json.loads(text))
-
-    @property
-    def socket(self) -> str:
-        """The socket's path."""
-        return str(Path(self.folder) / "socket")
-
-    @property
-    def errors(self) -> Path:
-        """The file that has the server's last words."""
-        return Path(self.folder) / "errors.txt"
+PIECE = 1 << 26
+"""Bytes of a state that are in one message."""
 
 
 def create(size: int) -> int:
@@ -103,31 +76,25 @@ class Channel:
         why: Callable[[], str] | None = None,
     ) -> None:
         self._address, self._why = address, why
-        try:
-            self._connection: Connection = Client(
-                address.socket, "AF_UNIX", bytes.fromhex(address.key)
-            )
-        except AuthenticationError as error:
-            raise UserError(
-                f"The replay server (process {address.pid}) does not know the client's key: "
-                "connect to the address that the server gave."
-            ) from error
-        except (OSError, EOFError) as error:
-            raise self._gone() from error
+        self._connection: Connection = connect(address, lambda: self._gone("does not answer"))
         self._limit = timeout
-        self._letters = Letters(self._connection)
+        self.shares = not address.remote
+        """Whether arrays lie in memory that both see."""
+        self._letters = Letters(self._connection, SHORT if self.shares else LONG)
         self.send(json.dumps(hello).encode())
         self.welcome: dict[str, Any] = json.loads(self.receive("the first answer"))
 
-    def send(self, message: bytes) -> None:
-        """Sends a message."""
+    def send(self, message: bytes, arrays: memoryview | None = None) -> None:
+        """Sends a message, with `arrays` in it where memory is not shared."""
         try:
-            self._letters.send(message)
+            self._letters.send(message, None if self.shares else arrays)
         except OSError as error:
             raise self._gone() from error
 
     def share(self, descriptor: int, size: int) -> None:
-        """Lets the server see memory, instead of what it saw before."""
+        """Lets the server see memory, instead of what it saw before, where it can."""
+        if not self.shares:
+            return
         self.send(MEMORY + SIZE.pack(size))
         self.receive("shared memory")
         send_handle(self._connection, descriptor, self._address.pid)
@@ -141,8 +108,8 @@ class Channel:
         try:
             answer = self._letters.receive(limit)
         except TimeoutError:
-            raise UserError(
-                f"The replay server (process {self._address.pid}) has not answered for "
+            raise ServerGone(
+                f"The replay server ({self._address.name}) has not answered for "
                 f"{limit:g} s, when asked for {what}: look what it does, or start it anew."
             ) from None
         except (EOFError, OSError) as error:
@@ -151,26 +118,25 @@ class Channel:
             return answer[1:]
         raise UserError(answer[1:].decode())
 
-    def receive_memory(self) -> int:
-        """A file descriptor of memory that the server made."""
+    def receive_memory(self, size: int) -> Any:
+        """Memory of a size that the server made: mapped, or as it comes."""
         self.send(READY)
-        return recv_handle(self._connection)
+        if self.shares:
+            return attach(recv_handle(self._connection), size)
+        found = bytearray()
+        while len(found) < size:
+            found += self.receive("the state")
+        return found
 
     def close(self) -> None:
         """Hangs up."""
         self._connection.close()
 
-    def _gone(self) -> UserError:
-        if self._why is not None:
-            return UserError(self._why())
-        return UserError(epitaph(self._address, "has gone"))
+    def _gone(self, end: str = "has gone") -> UserError:
+        return ServerGone(self._address.epitaph(end) if self._why is None else self._why())
 
 
-def epitaph(address: Address, end: str) -> str:
-    """That a server has ended, and what it said last."""
-    try:
-        words = address.errors.read_text(errors="replace").strip()
-    except OSError:
-        words = ""
-    sentence = f"The replay server (process {address.pid}) {end}: start another to go on."
-    return f"{sentence} Its last words:\n{words[-2000:]}" if words else sentence
+def pieces(memory: Any, size: int) -> list[memoryview]:
+    """Memory in pieces that are each sent in one message."""
+    view = memoryview(memory).cast("B")[:size]
+    return [view[at : at + PIECE] for at in range(0, size, PIECE)]

@@ -13,7 +13,8 @@ import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.replay import channel as wire
-from dovetail.replay.channel import Address, Channel
+from dovetail.replay.address import Address
+from dovetail.replay.channel import Channel
 from dovetail.replay.form import Form, place, size_of
 from dovetail.replay.incoming import Incoming, Steps, highest_of
 from dovetail.replay.inserts import Inserts
@@ -45,9 +46,15 @@ class Server:
         self.epoch: int = said["epoch"]
         self.inserts: Inserts | None = None
 
-    def open(self, what: str) -> Channel:
+    def open(self, what: str, **more: Any) -> Channel:
         """A new channel."""
-        return Channel(self.address, {"channel": what}, self._timeout, self._why)
+        return Channel(self.address, {"channel": what, **more}, self._timeout, self._why)
+
+    def claim(self, count: int, wanted: int) -> int:
+        """The first of so many streams that nobody else writes to from now on."""
+        channel = self.open("insert", claim=[count, wanted])
+        self.inserts = Inserts(channel, self.form, self._window)
+        return channel.welcome["first"]
 
     def insert(self, steps: Steps, first: int, last: int, timeout: float | None) -> None:
         """Sends an insert."""
@@ -130,10 +137,13 @@ class ReplayClient:
         final: Any = None,
         priorities: Any = None,
         envs: tuple[int, int] | None = None,
+        broken: Any = None,
         timeout: float | None = None,
     ) -> None:
         """`HostTable.insert`, when the rate limiter lets it."""
-        steps, first, last = self._incoming.steps(rows, ends, valid, final, priorities, envs)
+        steps, first, last = self._incoming.steps(
+            rows, ends, valid, final, priorities, envs, broken
+        )
         if len(self._servers) == 1:
             self._servers[0].insert(steps, first, last, timeout)
             return
@@ -148,16 +158,32 @@ class ReplayClient:
         for server in self._servers:
             server.flush()
 
+    def claim(self, count: int, wanted: int = 0) -> int:
+        """The first of `count` environments that nobody else inserts for until this client hangs
+        up: from `wanted` on if these are free. Of one server, and before anything is inserted."""
+        [server] = self._servers
+        return server.claim(count, wanted)
+
     def sample(self, draws: Any, timeout: float | None = None) -> Sample:
         """`HostTable.sample`, when there is something and the rate limiter lets it; of several
         servers, each gives its share of the items."""
+        self.ask(draws, timeout)
+        return self.take()
+
+    def ask(self, draws: Any, timeout: float | None = None, now: bool = False) -> None:
+        """Asks for a sample, to be taken by `take`. `now`: while there is nothing to sample its
+        size is 0, and the rest of it means nothing."""
         self.flush()
         draws = np.asarray(draws)
         if self._samples is None or self._samples.count != draws.size:
             if self._samples is not None:
                 self._samples.close()
             self._samples = self._open_samples(draws.size, 0)
-        self._samples.ask(draws, timeout)
+        self._samples.ask(draws, timeout, now)
+
+    def take(self) -> Sample:
+        """The sample that was asked for."""
+        assert self._samples is not None
         return self._samples.take()
 
     def samples(
@@ -195,7 +221,7 @@ class ReplayClient:
         found: dict[str, Array] = {}
         for at, server in enumerate(self._servers):
             said = json.loads(server.control.ask(wire.STATE, "the state"))
-            memory = wire.attach(server.control.channel.receive_memory(), said["size"])
+            memory = server.control.channel.receive_memory(said["size"])
             specs = [(tuple(shape), np.dtype(dtype)) for _, shape, dtype in said["arrays"]]
             names = [f"{at}/{name}" for name, _, _ in said["arrays"]]
             found |= dict(zip(names, place(specs, memory), strict=True))
@@ -209,14 +235,16 @@ class ReplayClient:
             arrays = {n.removeprefix(start): x for n, x in state.items() if n.startswith(start)}
             specs = [(x.shape, x.dtype) for x in arrays.values()]
             size = max(size_of(specs), 1)
-            descriptor = wire.create(size)
-            server.control.channel.share(descriptor, size)
-            for to, array in zip(
-                place(specs, wire.attach(descriptor, size)), arrays.values(), strict=True
-            ):
+            channel, descriptor = server.control.channel, wire.create(size)
+            channel.share(descriptor, size)
+            memory = wire.attach(descriptor, size)
+            for to, array in zip(place(specs, memory), arrays.values(), strict=True):
                 to[...] = array
             said = [[name, list(x.shape), x.dtype.str] for name, x in arrays.items()]
-            server.control.ask(wire.LOAD + json.dumps(said).encode(), "loading")
+            channel.send(wire.LOAD + json.dumps(said).encode())
+            for piece in [] if channel.shares else wire.pieces(memory, size):
+                channel.send(b"", piece)
+            channel.receive("loading")
             if server.inserts is not None:
                 server.inserts.forget()
 
@@ -225,10 +253,14 @@ class ReplayClient:
         try:
             self.flush()
         finally:
-            if self._samples is not None:
-                self._samples.close()
-            for server in self._servers:
-                server.close()
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Hangs up, whatever is on its way; safe to call twice."""
+        if self._samples is not None:
+            self._samples.close()
+        for server in self._servers:
+            server.close()
 
     def __enter__(self) -> "ReplayClient":
         return self
@@ -237,8 +269,7 @@ class ReplayClient:
         if kind is None:
             self.close()
         else:
-            for server in self._servers:  # what is raised already is not to be hidden
-                server.close()
+            self.hang_up()  # what is raised already is not to be hidden
 
     def _check(self, leaves: Sequence[Leaf]) -> None:
         """Refuses an example that is no row of the tables, and tables that differ."""

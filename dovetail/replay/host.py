@@ -105,19 +105,23 @@ class HostTable:
         final: Any = None,
         priorities: Array | None = None,
         envs: tuple[int, int] | None = None,
+        broken: Array | None = None,
     ) -> None:
         """Appends rows [T, B, …] to the streams of environments `envs` (from, to); all by default.
 
         `ends` [T, B]: the episode ends with that step; `final`, a part of the row's structure with
         leaves [T, B, …], then says what was seen after it. Steps that are not `valid` are skipped.
         `priorities` [T, B] are those of the items that begin there; the highest so far by default.
+        `broken` [B]: an episode begins with the first step although the last did not end.
         """
-        self.insert_steps(*self.incoming.steps(rows, ends, valid, final, priorities, envs))
+        self.insert_steps(*self.incoming.steps(rows, ends, valid, final, priorities, envs, broken))
 
     def insert_steps(self, steps: Steps, first: int, last: int) -> None:
         """Appends steps that were checked to the streams from `first` to `last`."""
         if steps.priorities is not None:
             self.highest = max(self.highest, highest_of(steps.priorities))
+        if steps.broken is not None:
+            self.streams.break_off(steps.broken, first)
         length = steps.leaves[0].shape[0]
         if length <= self._chunk:
             self._insert(steps, first, last)

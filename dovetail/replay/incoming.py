@@ -28,9 +28,11 @@ class Steps(NamedTuple):
     valid: Array | None
     final: list[Array | None] | None
     priorities: Array | None
+    broken: Array | None = None
+    """Whether an episode begins with the first step although the last did not end [B]."""
 
     def part(self, start: int, end: int) -> "Steps":
-        """Those from one time to another."""
+        """Those from one time to another; whether they begin episodes is not said again."""
         return Steps(
             [x[start:end] for x in self.leaves],
             None if self.ends is None else self.ends[start:end],
@@ -51,6 +53,7 @@ class Steps(NamedTuple):
             if self.final is None
             else [None if x is None else x[:, start:end] for x in self.final],
             None if self.priorities is None else self.priorities[:, start:end],
+            None if self.broken is None else self.broken[start:end],
         )
 
     @property
@@ -99,6 +102,7 @@ class Incoming:
         final: Any,
         priorities: Array | None,
         envs: tuple[int, int] | None,
+        broken: Array | None = None,
     ) -> tuple[Steps, int, int]:
         """The steps of an insert, and the range of their environments."""
         first, last = (0, self._num_envs) if envs is None else envs
@@ -114,7 +118,9 @@ class Incoming:
                 refuse_shape("priorities", priorities, shape)
             highest_of(priorities)
             priorities = np.asarray(priorities, np.float32)
-        return Steps(leaves, ends, valid, finals, priorities), first, last
+        if broken is not None and broken.shape != shape[1:]:
+            refuse_shape("broken", broken, shape[1:])
+        return Steps(leaves, ends, valid, finals, priorities, broken), first, last
 
     def _length(
         self, rows: Any, leaves: Sequence[Array], structure: Any, first: int, last: int

@@ -43,6 +43,8 @@ class Prepared(NamedTuple):
     """Of a plain insert, for each turn all that is sent; the first is to be emptied before."""
     start: Start
     """What a log's record of it begins with."""
+    size: int
+    """Bytes of its arrays."""
 
 
 class Inserts(Pipeline):
@@ -79,8 +81,10 @@ class Inserts(Pipeline):
             to[...] = array
         limit = math.nan if timeout is None else timeout
         check = check_of(prepared.start.check, sent) if self._summed and sent else 0
-        fixed = wire.INSERT_HEAD.pack(self._turn * self._room, self.failures, limit, check)
-        self.send(wire.INSERT + fixed + prepared.head, timeout)
+        at = self._turn * self._room
+        fixed = wire.INSERT_HEAD.pack(at, self.failures, limit, check)
+        arrays = memoryview(self._memory)[at : at + prepared.size]
+        self.send(wire.INSERT + fixed + prepared.head, timeout, arrays)
 
     def forget(self) -> None:
         """The streams are no longer as they were known."""
@@ -112,7 +116,7 @@ class Inserts(Pipeline):
         plain, start = list[list[Array]](), insert_start(head, turns[0])
         if head.given & PLAIN:
             plain, turns = turns, [self._views(arrays, head) for arrays in turns]
-        prepared = self._known[head] = Prepared(head.packed(), turns, plain, start)
+        prepared = self._known[head] = Prepared(head.packed(), turns, plain, start, size_of(specs))
         return prepared
 
     def _views(self, arrays: list[Array], head: InsertHead) -> list[Array]:

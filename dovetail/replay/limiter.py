@@ -40,6 +40,11 @@ class RateLimiter:
             )
 
     @property
+    def filled(self) -> bool:
+        """Whether the first items may be sampled."""
+        return self.inserted >= self.min_size
+
+    @property
     def ahead(self) -> float:
         """Sampled items beyond what the inserted ones ask for; negative: inserting is ahead."""
         if self.samples_per_insert is None:
@@ -54,7 +59,7 @@ class RateLimiter:
 
     def may_sample(self, count: int) -> bool:
         """Whether `count` more items may be sampled."""
-        if self.inserted < self.min_size:
+        if not self.filled:
             return False
         return self.samples_per_insert is None or self.ahead + count <= self.tolerance
 
@@ -73,7 +78,7 @@ class RateLimiter:
     def _why_sample(self, count: int) -> str:
         if self.may_sample(count):
             return f"sampling {count} may go on"
-        if self.inserted < self.min_size:
+        if not self.filled:
             return (
                 f"sampling waits for {self.min_size} items, of which {self.inserted} are inserted"
             )

@@ -17,7 +17,7 @@ from dovetail.replay.records import Start, start_of
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _HEAD = struct.Struct("<BHIII")
-ENDS, VALID, PRIORITIES, PLAIN = 1, 2, 4, 8
+ENDS, VALID, PRIORITIES, PLAIN, BROKEN = 1, 2, 4, 8, 16
 """What is there beside the rows. `PLAIN`: every step is a row and no episode begins or ends, and
 instead of the rows there is what a table stores of them."""
 
@@ -65,6 +65,8 @@ def head_of(steps: Steps, first: int, last: int) -> InsertHead:
         given |= VALID
     if steps.priorities is not None:
         given |= PRIORITIES
+    if steps.broken is not None:
+        given |= BROKEN
     final = tuple(at for at, x in enumerate(steps.final or ()) if x is not None)
     return InsertHead(given, steps.leaves[0].shape[0], first, last, final)
 
@@ -85,7 +87,8 @@ def plain_of(form: Form, head: InsertHead, arrays: list[Array], check: int | Non
 def arrays_of(steps: Steps) -> list[Array]:
     """The arrays of an insert, in their order."""
     found = list(steps.leaves)
-    found += [x for x in (steps.ends, steps.valid, steps.priorities) if x is not None]
+    beside = (steps.ends, steps.valid, steps.priorities, steps.broken)
+    found += [x for x in beside if x is not None]
     return found + [x for x in steps.final or () if x is not None]
 
 
@@ -98,6 +101,8 @@ def insert_specs(form: Form, head: InsertHead) -> list[Spec]:
     for bit, dtype in ((ENDS, BOOLEAN), (VALID, BOOLEAN), (PRIORITIES, PRIORITY)):
         if head.given & bit:
             found.append((axes, dtype))
+    if head.given & BROKEN:
+        found.append((axes[1:], BOOLEAN))
     return found + [((*axes, *form.leaves[at].shape), form.leaves[at].dtype) for at in head.final]
 
 
@@ -105,10 +110,10 @@ def large_arrays(form: Form, head: InsertHead) -> list[bool]:
     """Which of them hold leaves that are kept in arrays of their own, or frames."""
     alone = {form.plain[at] for at in form.packing.alone}
     large = [at in alone or at in form.stacked for at in range(len(form.leaves))]
-    given = [bool(head.given & bit) for bit in (ENDS, VALID, PRIORITIES)]
+    given = [bool(head.given & bit) for bit in (ENDS, VALID, PRIORITIES, BROKEN)]
     if head.given & PLAIN:
         own = [True] * (len(form.packing.alone) + len(form.stacks))
-        return [False, *own, *[False] * given[-1]]
+        return [False, *own, *[False] * bool(head.given & PRIORITIES)]
     return [*large, *[False] * sum(given), *(large[at] for at in head.final)]
 
 
@@ -126,10 +131,10 @@ def plain_specs(form: Form, count: int, priorities: bool) -> list[Spec]:
 def steps_of(form: Form, head: InsertHead, arrays: list[Array]) -> Steps:
     """The steps that an insert's arrays tell."""
     leaves, rest = arrays[: len(form.leaves)], iter(arrays[len(form.leaves) :])
-    ends, valid, priorities = (
-        next(rest) if head.given & bit else None for bit in (ENDS, VALID, PRIORITIES)
+    ends, valid, priorities, broken = (
+        next(rest) if head.given & bit else None for bit in (ENDS, VALID, PRIORITIES, BROKEN)
     )
     found: list[Array | None] = [None] * len(leaves)
     for at, array in zip(head.final, rest, strict=True):
         found[at] = array
-    return Steps(leaves, ends, valid, found if head.final else None, priorities)
+    return Steps(leaves, ends, valid, found if head.final else None, priorities, broken)

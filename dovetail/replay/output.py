@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.replay.form import Form, Spec, place
+from dovetail.errors import UserError
+from dovetail.replay.form import Form, Spec, place, size_of
 from dovetail.replay.packed import WORD
 from dovetail.replay.sample import Keys, Sample
 
@@ -28,6 +29,21 @@ def output_specs(form: Form, count: int) -> list[Spec]:
         *[((count,), np.dtype(np.int64))] * 3,
         ((count,), np.dtype(np.float32)),
     ]
+
+
+def copy_part(form: Form, count: int, memory: Any, part: tuple[int, int], received: bytes) -> None:
+    """Puts the items of a sample that came from one table to their places among `count`."""
+    first, last = part
+    own = output_specs(form, last - first)
+    if len(received) != size_of(own):
+        raise UserError("A sample has another size than its items: use one version everywhere.")
+    whole, came = place(output_specs(form, count), memory), place(own, bytearray(received))
+    beside = 1 + len(form.packing.alone)
+    for at, (to, array) in enumerate(zip(whole, came, strict=True)):
+        if at < beside:  # their items are on the second axis
+            to[:, first:last] = array
+        else:
+            to[first:last] = array
 
 
 def frames_shape(form: Form) -> tuple[int, ...]:

@@ -20,11 +20,13 @@ class Pipeline:
         """Messages that were answered, and not refused."""
         self._limit: float | None = None
 
-    def send(self, message: bytes, timeout: float | None = None) -> None:
+    def send(
+        self, message: bytes, timeout: float | None = None, arrays: memoryview | None = None
+    ) -> None:
         """Sends a message, when there is room for it; what failed before is raised first."""
         self.make_room()
         self._limit = timeout
-        self.channel.send(message)
+        self.channel.send(message, arrays)
         self._flying += 1
 
     def make_room(self) -> None:

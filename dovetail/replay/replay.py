@@ -1,7 +1,7 @@
 """A replay table as a value: its options, and the arrays that it holds.
 
 It is part of a learner's state, passed on from one iteration to the next like everything else in
-it, and a pytree: what it holds are its leaves.
+it, and a pytree: what it holds are its leaves. `RemoteReplay` (`remote.py`) is the other kind.
 """
 
 from dataclasses import dataclass, field, replace
@@ -34,9 +34,16 @@ class Insertion(NamedTuple):
     """The environments' numbers [1, B]."""
 
 
+class Replay:
+    """A replay in a learner's state, wherever its rows are kept."""
+
+    table: Table
+    shards: int
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Replay:
+class DeviceReplay(Replay):
     """A table and what it holds."""
 
     state: device.State
@@ -47,19 +54,13 @@ class Replay:
     """How many such parts there are; this is one of them."""
 
     @staticmethod
-    def empty(table: Table, example: Any, num_envs: int, shards: int = 1) -> "Replay":
+    def empty(table: Table, example: Any, num_envs: int, shards: int = 1) -> "DeviceReplay":
         """A table for rows like `example` of so many environments; or one of several equal shards
         of it, each with its part of the environments and of the capacity."""
-        if num_envs % shards:
-            raise UserError(
-                f"The rows of {num_envs} environments cannot be split evenly among {shards} shards "
-                f"of a replay: choose a multiple of {shards} environments (--envs)."
-            )
-        part = replace(table, capacity=-(-table.capacity // shards))
-        streams = num_envs // shards
-        return Replay(device.init(part, example, streams), part, streams, shards)
+        part, streams = shard_of(table, num_envs, shards)
+        return DeviceReplay(device.init(part, example, streams), part, streams, shards)
 
-    def insert(self, sent: Insertion, pieces: int = 1) -> "Replay":
+    def insert(self, sent: Insertion, pieces: int = 1) -> "DeviceReplay":
         """The rows of `pieces` equal groups of environments, one group after the other: two may be
         successive unrolls of the same environments."""
         state = self.state
@@ -79,7 +80,7 @@ class Replay:
             )
         return replace(self, state=state)
 
-    def sample(self, draws: jax.Array) -> tuple["Replay", Sample]:
+    def sample(self, draws: jax.Array) -> tuple["DeviceReplay", Sample]:
         """Batches of items for draws [K, n] from [0, 1): arrays [K, n, …], the size among them;
         every batch is of all strata."""
         batches, each = draws.shape
@@ -88,7 +89,7 @@ class Replay:
         shaped = jax.tree.map(lambda x: x.reshape(batches, each, *x.shape[1:]), found)
         return replace(self, state=state), shaped
 
-    def update_priorities(self, keys: Keys, priorities: jax.Array) -> "Replay":
+    def update_priorities(self, keys: Keys, priorities: jax.Array) -> "DeviceReplay":
         """Gives items other priorities [K, n]."""
         flat = jax.tree.map(jnp.ravel, keys)
         state = device.update_priorities(self.table, self.state, flat, priorities.ravel())
@@ -98,6 +99,16 @@ class Replay:
     def size(self) -> jax.Array:
         """Items that can be sampled."""
         return device.size(self.table, self.state)
+
+
+def shard_of(table: Table, num_envs: int, shards: int) -> tuple[Table, int]:
+    """(the options of one of several equal shards of a table, its environments)."""
+    if num_envs % shards:
+        raise UserError(
+            f"The rows of {num_envs} environments cannot be split evenly among {shards} shards "
+            f"of a replay: choose a multiple of {shards} environments (--envs)."
+        )
+    return replace(table, capacity=-(-table.capacity // shards)), num_envs // shards
 
 
 def _piece(x: jax.Array, index: int, pieces: int) -> jax.Array:
@@ -113,11 +124,11 @@ def of_shards(found: Sample, shards: int) -> Sample:
 
 
 def _is_replay(part: Any) -> bool:
-    return isinstance(part, Replay)
+    return isinstance(part, DeviceReplay)
 
 
-def has_replay(state: Any) -> bool:
-    """Whether a learner's state holds a replay."""
+def has_table(state: Any) -> bool:
+    """Whether a learner's state holds a table, and not only the way to one."""
     return any(_is_replay(part) for part in jax.tree.leaves(state, is_leaf=_is_replay))
 
 
@@ -126,7 +137,7 @@ def all_shards(state: Any) -> Any:
     several, each array has an axis of shards before its own."""
 
     def stacked(part: Any) -> Any:
-        if not isinstance(part, Replay) or part.shards == 1:
+        if not isinstance(part, DeviceReplay) or part.shards == 1:
             return part
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (part.shards, *x.shape)), part)
 

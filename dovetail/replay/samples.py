@@ -11,7 +11,7 @@ from dovetail.errors import UserError
 from dovetail.replay import channel as wire
 from dovetail.replay.channel import Channel
 from dovetail.replay.form import Form, size_of
-from dovetail.replay.output import Output, output_specs
+from dovetail.replay.output import Output, copy_part, output_specs
 from dovetail.replay.sample import Keys, Sample
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -47,7 +47,8 @@ class Samples:
         descriptor = wire.create(room * turns)
         for channel in channels:
             channel.share(descriptor, room * turns)
-        memory = memoryview(wire.attach(descriptor, room * turns))
+        self._form = form
+        self._memory = memory = memoryview(wire.attach(descriptor, room * turns))
         self._offsets = [turn * room for turn in range(turns)]
         self._outputs = [Output(form, structure, count, memory[at:]) for at in self._offsets]
         self._asked = self._taken = 0
@@ -60,15 +61,15 @@ class Samples:
         for _ in range(self._ahead + 1):
             self._ask_next()
 
-    def ask(self, draws: Array, timeout: float | None) -> None:
-        """Asks every server for its part of a batch."""
+    def ask(self, draws: Array, timeout: float | None, now: bool = False) -> None:
+        """Asks every server for its part of a batch; `now`: one without items answers at once."""
         kind = np.dtype(np.float32 if draws.dtype == np.float32 else np.float64)
         packed = np.ascontiguousarray(draws, kind).tobytes()
         limit = math.nan if timeout is None else timeout
         offset = self._offsets[self._turn(self._asked)]
         for channel, (first, last) in zip(self._channels, self._parts, strict=True):
             head = wire.SAMPLE_HEAD.pack(
-                offset, self.count, first, last, limit, kind.str[1:].encode()
+                offset, self.count, first, last, limit, kind.str[1:].encode(), now
             )
             size = kind.itemsize
             channel.send(wire.SAMPLE + head + packed[first * size : last * size])
@@ -79,13 +80,17 @@ class Samples:
         """The oldest batch that was asked for."""
         sizes: list[int] = []
         failure: UserError | None = None
-        for channel in self._channels:
+        turn = self._turn(self._taken)
+        for channel, part in zip(self._channels, self._parts, strict=True):
             try:
                 answer = channel.receive(f"a sample of {self.count} items", self._limit)
-                sizes.append(wire.SIZE.unpack(answer)[0])
+                sizes.append(wire.SIZE.unpack_from(answer)[0])
+                if len(answer) > wire.SIZE.size:
+                    place = self._memory[self._offsets[turn] :]
+                    copy_part(self._form, self.count, place, part, answer[wire.SIZE.size :])
             except UserError as error:
                 failure = failure or error
-        output = self._outputs[self._turn(self._taken)]
+        output = self._outputs[turn]
         self._taken += 1
         if failure is not None:
             raise failure

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.channel import Address, epitaph
+from dovetail.replay.address import Address, write_key
 from dovetail.replay.client import ReplayClient
 from dovetail.replay.form import Form
 from dovetail.replay.leaves import leaves_of
@@ -54,13 +54,18 @@ class ReplayServer:
         timeout: float = 60.0,
         durable: Path | str | None = None,
         grown: int = GROWN,
+        listen: str | None = None,
+        key: str | None = None,
     ) -> None:
-        """`grown`: bytes of the log after which a durable server makes a snapshot."""
+        """`grown`: bytes of the log after which a durable server makes a snapshot. `listen`: the
+        host and port where it is reached from elsewhere too, port 0 for any; nowhere unless given.
+        `key`: who has it is let in; a new one unless given."""
         self._example = example
         leaves = leaves_of(example)
         Form(table, leaves, num_envs)  # what is wrong with them is said here
         self._folder = tempfile.mkdtemp(prefix="dovetail-replay-")
-        key = secrets.token_hex(32)
+        key = secrets.token_hex(32) if key is None else key
+        write_key(Path(self._folder) / "key", key)
         options = {
             "folder": self._folder,
             "key": key,
@@ -71,6 +76,7 @@ class ReplayServer:
             "timeout": timeout,
             "durable": None if durable is None else str(Path(durable).absolute()),
             "grown": grown,
+            "listen": listen,
         }
         self._process = self._start(options)
         self.address = Address(self._folder, key, self._process.pid)
@@ -79,6 +85,11 @@ class ReplayServer:
         except BaseException:
             self.close()
             raise
+        self.remote: Address | None = None
+        """Where it is found from elsewhere."""
+        if listen is not None:
+            host = listen.rpartition(":")[0]
+            self.remote = replace(self.address, host=host, port=ready["port"])
         self.epoch: int = ready["epoch"]
         """Another number than before when what was acknowledged is lost."""
         self.lost: str | None = ready["lost"]
@@ -109,7 +120,7 @@ class ReplayServer:
         line = stdout.readline() if ready else b""
         if not line:
             end = self._end() if ready else f"was not up after {limit:g} s"
-            raise UserError(epitaph(self.address, end))
+            raise UserError(self.address.epitaph(end))
         said = json.loads(line)
         if "refused" in said:
             raise UserError(said["refused"])
@@ -119,9 +130,14 @@ class ReplayServer:
         """A client in this process, told how the server ended if it does."""
         return ReplayClient(self.address, self._example, why=lambda _: self.obituary(), **options)
 
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there."""
+        return self._process.poll() is None
+
     def obituary(self) -> str:
         """What has become of a server that does not answer, in a sentence, with its last words."""
-        return epitaph(self.address, self._end())
+        return self.address.epitaph(self._end())
 
     def _end(self) -> str:
         try:

@@ -93,11 +93,12 @@ class ReplayService:
         final: Any = None,
         priorities: Any = None,
         envs: tuple[int, int] | None = None,
+        broken: Any = None,
         timeout: float | None = None,
     ) -> None:
         """`HostTable.insert`, when the rate limiter lets it."""
         self.insert_steps(
-            *self.table.incoming.steps(rows, ends, valid, final, priorities, envs), timeout
+            *self.table.incoming.steps(rows, ends, valid, final, priorities, envs, broken), timeout
         )
 
     def insert_steps(
@@ -134,9 +135,19 @@ class ReplayService:
         self, draws: Any, timeout: float | None = None, output: Output | None = None
     ) -> Sample:
         """`HostTable.sample`, when there is something and the rate limiter lets it."""
+        found = self.sample_if_any(draws, timeout, output, wait=True)
+        assert found is not None
+        return found
+
+    def sample_if_any(
+        self, draws: Any, timeout: float | None, output: Output | None, wait: bool = False
+    ) -> Sample | None:
+        """`sample`; if it is not to `wait` for the first items, None while there are none."""
         count = len(draws)
         with self._changed:
             self.table.check_batch(count)
+            if not wait and (self.table.size == 0 or not self.limiter.filled):
+                return None
             if self._closed or not self._may_sample(count):
                 self._wait("sample", count, lambda: self._may_sample(count), timeout)
             sample = self.table.sample(draws, output)

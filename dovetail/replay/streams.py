@@ -23,6 +23,8 @@ PARTS = 64
 def is_plain(steps: Steps) -> bool:
     """Whether every step is a row, and no episode ends."""
     valid, ends = steps.valid, steps.ends
+    if steps.broken is not None:
+        return False
     return (valid is None or np.count_nonzero(valid) == valid.size) and (
         ends is None or not np.count_nonzero(ends)
     )
@@ -92,6 +94,24 @@ class Streams:
             self._insert_any(steps, slice(first, last), default)
         if self.budget is not None:
             self.budget.enforce(first, last)
+
+    def break_off(self, where: Array, first: int) -> None:
+        """Ends the episodes of streams from `first` on `where` [B] a new one begins although the
+        last did not end: its environment was set up anew.
+
+        What came after the last rows is not known: they become rows that show what was seen after
+        others, and the items that they began hold no step.
+        """
+        begun, ended = self.counters.begun, self.counters.ended
+        streams = np.flatnonzero(where) + first
+        streams = streams[begun[streams] > ended[streams]]
+        if not self.table.items.cut or not streams.size:
+            return
+        back = np.arange(1, self.layout.window)[:, None] * self.layout.envs
+        flags = self.form.packing.views(self.rows.block)[len(self.form.kept) - 1]
+        flags[(self.heads[0, streams] - back) % self.layout.lane] = 1
+        ended[streams] = begun[streams]
+        self.counters.fresh[streams] = True
 
     def begins(self, first: int, last: int) -> bool:
         """Whether the next step of some of these streams begins an episode."""

@@ -40,6 +40,7 @@ class Programs:
         self._graph, self._plan, self._env, self._patience = graph, plan, env, patience
         self._devices = jax.devices() if names_many_devices(plan) else None
         self._built: list[Any] = []
+        self._python: list[PythonProgram] = []
         self._shared: dict[tuple[str, int | None], Any] = {}
         self._compiled: dict[str, Compiled] = {}
 
@@ -55,7 +56,9 @@ class Programs:
                 program.compile()
 
     def close(self) -> None:
-        """Ends the environments."""
+        """Ends the environments, and what plain Python holds."""
+        for program in self._python:
+            program.close()
         for stage in self.stages.values():
             stage.close()
 
@@ -64,7 +67,8 @@ class Programs:
         if isinstance(node, Unroll):
             return self._unroll(node, worker)
         if isinstance(node, Python):
-            return PythonProgram(node)
+            self._python.append(PythonProgram(node))
+            return self._python[-1]
         devices = self._plan.worker(worker.name).devices
         if len(devices) == 1 or self._plan.copies_of(node.side) == 1:
             make = partial(self._fragment, [*worker.bundles, *self._beside(node, worker)])

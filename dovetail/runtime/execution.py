@@ -63,6 +63,8 @@ class Execution:
         """Unrolls that were begun in another process and never came."""
         self._may_go_on = threading.Condition()
         self._failure: tuple[str, BaseException] | None = None
+        self._broken = False
+        """Whether a worker has failed for good."""
         self._threads: list[threading.Thread] = []
         self._staleness: deque[int] = deque(maxlen=10_000)
         self._watched: Sequence[int] = ()
@@ -166,6 +168,7 @@ class Execution:
         except BaseException as error:
             if self._failure is None and not self._stopping.is_set():
                 self._failure = worker.name, error
+            self._broken = True
             self._workers.channels.close()
 
     def _join(self, worker: Worker) -> None:
@@ -270,8 +273,13 @@ class Execution:
             return self._graph.state.tree.unflatten(leaves)
         acting = self._states.acts
         for worker in self._workers.all:
-            while acting(worker) is None and not worker.ended(self._limit - 1, LOOK_SECONDS):
+            # once one has failed, nobody ends the turns that are left
+            while acting(worker) is None and not self._broken:
+                if worker.ended(self._limit - 1, LOOK_SECONDS):
+                    break
                 self._look()
+        for thread in self._threads if self._broken else ():
+            thread.join(JOIN_SECONDS)
         return self._states.whole(leaves)
 
     @property

@@ -20,7 +20,7 @@ from dovetail.boundaries import BATCH_AXIS, How, Side
 from dovetail.envs import batched
 from dovetail.envs.interface import JaxEnv
 from dovetail.graph.ir import Arrival, Fragment, Graph, Node, Python, Slots, Unroll, Value
-from dovetail.graph.marks import run_python
+from dovetail.graph.marks import Opened, Opens, run_python
 from dovetail.graph.primitives import REPLICA_AXIS, part
 from dovetail.graph.unroll import ActorState, Reset, masked_reset, resetting, unroll_scan
 from dovetail.runtime.bundles import Bundle, Key, Values
@@ -176,16 +176,34 @@ class PythonProgram:
 
     def __init__(self, node: Python) -> None:
         self.name = node.name
+        self.moved = None if node.reach is None else node.moved
+        """Bytes that it brings to or from another side by itself."""
         self._node = node
+        self._opened: Opened | None = None
+
+    def close(self) -> None:
+        """Ends what the function holds; the next run opens it again."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
 
     def run(self, values: Values) -> None:
         """Takes its inputs from `values` and puts its outputs there."""
-        node = self._node
+        try:
+            self._run(values)
+        except BaseException:
+            self.close()
+            raise
+
+    def _run(self, values: Values) -> None:
+        node, function = self._node, self._node.function
+        if isinstance(function, Opens):
+            function = self._opened = self._opened or function.open()
         pairs = zip(node.inputs, node.arrivals, strict=True)
         inputs = [_joined_on_host(how, values[value.id]) for value, how in pairs]
         shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in node.outputs]
         args, result = node.in_tree.unflatten(inputs), node.out_tree.unflatten(shapes)
-        made = run_python(node.function, args, result, node.where)
+        made = run_python(function, args, result, node.where)
         values.update(zip((v.id for v in node.outputs), made, strict=True))
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dovetail.envs.member import ProcessFailed
-from dovetail.errors import UserError
+from dovetail.errors import ServerGone, UserError
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 from dovetail.runtime.channel import Closed
@@ -108,6 +108,8 @@ class Recovery:
         restarts.failed()
         worker.watch.doing("setting up its environments")
         while failed is not None:
+            if isinstance(failed, ServerGone):  # whoever asks it again hears the same
+                raise failed
             if not self._apart(worker) or self._stopping.is_set() or not restarts.allowed():
                 raise failed
             pause = restarts.pause()

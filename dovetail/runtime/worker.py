@@ -14,6 +14,7 @@ from dovetail.boundaries import Side
 from dovetail.graph.ir import Slots
 from dovetail.runtime.bundles import Bundle, Values
 from dovetail.runtime.channel import ENOUGH, Channel, Lease, Message, Turn
+from dovetail.runtime.programs import PythonProgram
 from dovetail.runtime.remote import Elsewhere, Payload, RemoteStretch, RemoteWorker
 from dovetail.runtime.watch import Watch
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, ROOM, WAIT, Track
@@ -229,7 +230,9 @@ class Worker:
             turn.releases.append(release)
         spent = time.perf_counter() - began
         self.seconds[program.name] = self.seconds.get(program.name, 0.0) + spent
-        if not operation.noted:
+        if isinstance(program, PythonProgram) and program.moved is not None:
+            self.track.add(LINK, program.name, began, spent, 1, program.moved, 1, turn.version)
+        elif not operation.noted:
             self.track.add(COMPUTE, program.name, began, spent, version=turn.version)
 
     def _run_away(self, operation: Stretch, turn: Turn, payloads: list[Payload]) -> None:

@@ -76,8 +76,12 @@ def _runtime(
 ) -> Runtime:
     """What runs the plan of a phase; it compiles already."""
     algorithm, planned, settings = prepared.algorithm, prepared.planned, start.settings
-    runtime = prepared.place.runtime(planned, start.config["steps"], settings, tell)
+    runtime = prepared.place.runtime(
+        planned, start.config["steps"], settings, tell, start.run.path / "replay"
+    )
     stack.callback(runtime.close)
+    if start.resumed and prepared.place.forgets:
+        tell("The replay begins empty: its servers ended with the run (--durable keeps it).")
     runtime.prepare(*shapes(algorithm, planned.env.jax, planned.plan.num_envs, settings.seeds))
     return runtime
 

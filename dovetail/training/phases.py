@@ -9,7 +9,9 @@ from dovetail.errors import UserError, check_option
 from dovetail.planning import Planned, default_policy, resolve_policy
 from dovetail.policies.fused import Fused
 from dovetail.policies.interface import Policy
+from dovetail.policies.local import Local
 from dovetail.replay.data import DataSpec
+from dovetail.replay.remote import Served
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,17 @@ def check_steps(steps: int, online_steps: int, data: bool) -> None:
 
 
 def choose_policy(
-    algorithm: Algorithm, policy: Policy | str | None, env: Any, data: bool, online_steps: int
+    algorithm: Algorithm,
+    policy: Policy | str | None,
+    env: Any,
+    data: bool,
+    online_steps: int,
+    served: bool = False,
 ) -> Policy:
-    """The policy that was asked for, or the default: Fused where nobody acts."""
+    """The policy that was asked for, or the default: Fused where nobody acts, and not where the
+    replay is `served`."""
+    if policy is None and served:
+        return Local()
     if policy is None and begins_offline(algorithm, data, online_steps) and online_steps == 0:
         return Fused()
     return resolve_policy(policy, env)
@@ -72,7 +82,10 @@ def acting_policy(policy: Policy, env: Any, found: Env) -> Policy:
     return default_policy(env) if isinstance(policy, Fused) and found.jax is None else policy
 
 
-def task_of(planned: Planned, steps: int, data: DataSpec | None, online: bool) -> Task:
+def task_of(
+    planned: Planned, steps: int, data: DataSpec | None, online: bool, served: Served | None
+) -> Task:
     """What an algorithm is asked to do in a phase."""
     plan = planned.plan
-    return Task(planned.env.spec, plan.update_envs, steps, plan.num_envs, plan.shards, data, online)
+    of_all = (plan.num_envs, plan.shards, data, online, served)
+    return Task(planned.env.spec, plan.update_envs, steps, *of_all)

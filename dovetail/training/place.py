@@ -1,6 +1,8 @@
 """Where a run is: on this machine, or on a cluster that is joined for it."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from dovetail.algorithm import Algorithm
@@ -23,6 +25,16 @@ from dovetail.policies.interface import Policy
 from dovetail.replay.data import DataSpec
 from dovetail.runtime.interface import Runtime
 from dovetail.runtime.local import LocalRuntime
+from dovetail.served import (
+    ServedReplay,
+    Servers,
+    connected,
+    form_of,
+    orders,
+    refuse_unreachable,
+    refuse_without,
+    samples_each,
+)
 from dovetail.settings import Settings
 from dovetail.training.recording import not_recorded, recorded_steps
 from dovetail.training.start import enable_compile_cache
@@ -38,11 +50,18 @@ class Place:
         policy: Policy,
         deployment: Deployment | None,
         record: bool = False,
+        replay: ServedReplay | None = None,
     ) -> None:
-        """`env` is what the user gave; `record` says whether the run is to be recorded."""
+        """`env` is what the user gave; `record` says whether the run is to be recorded, `replay`
+        which servers keep its replay, if any."""
         self._algorithm, self._env, self._policy = algorithm, env, policy
         self._wanted = recorded_steps if record else None
-        self._deployment = deployment
+        self._deployment, self._replay = deployment, replay
+        self.served = None if replay is None else replay.served(deployment is not None)
+        """What a task is told of the servers."""
+        self._servers: Any = None
+        self._data: DataSpec | None = None
+        self._online = True
         self._connection: Any = None
 
     def plan(
@@ -54,27 +73,43 @@ class Place:
         online: bool = True,
     ) -> Planned:
         """The plan of the run; a cluster is joined for it."""
-        resources = None
+        resources, served = None, self.served
+        self._data, self._online = data, online
+        if self._replay is not None:
+            self._replay.refuse_elsewhere(self._deployment is not None)
         if self._deployment is not None:
             parcel = Parcel.of(self._recipe(steps), self._deployment)
             self._connection, resources = join(self._deployment, parcel)
         given = self._algorithm, env, self._policy, steps, resources, data, online
         try:
-            planned = plan_for(*given, wanted=self._wanted)
+            planned = plan_for(*given, wanted=self._wanted, served=self.served)
         except UserError as error:
             if self._wanted is None or isinstance(error, CannotTap):
                 raise
-            plan_for(*given)  # has its own word to say
+            plan_for(*given, served=self.served)  # has its own word to say
             raise not_recorded(self._policy) from error
         if self._wanted is not None and planned.plan.copies_of(planned.graph.home) > 1:
             raise not_recorded(self._policy)
         _refuse_seeds(planned.plan, settings)
+        if served is not None:
+            refuse_without(planned.graph)
+        if served is not None and served.addresses:
+            refuse_unreachable(planned.graph)
         return planned
 
     def runtime(
-        self, planned: Planned, steps: int, settings: Settings, tell: Callable[[str], None]
+        self,
+        planned: Planned,
+        steps: int,
+        settings: Settings,
+        tell: Callable[[str], None],
+        folder: Path,
     ) -> Runtime:
-        """What runs the plan."""
+        """What runs the plan; the servers of its replay keep what they keep in `folder`."""
+        if self._deployment is not None and self._connection is None:
+            tell("Starting a Ray cluster on this machine.")
+            self._connection = connect(self._deployment, planned.plan)
+        planned = self._with_servers(planned, tell, folder)
         if self._deployment is None:
             plan = planned.plan
             processes = spawned_processes(self._recipe(steps), plan, settings, tell)
@@ -91,19 +126,51 @@ class Place:
                 processes,
                 here,
             )
-        if self._connection is None:
-            tell("Starting a Ray cluster on this machine.")
-            self._connection = connect(self._deployment, planned.plan)
         return cluster_runtime(
             self._recipe(steps), planned, self._deployment, self._connection, settings, tell
         )
 
+    def _with_servers(self, planned: Planned, tell: Callable[[str], None], folder: Path) -> Planned:
+        """The plan, with the servers that keep its replay started, and known to it."""
+        form, options = form_of(planned.graph), self._replay
+        if form is None or options is None or options.at:
+            return planned
+        wanted, rate = orders(form, options, folder), options.samples_per_insert
+        each = samples_each(planned.graph)
+        if rate is not None and abs(rate - each) > 0.01 * each:
+            tell(
+                f"The replay is held to {rate:g} samples per insert, and this training alone takes "
+                f"{each:g}: unless others share it, one side will wait in vain."
+            )
+        if self._deployment is None:
+            self._servers = Servers(wanted, tell)
+        else:
+            from dovetail.served_on_cluster import RayServers
+
+            self._servers = RayServers(wanted, folder / "key", tell)
+        assert self.served is not None
+        self.served = replace(self.served, addresses=self._servers.addresses)
+        return replace(planned, graph=connected(planned.graph, self.served.addresses))
+
     def _recipe(self, steps: int) -> Recipe:
-        given = self._algorithm, self._env, self._policy, steps
-        return Recipe(*given, enable_compile_cache, self._wanted)
+        return Recipe(
+            *(self._algorithm, self._env, self._policy, steps, enable_compile_cache),
+            wanted=self._wanted,
+            served=self.served,
+            data=self._data,
+            online=self._online,
+        )
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a resumed run has lost what its replay held."""
+        options = self._replay
+        return options is not None and not options.at and not options.durable
 
     def close(self) -> None:
-        """Leaves the cluster."""
+        """Ends the servers that it started, and leaves the cluster."""
+        if self._servers is not None:
+            self._servers.close()
         if self._connection is not None:
             self._connection.close()
 

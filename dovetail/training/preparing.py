@@ -10,6 +10,7 @@ from dovetail.envs.resolve import Env
 from dovetail.planning import Planned
 from dovetail.policies.interface import Policy
 from dovetail.run import Run
+from dovetail.served import ServedReplay
 from dovetail.settings import Settings
 from dovetail.training.phases import Phase, phases, task_of
 from dovetail.training.place import Place
@@ -44,6 +45,8 @@ class Preparation:
     settings: Settings
     recorded: RecordedData | None
     seed: int
+    replay: ServedReplay | None = None
+    """Which servers keep the replay, if any do."""
 
     def phases(
         self, policy: Policy, steps: int, online_steps: int, stack: ExitStack
@@ -57,11 +60,12 @@ class Preparation:
             end = found[0].last_step + online_steps if found else one.end
             phase = replace(one, end=end)
             record = self.settings.record is not None and phase.online
-            place = Place(self.algorithm, self.given, phase.policy, self.where, record)
+            replay = self.replay if phase.online else None
+            place = Place(self.algorithm, self.given, phase.policy, self.where, record, replay)
             stack.callback(place.close)
             total = phase.end if phase.online else steps
             planned = place.plan(self.env, total, self.settings, data, phase.online)
-            bound = self.algorithm.bind(task_of(planned, total, data, phase.online))
+            bound = self.algorithm.bind(task_of(planned, total, data, phase.online, place.served))
             found.append(Prepared(phase, place, planned, bound))
         return found
 

@@ -16,6 +16,7 @@ from dovetail.planning import Planned, prepare_backend
 from dovetail.policies import POLICIES
 from dovetail.policies.interface import Policy
 from dovetail.run import Run
+from dovetail.served import ServedReplay
 from dovetail.settings import Settings
 from dovetail.telemetry.remote import check_services
 from dovetail.training.config import describe, name_of, options_of, rebuild_all
@@ -38,6 +39,7 @@ def train(
     online_steps: int = 0,
     data_memory: int = MEMORY,
     cluster: Deployment | str | None = None,
+    replay: ServedReplay | str | None = None,
     settings: Settings = Settings(),
 ) -> Run:
     """Trains `algorithm` on `env` for `steps` environment steps; returns the run's folder.
@@ -52,6 +54,10 @@ def train(
     names, is for evaluation alone. With `online_steps` it then goes on in `env` for as many
     environment steps, and `policy` is for these. Any other takes `data_share` of each batch from
     it. More than `data_memory` megabytes of it are not kept in memory, but read as they are needed.
+
+    `replay` says where an off-policy algorithm's replay is kept: "learner" unless given, "servers"
+    for server processes of this run, or the address of some that run already; a `ServedReplay`
+    says more.
     """
     began = time.perf_counter()
     check_steps(steps, online_steps, data is not None)
@@ -60,23 +66,27 @@ def train(
     check_data(algorithm, data is not None)
     enable_compile_cache()
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
+    kept = ServedReplay.of(replay)
     with stopping() as stop, ExitStack() as stack:
-        recorded = None if data is None else _opened(data, data_memory, where, stack)
+        recorded = None if data is None else _opened(data, data_memory, stack)
         given, silent = _given_env(env, recorded)
-        chosen = choose_policy(algorithm, policy, given, recorded is not None, online_steps)
+        chosen = choose_policy(
+            algorithm, policy, given, recorded is not None, online_steps, kept is not None
+        )
         prepare_backend(chosen, None if where is None else 1)
         acts = acts_at_all(algorithm, recorded is not None, online_steps)
         found = resolve(given, traced=chosen.traced_envs if acts or policy else None)
-        _refuse_unusable(settings, acts, silent)
+        _refuse_unusable(settings, acts, silent, kept)
         config = describe(
             algorithm, given, found, chosen, steps=steps, seed=seed, settings=settings
         )
         config["cluster"] = None if where is None else dataclasses.asdict(where)
         config |= {"data": None, "online_steps": online_steps}
+        config["replay"] = None if kept is None else dataclasses.asdict(kept)
         if recorded is not None:
             known = "data" if silent else config["env_given"]
             config |= {"data": recorded.identity, "env": found.spec.id, "env_given": known}
-        making = Preparation(algorithm, given, found, where, settings, recorded, seed)
+        making = Preparation(algorithm, given, found, where, settings, recorded, seed, kept)
         prepared = making.phases(chosen, steps, online_steps, stack)
         if recorded is not None:
             recorded.check()  # while there is no folder that it could leave behind
@@ -121,37 +131,32 @@ def resume(
     totals, known = (config["steps"], config["online_steps"]), config.get("data")
     check_steps(*totals, known is not None)
     with stopping() as stop, ExitStack() as stack:
-        recorded = None if known is None else _reopened(known, where, stack)
+        recorded = None if known is None else _reopened(known, stack)
         given, silent = _known_env(env, config, recorded)
         found = resolve(given, traced=policy.traced_envs)
         acts = acts_at_all(algorithm, recorded is not None, config["online_steps"])
-        _refuse_unusable(settings, acts, silent)
+        kept = ServedReplay.rebuilt(config.get("replay"))
+        _refuse_unusable(settings, acts, silent, kept)
         if config["online_steps"] and not before:
             policy = acting_policy(policy, given, found)
             config |= {"policy": name_of(policy, POLICIES), "policy_options": options_of(policy)}
-        making = Preparation(algorithm, given, found, where, settings, recorded, config["seed"])
+        seed = config["seed"]
+        making = Preparation(algorithm, given, found, where, settings, recorded, seed, kept)
         prepared = making.phases(policy, *totals, stack)
         start = Start(opened, found, prepared, config, settings, began, recorded, silent, True)
         return conduct(start, stop)
 
 
-def _opened(
-    data: str | Path, memory: int, where: Deployment | None, stack: ExitStack
-) -> RecordedData:
+def _opened(data: str | Path, memory: int, stack: ExitStack) -> RecordedData:
     """The dataset of a run."""
-    if where is not None:
-        raise UserError(
-            "Recorded data are learned from on this machine, not on a cluster: leave --cluster or "
-            "--data out."
-        )
     opened = RecordedData(data, memory)
     stack.callback(opened.close)
     return opened
 
 
-def _reopened(known: dict[str, Any], where: Deployment | None, stack: ExitStack) -> RecordedData:
+def _reopened(known: dict[str, Any], stack: ExitStack) -> RecordedData:
     """The dataset that a resumed run began with."""
-    opened = _opened(known["folder"], known["memory"], where, stack)
+    opened = _opened(known["folder"], known["memory"], stack)
     opened.refuse_other(known)
     return opened
 
@@ -177,13 +182,19 @@ def _known_env(
     return config["env"], None
 
 
-def _refuse_unusable(settings: Settings, acts: bool, silent: str | None) -> None:
+def _refuse_unusable(
+    settings: Settings, acts: bool, silent: str | None, replay: ServedReplay | None
+) -> None:
     """Refuses what needs an environment where there is none, and to record where nobody acts."""
     if silent is not None and (acts or settings.until is not None):
         raise UserError(f"There is no environment to act in ({silent}): name one with --env.")
     if settings.record is not None and not acts:
         raise UserError(
             "--record takes what is lived through, and nobody acts in this run: leave it out."
+        )
+    if replay is not None and not acts:
+        raise UserError(
+            "--replay says where a replay is kept, and nobody acts in this run: leave it out."
         )
 
 

@@ -84,9 +84,10 @@ class OnCluster(Started):
             planned = plan_for(algorithm, found, policy, STEPS, resources)
             self.plan, self.graph = planned.plan, planned.graph
             settings = Settings(patience=patience)
-            self.runtime = clustering.cluster_runtime(
+            self.cluster: Any = clustering.cluster_runtime(
                 recipe, planned, deployment, connection, settings, self.told.append
             )
+            self.runtime = self.cluster
         except BaseException:
             connection.close()
             raise

@@ -68,7 +68,7 @@ def test_learners_are_on_different_nodes(nodes: Nodes) -> None:
     with OnCluster(ALGORITHMS["ppo"], HOST, policy, Deployment(nodes.address)) as running:
         planned = {station.node for station in running.plan.stations}
         running.advance(1)
-        found = set(running.runtime.where)
+        found = set(running.cluster.where)
     assert len(planned) == len(found) == 2
 
 
@@ -103,7 +103,7 @@ def test_states_are_kept_for_whoever_holds_their_report(nodes: Nodes) -> None:
             running.runtime.advance(1).wait()
         state, actor = first.state(), first.actor()
         with pytest.raises(UserError, match="after update 3 is not kept"):
-            running.runtime.states(3)
+            running.cluster.states(3)
     with Started(ALGORITHMS["ppo"], HOST, Local(ENVS), seed=SEED) as expected:
         expected.advance(1)
     assert_close(state, expected.state)

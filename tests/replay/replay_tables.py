@@ -104,15 +104,19 @@ class Elsewhere:
 
     kept: ClassVar[dict[Any, tuple[ReplayServer | ReplayShards, ReplayClient, Any]]] = {}
 
-    def __init__(self, table: Table, example: Any, num_envs: int, shards: int = 0) -> None:
+    def __init__(
+        self, table: Table, example: Any, num_envs: int, shards: int = 0, tcp: bool = False
+    ) -> None:
         leaves = tuple((leaf.path, str(leaf)) for leaf in leaves_of(example))
-        self._named = (table, leaves, num_envs, shards)
+        self._named = (table, leaves, num_envs, shards, tcp)
         if self._named not in self.kept:
             if shards:
                 server = ReplayShards(table, example, num_envs, shards, timeout=20)
             else:
-                server = ReplayServer(table, example, num_envs, timeout=20)
-            client = server.client()
+                listen = "127.0.0.1:0" if tcp else None
+                server = ReplayServer(table, example, num_envs, timeout=20, listen=listen)
+            remote = server.remote if isinstance(server, ReplayServer) else None
+            client = server.client() if remote is None else ReplayClient(remote, example)
             self.kept[self._named] = (server, client, client.state())
         _, self.client, empty = self.kept[self._named]
         self.client.load(empty)
@@ -135,6 +139,11 @@ class Sharded(Elsewhere):
         super().__init__(table, example, num_envs, 2)
 
 
+class OverTcp(Elsewhere):
+    def __init__(self, table: Table, example: Any, num_envs: int) -> None:
+        super().__init__(table, example, num_envs, tcp=True)
+
+
 def close_servers() -> None:
     """Ends what is kept for other tests."""
     while Elsewhere.kept:
@@ -149,6 +158,7 @@ KINDS: dict[str, Any] = {
     "service": InService,
     "server": Elsewhere,
     "shards": Sharded,
+    "tcp": OverTcp,
 }
 
 

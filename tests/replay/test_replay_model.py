@@ -223,7 +223,7 @@ def test_the_service_is_the_model(name: str, program: list[Any]) -> None:
     follow("service", name, program)
 
 
-@pytest.mark.parametrize("kind", ["server", "shards"])
+@pytest.mark.parametrize("kind", ["server", "shards", "tcp"])
 @pytest.mark.parametrize(
     "name", ["n-step", "prioritised", "prioritised frames", "sequences", "weighed leave"]
 )

@@ -80,7 +80,7 @@ def test_a_killed_server_is_named_with_its_signal() -> None:
         os.kill(server.address.pid, signal.SIGKILL)
         with pytest.raises(UserError, match=f"process {server.address.pid}. was ended by signal 9"):
             client.sample(np.zeros(4))
-        with pytest.raises(UserError, match="has gone: start another to go on"):
+        with pytest.raises(UserError, match="does not answer: start another to go on"):
             stranger.sample(np.zeros(4))
         with pytest.raises(UserError, match="was ended by signal 9"):
             server.client()

@@ -78,7 +78,7 @@ def test_a_batch_arrives_once_and_in_order(how: How, senders: int, takers: int) 
     between = edge(senders, takers, how, 7)
     arrived: list[np.ndarray] = []
     for taker in range(takers):
-        sent = [{7: held[copy]} for copy in between.senders_of(taker)]
+        sent: list[Any] = [{7: held[copy]} for copy in between.senders_of(taker)]
         found = between.combined(sent, taker)[7]
         arrived += found if isinstance(found, list) else [found]
     np.testing.assert_array_equal(np.concatenate(arrived, 1), whole)
@@ -86,7 +86,7 @@ def test_a_batch_arrives_once_and_in_order(how: How, senders: int, takers: int) 
 
 def test_a_program_joins_or_averages_what_several_sent() -> None:
     """They come as a list, of every value; what one sent comes as it is."""
-    sent = [{1: "a", 2: "b"}, {1: "c", 2: "d"}]
+    sent: list[Any] = [{1: "a", 2: "b"}, {1: "c", 2: "d"}]
     assert edge(2, 1, How.MEAN, 1, 2).combined(sent, 0) == {1: ["a", "c"], 2: ["b", "d"]}
     assert edge(1, 1, How.JOIN, 1, 2).combined(sent[:1], 0) == sent[0]
 

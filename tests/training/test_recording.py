@@ -238,7 +238,7 @@ def test_what_cannot_be_recorded(tmp_path: Path) -> None:
 def test_a_report_shows_the_steps_of_each_of_its_updates(env: str, policy: Any) -> None:
     found = resolve(env, traced=policy.traced_envs)
     planned = plan_for(Counting(), found, policy, STEPS, wanted=recorded_steps)
-    bound = Counting().bind(task_of(planned, STEPS, None, True))
+    bound = Counting().bind(task_of(planned, STEPS, None, True, None))
     runtime = LocalRuntime(planned.graph, planned.plan, planned.env)
     try:
         runtime.load(*first_state(bound, found.jax, ENVS, seed=1))

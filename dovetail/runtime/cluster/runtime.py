@@ -130,11 +130,9 @@ class ClusterRuntime:
         return self._actors([leaves for leaves, _ in loaded])
 
     def refill(self, data: Sequence[Any]) -> None:
-        """Recorded steps are not brought to a cluster."""
-        raise UserError(
-            "Recorded data are learned from on this machine, not on a cluster: leave --cluster or "
-            "--data out."
-        )
+        """Sets the recorded steps that the next iterations draw from, while none is under way."""
+        shared = ray.put([pack(leaf) for leaf in data])
+        self._all([rank.refill.remote(shared) for rank in self._ranks], BUILD_SECONDS)
 
     def advance(self, iterations: int) -> "Called":
         """Begins that many iterations in every learner process."""

@@ -172,6 +172,12 @@ class LearnerStation:
         leaves = [pack(own_part(leaf)) for leaf in jax.tree.leaves(begun)]
         return leaves, self._runtime.compile_seconds
 
+    def refill(self, data: list[Any]) -> None:
+        """Sets the recorded steps that the next iterations draw from."""
+        from dovetail.runtime.wire import unpack
+
+        self._runtime.refill([unpack(leaf) for leaf in data])
+
     def advance(self, iterations: int, held: tuple[int, ...]) -> dict[str, Any]:
         """Does that many iterations; returns what is to be known of them but the states, which
         are kept, as those after the iterations `held`, until a call without their number."""
@@ -208,7 +214,11 @@ class LearnerStation:
         leaves = report.state(replay=replay)
         tree: Any = self._runtime.graph.state.tree
         found = tree.flatten_up_to(leaves)
-        state = [None if leaf is None else pack(own_part(leaf)) for leaf in found]
+        data = self._runtime.graph.data  # the driver has these
+        state = [
+            None if leaf is None or i in data else pack(own_part(leaf))
+            for i, leaf in enumerate(found)
+        ]
         return state, [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.actor())]
 
     def status(self) -> list[dict[str, Any]]:

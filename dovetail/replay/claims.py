@@ -1,0 +1,64 @@
+"""Who writes to which streams of a served table, so that several writers can share it."""
+
+import threading
+import time
+from typing import Any
+
+from dovetail.errors import UserError
+
+PATIENCE = 5.0
+"""Seconds that a writer waits for streams to become free: one that was killed is noticed late."""
+
+
+class Claims:
+    """Ranges of streams, each of one writer until it hangs up."""
+
+    def __init__(self, streams: int) -> None:
+        self._streams = streams
+        self._taken: dict[int, tuple[int, int]] = {}
+        self._changed = threading.Condition()
+
+    def claim(self, writer: object, count: int, wanted: int) -> int:
+        """The first of `count` streams that are the writer's own from now on: from `wanted` on if
+        these are free."""
+        limit = time.monotonic() + PATIENCE
+        with self._changed:
+            while (first := self._free(count, wanted)) is None:
+                if count > self._streams or not self._changed.wait(limit - time.monotonic()):
+                    raise UserError(
+                        f"The replay has room for {self._streams} environments, of which "
+                        f"{self._others()} are other writers', and {count} more were to be "
+                        "written: serve one for more (dovetail replay --envs), or use fewer."
+                    )
+            self._taken[id(writer)] = (first, first + count)
+            return first
+
+    def check(self, writer: object, first: int, last: int) -> None:
+        """Refuses to write to streams that are another writer's."""
+        if self._taken.get(id(writer)) == (first, last):
+            return
+        with self._changed:
+            for whose, (begin, end) in self._taken.items():
+                if whose != id(writer) and first < end and begin < last:
+                    raise UserError(
+                        f"Environments {begin} to {end} of the replay are another writer's: "
+                        "claim some first, and insert for these."
+                    )
+
+    def release(self, writer: Any) -> None:
+        """A writer has hung up."""
+        with self._changed:
+            self._taken.pop(id(writer), None)
+            self._changed.notify_all()
+
+    def _free(self, count: int, wanted: int) -> int | None:
+        taken = sorted(self._taken.values())
+        starts = [wanted, 0, *(end for _, end in taken)]
+        for first in starts:
+            inside = first >= 0 and first + count <= self._streams
+            if inside and all(first >= end or first + count <= begin for begin, end in taken):
+                return first
+        return None
+
+    def _others(self) -> int:
+        return sum(end - begin for begin, end in self._taken.values())
