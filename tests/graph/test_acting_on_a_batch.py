@@ -37,9 +37,11 @@ POLICIES: dict[str, Policy] = {
     "inference, all at a time": CentralInference(ENVS, workers=2, batch=8),
     "environments": Environments(ENVS, workers=4),
 }
-CASES = [(Decoder(), name) for name in POLICIES]
-CASES += [(Forgetful(), name) for name in ("fused", "local", "inference, one at a time")]
-CASES += [(Mapped(), name) for name in ("fused", "local", "inference, half at a time")]
+CASES = [
+    *((Decoder(), name) for name in POLICIES),
+    *((Forgetful(), name) for name in ("fused", "local", "inference, one at a time")),
+    *((Mapped(), name) for name in ("fused", "local", "inference, half at a time")),
+]
 
 
 @cache
