@@ -73,7 +73,7 @@ class Acting:
         self.num_actions = self._action.num_leaves
         self._key_words = jax.jit(partial(_key_words, unroll.length))
         # the carry is the caller's to give away: what comes back lies in the same memory
-        self.call = jax.jit(self._act, donate_argnums=1)
+        self.call = jax.jit(self._act, donate_argnums=[1] if self._carry.num_leaves else [])
         self.call_slots = jax.jit(self._act_slots, donate_argnums=1)
 
     def weights(self, inputs: list[Any]) -> list[Any]:

@@ -38,9 +38,9 @@ POLICIES: dict[str, Policy] = {
     "environments": Environments(ENVS, workers=4),
 }
 CASES = [
-    *[(Decoder(), name) for name in POLICIES],
-    *[(Forgetful(), name) for name in ("fused", "local", "inference, one at a time")],
-    *[(Mapped(), name) for name in ("fused", "local", "inference, half at a time")],
+    *((Decoder(), name) for name in POLICIES),
+    *((Forgetful(), name) for name in ("fused", "local", "inference, one at a time")),
+    *((Mapped(), name) for name in ("fused", "local", "inference, half at a time")),
 ]
 
 
