@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 import dovetail as dt
+from dovetail.functions.returns import generalised_advantages
 
 Layers = dict[str, jax.Array]
 
@@ -28,7 +29,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticApart(dt.Algorithm):
-    """Policy gradients, weighed by one-step advantages that a critic elsewhere works out."""
+    """Policy gradients, weighed by advantages that a critic elsewhere works out."""
 
     unroll_length: int = 16
     """Steps each environment takes between two updates."""
@@ -36,6 +37,8 @@ class CriticApart(dt.Algorithm):
     """Adam's step size, for both networks."""
     discount: float = 0.99
     """How much a reward one step later counts."""
+    trace: float = 0.95
+    """The weight of longer estimates of the advantage: λ of GAE."""
     hidden: int = 64
     """Size of the hidden layers."""
 
@@ -67,19 +70,26 @@ class CriticApart(dt.Algorithm):
 
     def criticise(self, critic: Any, batch: dt.Trajectory) -> tuple[Any, jax.Array]:
         """On the critic's side: (the critic after one gradient step, which stays there; the
-        advantages [T, B] before it, which go back)."""
+        normalised advantages [T, B] before it, which go back)."""
         params, optimiser = critic
+        values, following = (
+            network(params, seen)[..., 0] for seen in (batch.observation, batch.next_observation)
+        )
+        ends = batch.terminated, batch.truncated
+        advantages = generalised_advantages(
+            batch.reward, values, following, *ends, self.discount, self.trace
+        )
+        goals = values + advantages
 
-        def errors(params: Layers) -> jax.Array:
-            following = network(params, batch.next_observation)[..., 0]
-            beyond = jnp.where(batch.terminated, 0.0, jax.lax.stop_gradient(following))
-            goal = batch.reward + self.discount * beyond
-            return goal - network(params, batch.observation)[..., 0]
+        def error(params: Layers) -> jax.Array:
+            return ((goals - network(params, batch.observation)[..., 0]) ** 2).mean()
 
-        gradients = jax.grad(lambda params: (errors(params) ** 2).mean())(params)
+        gradients = jax.grad(error)(params)
         updates, optimiser = optax.adam(self.learning_rate).update(gradients, optimiser)
         learned = optax.apply_updates(params, updates), optimiser
-        return dt.at("critic", learned), errors(params)
+        # the whole batch is here, however many learners there are: here it can be normalised
+        normalised = (advantages - advantages.mean()) / (advantages.std() + 1e-6)
+        return dt.at("critic", learned), normalised
 
     def loss(self, params: Layers, batch: dt.Trajectory, advantages: jax.Array) -> jax.Array:
         """That of the policy gradient."""
@@ -96,7 +106,7 @@ class CriticApart(dt.Algorithm):
         adam = optax.adam(self.learning_rate)
         updates, optimiser = adam.update(rl.mean(gradients), state.optimiser)
         params: Any = optax.apply_updates(state.params, updates)
-        return State(params, optimiser, critic), {"loss": loss, "error": (advantages**2).mean()}
+        return State(params, optimiser, critic), {"loss": loss}
 
 
 def network(params: Layers, observation: jax.Array) -> jax.Array:
