@@ -32,6 +32,7 @@ from dovetail.served import (
     refuse_unreachable,
     refuse_without,
     samples_each,
+    with_keys,
 )
 from dovetail.settings import Settings
 from dovetail.training.recording import not_recorded, recorded
@@ -55,7 +56,7 @@ class Place:
         self._given, self._env, self._policy = algorithm, env, policy
         self._algorithm = recorded(algorithm) if record else algorithm
         self._deployment, self._replay = deployment, replay
-        self.served = None if replay is None else replay.served(deployment is not None)
+        self.served = None if replay is None else with_keys(replay.served(deployment is not None))
         """What a task is told of the servers."""
         self._servers: Any = None
         self._connection: Any = None
