@@ -94,6 +94,12 @@ class ServedReplay:
             )
 
 
+def with_keys(served: Served) -> Served:
+    """With the keys in the addresses: other nodes do not see the files that have them."""
+    texts = (Address.from_text(address).text() for address in served.addresses)
+    return replace(served, addresses=tuple(texts))
+
+
 def form_of(graph: Graph) -> Form | None:
     """What the servers of a graph's replay keep; None if it has none that is served."""
     ways = [node.function for node in graph.reaching if isinstance(node.function, Way)]

@@ -58,9 +58,9 @@ class RayServers:
         tell(f"The replay is served at {','.join(shown)}")
 
     def close(self) -> None:
-        """Ends them; safe to call twice."""
+        """Ends them; safe to call twice. Once the cluster is left, Ray has ended them."""
         actors, self._actors = self._actors, []
-        for actor in actors:
+        for actor in actors if ray.is_initialized() else ():
             with contextlib.suppress(Exception):
                 ray.get(actor.close.remote(), timeout=10.0)
             with contextlib.suppress(Exception):

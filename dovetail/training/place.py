@@ -34,6 +34,7 @@ from dovetail.served import (
     refuse_unreachable,
     refuse_without,
     samples_each,
+    with_keys,
 )
 from dovetail.settings import Settings
 from dovetail.training.recording import not_recorded, recorded_steps
@@ -57,7 +58,7 @@ class Place:
         self._algorithm, self._env, self._policy = algorithm, env, policy
         self._wanted = recorded_steps if record else None
         self._deployment, self._replay = deployment, replay
-        self.served = None if replay is None else replay.served(deployment is not None)
+        self.served = None if replay is None else with_keys(replay.served(deployment is not None))
         """What a task is told of the servers."""
         self._servers: Any = None
         self._data: DataSpec | None = None

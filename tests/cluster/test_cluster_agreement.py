@@ -4,11 +4,23 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from agreement import ALGORITHMS, CARTPOLE, ENVS, HOST, SEED, advance_and_compare, assert_close
-from nodes import Nodes, OnCluster
-from small import QUIET, Started
+from agreement import (
+    ALGORITHMS,
+    CARTPOLE,
+    ENVS,
+    HOST,
+    SEED,
+    UPDATES,
+    advance_and_compare,
+    assert_close,
+)
+from nodes import Nodes, OnCluster, processes_of
+from safetensors import deserialize
+from small import LENGTH, QUIET, Started
 from toys import Drift, TwoUnrolls
+from waiting import eventually
 
 import dovetail
 from dovetail.algorithms import ApeX
@@ -123,6 +135,32 @@ def test_spans_of_other_processes_are_on_the_drivers_clock(nodes: Nodes) -> None
         assert len(steps) == 5
         assert all(began - 0.05 <= span.start <= ended + 0.05 for span in steps)
     assert sum(span.name == "learner" for span in report.spans["learner"]) == 5
+
+
+def test_actors_insert_into_servers_on_nodes(nodes: Nodes, tmp_path: Path) -> None:
+    """Over TCP, each into its own shard; what is learned is what one machine learns."""
+    where = Deployment(nodes.address, HALF, HALF)
+    policy = ActorLearner(ENVS, actors=2, staleness=0)
+    weights: list[bytes] = []
+    for name, cluster in (("nodes", where), ("here", None)):
+        run = dovetail.train(
+            *(ALGORITHMS["dqn-prioritised"], HOST, policy),
+            steps=UPDATES * LENGTH * ENVS,
+            seed=SEED,
+            cluster=cluster,
+            replay=dovetail.ServedReplay(shards=2),
+            settings=replace(QUIET, folder=str(tmp_path / name)),
+        )
+        weights.append((run.path / "policy" / "policy.safetensors").read_bytes())
+        assert run.summary["env_steps"] == UPDATES * LENGTH * ENVS
+    assert (tmp_path / "nodes" / "replay" / "key").stat().st_mode & 0o777 == 0o600
+    assert_close(*(_floats(found) for found in weights))
+    assert eventually(lambda: not processes_of("ray::ServerOnNode"))
+
+
+def _floats(weights: bytes) -> np.ndarray:
+    found = [tensor["data"] for _, tensor in sorted(deserialize(weights))]
+    return np.concatenate([np.frombuffer(data, np.float32) for data in found])
 
 
 @pytest.mark.slow

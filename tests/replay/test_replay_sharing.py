@@ -1,5 +1,10 @@
 """Several writers of one served table, and episodes that are broken off."""
 
+import os
+import socket
+import struct
+import threading
+from multiprocessing import Pipe
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +15,7 @@ from dovetail.errors import UserError
 from dovetail.replay import HostTable, ReplayClient, ReplayServer, device
 from dovetail.replay.address import Address
 from dovetail.replay.claims import Claims
+from dovetail.replay.letters import AT_ONCE, Letters
 from dovetail.replay.table import Episodes, History, Prioritised, Sequences, Table, Transitions
 
 ROW = {"x": np.zeros(2, np.float32)}
@@ -27,13 +33,13 @@ TABLES = {
 def test_an_episode_that_is_broken_off_ends_as_on_the_device(name: str) -> None:
     table, random = TABLES[name], np.random.default_rng(1)
     host, state = HostTable(table, ROW, ENVS), device.init(table, ROW, ENVS)
-    streams = np.arange(ENVS, dtype=np.int32)
+    streams = jnp.arange(ENVS)
     for turn in range(4):
         rows = {"x": random.random((3, ENVS, 2)).astype(np.float32)}
         ends = random.random((3, ENVS)) < 0.2
         broken = np.array([turn == 2, True, False])
         host.insert(rows, ends=ends, final=rows, broken=broken)
-        state = device.break_off(table, state, jnp.asarray(broken), jnp.asarray(streams))
+        state = device.break_off(table, state, jnp.asarray(broken), streams)
         state = device.insert(table, state, rows, ends, None, rows)
         if host.size == 0:
             continue
@@ -77,6 +83,37 @@ def test_a_table_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     claims.claim(object(), 3, 0)
     with pytest.raises(UserError, match="room for 4 environments, of which 3 are other writers'"):
         claims.claim(object(), 2, 0)
+
+
+def test_a_message_that_says_to_be_endless_is_not_waited_for() -> None:
+    here, there = Pipe()
+    with here, there:
+        os.write(there.fileno(), struct.pack("<Q", 1 << 40))
+        with pytest.raises(EOFError, match="a message of"):
+            Letters(here).receive(limit=5.0)
+
+
+def test_long_and_short_messages_arrive_whole() -> None:
+    here, there = Pipe()
+    with here, there:
+        sent = [b"x" * size for size in (0, 1, AT_ONCE, 3 * AT_ONCE, 5)]
+        sender, taker = Letters(there), Letters(here)
+        writing = threading.Thread(target=lambda: [sender.send(b"", memoryview(m)) for m in sent])
+        writing.start()
+        assert [taker.receive(5.0) for _ in sent] == sent
+        writing.join()
+
+
+def test_who_shows_no_key_is_not_let_in_and_holds_up_nobody() -> None:
+    with ReplayServer(Table(), ROW, 2, listen="127.0.0.1:0") as server:
+        assert server.remote is not None
+        place = (server.remote.host, server.remote.port)
+        with socket.create_connection(place) as silent, socket.create_connection(place) as wrong:
+            wrong.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
+            with ReplayClient(server.remote, ROW) as client:
+                assert client.size == 0
+            assert silent.fileno() > 0
+        assert server.runs
 
 
 def test_two_writers_share_a_server() -> None:
