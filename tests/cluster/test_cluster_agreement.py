@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +17,19 @@ from agreement import (
     advance_and_compare,
     assert_close,
 )
+from links import assert_links_are_the_plans
 from nodes import Nodes, OnCluster, processes_of
+from recorded_control import record_controls
 from safetensors import deserialize
 from small import LENGTH, QUIET, Started
 from toys import Drift, TwoUnrolls
 from waiting import eventually
 
 import dovetail
-from dovetail.algorithms import ApeX
+from dovetail.algorithms import BC, ApeX
 from dovetail.deployment import Deployment, Share
 from dovetail.errors import UserError
+from dovetail.loading import load_object
 from dovetail.plan.ir import LinkKind
 from dovetail.policies import (
     ActorLearner,
@@ -38,8 +42,11 @@ from dovetail.policies import (
     SplitDevices,
 )
 from dovetail.policies.interface import Policy
+from dovetail.training import recorded
 
 HALF = Share(cpus=0.5)
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "critic_apart.py"
+CRITIC: Any = load_object(f"{EXAMPLE}:CriticApart", "algorithm")(unroll_length=4, hidden=8)
 CASES: dict[str, tuple[str, str, Policy, int]] = {
     "2 actors": ("ppo", HOST, ActorLearner(ENVS, actors=2, staleness=0), 3),
     "4 actors": ("impala", CARTPOLE, ActorLearner(ENVS, actors=4, staleness=0), 5),
@@ -73,6 +80,57 @@ def test_a_cluster_equals_the_interpreter(nodes: Nodes, case: str) -> None:
     with OnCluster(ALGORITHMS[algorithm], env, policy, where, seed=SEED) as running:
         assert len(running.plan.stations) == processes
         advance_and_compare(running, algorithm, env)
+
+
+LINKED: dict[str, Policy] = {
+    "learner and actors": ActorLearner(ENVS, actors=2, staleness=0, sides=("critic",)),
+    "replicas": DataParallel(ENVS, devices=1, sides=("critic",)),
+}
+
+
+@pytest.mark.parametrize("case", LINKED)
+def test_a_side_of_ones_own_on_a_node_of_its_own(nodes: Nodes, case: str) -> None:
+    """It computes what one machine computes, over the links that the plan prints."""
+    where = Deployment(nodes.address, HALF, HALF)
+    with OnCluster(CRITIC, CARTPOLE, LINKED[case], where, seed=SEED) as running:
+        report = running.advance(2)
+    [station] = [s for s in running.plan.stations if s.workers == ("critic",)]
+    assert station.node
+    assert_links_are_the_plans(running.plan, running.graph, report, 2)
+    with Started(CRITIC, CARTPOLE, Local(ENVS), seed=SEED) as expected:
+        expected.advance(2)
+    assert_close(running.state, expected.state)
+
+
+def test_inserts_go_straight_to_their_shards(nodes: Nodes) -> None:
+    algorithm, env, policy, _ = CASES["2 shards"]
+    where = Deployment(nodes.address, HALF, HALF)
+    with OnCluster(ALGORITHMS[algorithm], env, policy, where, seed=SEED) as running:
+        report = running.advance(2)
+    assert_links_are_the_plans(running.plan, running.graph, report, 2)
+    assert not [span for span in report.spans["learner"] if span.name == "insert"]
+
+
+def test_learning_from_recorded_data(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts that are brought to the learner one after the other."""
+    monkeypatch.setattr(recorded, "MEGABYTE", 1000)
+    _, pendulum = record_controls(tmp_path / "recorded")
+    algorithm = BC(hidden=(8,), batch_size=8, gradient_steps=2)
+    weights: list[bytes] = []
+    for name, cluster in (("nodes", Deployment(nodes.address, HALF, HALF)), ("here", None)):
+        run = dovetail.train(
+            *(algorithm, "Pendulum-v1", Local(ENVS)),
+            steps=40,
+            seed=SEED,
+            data=pendulum,
+            data_memory=1,
+            cluster=cluster,
+            settings=replace(QUIET, folder=str(tmp_path / name)),
+        )
+        weights.append((run.path / "policy" / "policy.safetensors").read_bytes())
+    assert_close(*(_floats(found) for found in weights))
 
 
 def test_learners_are_on_different_nodes(nodes: Nodes) -> None:

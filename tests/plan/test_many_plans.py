@@ -1,0 +1,48 @@
+"""Many plans of one algorithm cost few traces."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from placed import MACHINE
+from toys import Drift, Toy, drift_task
+
+from dovetail.graph import shares
+from dovetail.graph.shares import Graphs
+from dovetail.plan import make_plan
+from dovetail.policies import ActorLearner, CentralInference, Environments, Local
+from dovetail.policies.interface import Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Patient(Toy):
+    """A toy that tolerates any staleness."""
+
+    correction = dataclasses.replace(Toy.correction, staleness=None)
+
+
+def test_fifty_plans_trace_each_division_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    divisions: list[Any] = []
+    traced = shares.trace
+
+    def counted(algorithm: Any, task: Any, env: Any, copies: Any, batch: Any) -> Any:
+        divisions.append((dict(copies), task.num_envs, batch))
+        return traced(algorithm, task, env, copies, batch)
+
+    monkeypatch.setattr(shares, "trace", counted)
+    graphs = Graphs(Patient(), drift_task(8), Drift())
+    policies: list[Policy] = [
+        ActorLearner(8, actors=actors, staleness=staleness)
+        for actors in (1, 2, 4, 8)
+        for staleness in range(10)
+    ]
+    policies += [Environments(8, workers=n) for n in (1, 2, 4, 8)]
+    policies += [CentralInference(8, workers=4, batch=n) for n in (2, 4, 6, 8)]
+    policies += [Local(8), Local(8)]
+    assert len(policies) == 50
+    for policy in policies:
+        plan, graph = make_plan(policy, graphs, MACHINE)
+        assert graph.actor_envs * plan.actors == 8
+    # the whole; 2, 4 and 8 actors; four batches of acting
+    assert len(divisions) == 8
+    assert all(divisions.count(division) == 1 for division in divisions)
