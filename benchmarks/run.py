@@ -30,14 +30,14 @@ from benchmarks.contestants import Contestant  # noqa: E402
 from benchmarks.interpreters import interpreter  # noqa: E402
 from benchmarks.protocol import READY  # noqa: E402
 
-EXCHANGE, PROCESSES = ["benchmarks.exchange"], ["benchmarks.env_processes"]
+CHANNEL, PROCESSES = ["benchmarks.channel"], ["benchmarks.env_processes"]
 REPLAY, GROWTH = ["benchmarks.replay"], ["benchmarks.replay_growth"]
 SERVICE, DURABLE = ["benchmarks.replay_service"], ["benchmarks.replay_durable"]
 SCRIPTS = {
     "parity": ("the hand-written PPO computes the same numbers", ["benchmarks.parity"]),
     "startup": ("seconds from the command to the first update", ["benchmarks.startup"]),
     "memory": ("resident memory of long runs (20 minutes)", ["benchmarks.memory"]),
-    "links-exchange": ("a small message between two threads, there and back", EXCHANGE),
+    "links-channel": ("a small message between two threads, there and back", CHANNEL),
     "env-processes": ("environments in processes against Gymnasium's", PROCESSES),
     "central": ("how full acting's batches are under CentralInference", ["benchmarks.central"]),
     "telemetry": ("what measuring and scraping cost", ["benchmarks.telemetry"]),

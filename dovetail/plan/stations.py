@@ -130,7 +130,7 @@ class _Grouping:
             for rank, names in beside.items()
         ]
         made += [self._serving(name) for name in self._apart()]
-        return made + [self._outpost(rank, names) for (rank, _), names in groups.items()]
+        return made + [self._acting_apart(rank, names) for (rank, _), names in groups.items()]
 
     def _apart(self) -> list[str]:
         """The workers of sides that serve the others, apart from the learner."""
@@ -146,7 +146,7 @@ class _Grouping:
             name, (name,), False, cpus=needs.cpus, gpus=needs.gpus, others=needs.others, keeps=True
         )
 
-    def _outpost(self, rank: int, names: list[str]) -> Station:
+    def _acting_apart(self, rank: int, names: list[str]) -> Station:
         """What steps in processes of its own needs a core for each; who acts then mostly waits."""
         needs, unique = self._cluster.actors, tuple(dict.fromkeys(names))
         cpus = needs.cpus * max(1, self._processes(names))
@@ -303,10 +303,10 @@ def _told(plan: Plan, stations: tuple[Station, ...], cluster: Cluster) -> Iterat
             f"{count(len(serving), 'process', 'processes')} for {names}; what others send there, "
             f"and take from there, goes straight between the processes"
         )
-    outposts = [station for station in stations if not (station.learns or station.keeps)]
-    if outposts:
+    apart = [station for station in stations if not (station.learns or station.keeps)]
+    if apart:
         yield (
-            f"{count(len(outposts), 'actor process', 'actor processes')}, each where most is free; "
+            f"{count(len(apart), 'actor process', 'actor processes')}, each where most is free; "
             f"what steps for an actor is in its process or on its node, joined by shared memory"
         )
         yield "weights are put into the object store once per version, whoever reads them"
