@@ -193,8 +193,6 @@ def test_what_does_not_fit_is_refused(pendulum: Path, capsys: pytest.CaptureFixt
     assert "nobody acts in it: use fused, local or data-parallel" in told
     told = refused(capsys, HERE, "--data", data, "--record", "somewhere")
     assert "--record takes what is lived through, and nobody acts" in told
-    told = refused(capsys, HERE, "--data", data, "--cluster", "local")
-    assert "learned from on this machine, not on a cluster" in told
     told = refused(capsys, HERE, "--data", data, "--data-memory", "0")
     assert "--data-memory is 0: give 1 megabyte or more" in told
 
