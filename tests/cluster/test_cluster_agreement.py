@@ -20,7 +20,7 @@ from agreement import (
 from links import assert_links_are_the_plans
 from nodes import Nodes, OnCluster, processes_of
 from recorded_control import record_controls
-from safetensors import deserialize
+from safetensors.numpy import load
 from small import LENGTH, QUIET, Started
 from toys import Drift, TwoUnrolls
 from waiting import eventually
@@ -217,8 +217,8 @@ def test_actors_insert_into_servers_on_nodes(nodes: Nodes, tmp_path: Path) -> No
 
 
 def _floats(weights: bytes) -> np.ndarray:
-    found = [tensor["data"] for _, tensor in sorted(deserialize(weights))]
-    return np.concatenate([np.frombuffer(data, np.float32) for data in found])
+    found = [array.ravel() for _, array in sorted(load(weights).items())]
+    return np.concatenate(found).astype(np.float64)
 
 
 @pytest.mark.slow
