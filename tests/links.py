@@ -4,7 +4,6 @@ from collections import Counter
 
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import LinkKind, Plan
-from dovetail.runtime.channels import REPORT
 from dovetail.runtime.report import Report
 from dovetail.telemetry.spans import LINK, QUEUE
 
@@ -36,7 +35,7 @@ def assert_links_are_the_plans(plan: Plan, graph: Graph, report: Report, updates
     found: dict[str, tuple[set[str], set[str]]] = {}
     for worker, spans in report.spans.items():
         for span in spans:
-            if span.kind in (LINK, QUEUE) and span.name not in (REPORT, "message"):
+            if span.kind in (LINK, QUEUE) and span.name != "message":
                 used[span.name] += span.kind == QUEUE
                 found.setdefault(span.name, (set(), set()))[span.kind == QUEUE].add(worker)
     assert found == ends

@@ -177,7 +177,10 @@ POLICY_MISTAKES = [
         "A batch of 6 environments is not that of whole workers, of which each has 4: choose a "
         "multiple of 4 up to 8 (--batch).",
     ),
-    ("ppo --policy split-devices --envs 9", "9 environments cannot be split evenly among 2 actors"),
+    (
+        "ppo --policy split-devices --envs 9",
+        "9 environments cannot be split evenly among 2 act",
+    ),
     (
         "ppo --policy split-devices --threads 3 --learner-devices 2",
         "3 actor threads cannot be split evenly among 2 learner devices",
@@ -189,7 +192,7 @@ POLICY_MISTAKES = [
     ("ppo --policy data-parallel --devices 8", "asked for 8 devices, but this machine has 4"),
     ("ppo --policy data-parallel --devices 3", "16 environments cannot be split evenly among 3"),
     ("ppo --policy fused --devices 16", "asked for 16 devices, but this machine has 4"),
-    ("ppo --policy fused --devices 7", "64 environments cannot be split evenly among 7"),
+    ("ppo --policy fused --devices 3", "64 environments cannot be split evenly among 3"),
     (
         "ppo --policy parameter-server",
         "ParameterServer's workers send gradients (rl.reduce), but PPO sends whole trajectories",

@@ -122,6 +122,8 @@ def trace_iteration(
     """Runs `iteration` of a bound algorithm on abstract values and records what it did."""
     task = algorithm.task
     learners, actors = copies.get(LEARNER, 1), copies.get(ACTOR, 1)
+    if not task.online:  # nobody acts: the environments only count
+        actors = learners
     _refuse_uneven(task.num_envs, learners, "replicas")
     _refuse_uneven(task.num_envs, actors, "actors")
     _refuse_uneven(actors, learners, "replicas", "actors")

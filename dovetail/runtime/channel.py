@@ -20,6 +20,11 @@ ENOUGH = "others, who have enough for now"
 """What a worker waits for that is ahead of those who take from it."""
 
 
+REPORT = "report"
+"""The boundary by which copies that act tell the home side of their state and of finished episodes,
+at the end of a turn. No edge of the graph: spans leave it out."""
+
+
 class Closed(Exception):
     """The run ends: nothing will come over this channel any more."""
 

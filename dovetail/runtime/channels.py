@@ -5,12 +5,8 @@ from dovetail.graph.ir import Edge as GraphEdge
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 from dovetail.runtime.arrivals import Arrivals, Arriving, Weights
-from dovetail.runtime.channel import Channel, Edge, Lockstep
+from dovetail.runtime.channel import REPORT, Channel, Edge, Lockstep
 from dovetail.runtime.hosting import givers, home_of, workers_of
-
-REPORT = "report"
-"""What copies that act tell the home side at the end of a turn: their state, and finished
-episodes."""
 
 
 class Channels:

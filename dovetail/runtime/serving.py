@@ -16,7 +16,7 @@ from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
 from dovetail.runtime.bundles import Values
-from dovetail.runtime.channel import Turn
+from dovetail.runtime.channel import REPORT, Turn
 from dovetail.runtime.remote import Payload, Reply
 from dovetail.runtime.schedule import Workers, stretches_of
 from dovetail.runtime.stage import begin_episodes
@@ -135,6 +135,8 @@ class _Served:
         """What is put on a channel, as it is sent."""
         edge, began = put.channel.edge, time.perf_counter()
         packed = pack_values({number: self._values[number] for number in edge.numbers})
+        if edge.boundary == REPORT:
+            return packed
         spent = time.perf_counter() - began
         self.worker.track.add(LINK, edge.boundary, began, spent, 1, size(packed), 1)
         return packed

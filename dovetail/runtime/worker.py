@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.boundaries import Side
 from dovetail.graph.ir import Slots
 from dovetail.runtime.bundles import Bundle, Values
-from dovetail.runtime.channel import ENOUGH, Channel, Lease, Message, Turn
+from dovetail.runtime.channel import ENOUGH, REPORT, Channel, Lease, Message, Turn
 from dovetail.runtime.programs import PythonProgram
 from dovetail.runtime.remote import Elsewhere, Payload, RemoteStretch, RemoteWorker
 from dovetail.runtime.watch import Watch
@@ -159,7 +159,7 @@ class Worker:
         if operation.weights:
             turn.version = messages[0].version
         turn.taken += messages
-        for message in messages:
+        for message in () if operation.report else messages:
             lay = now - message.sent
             behind = turn.number - message.version if operation.arrives else -1
             items, version = len(messages), message.version
@@ -206,7 +206,7 @@ class Worker:
         message = Message(operation.sender, turn.number, turn.version, values, payload, lease)
         channel.put(turn, message, watch)
         self._note_wait(edge.boundary, began, waited, turn.version)
-        if self.away is not None:  # it was noted there
+        if self.away is not None or edge.boundary == REPORT:  # it was noted there; it is no edge
             return
         at = began + watch.waited - waited
         spent = time.perf_counter() - at

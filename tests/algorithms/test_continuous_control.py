@@ -19,7 +19,9 @@ from dovetail.replay.sample import Keys, Sample
 
 PENDULUM = dt.envs.resolve("gymnax:Pendulum-v1").spec
 CARTPOLE = dt.envs.resolve("dovetail:CartPole-v1").spec
-ALONE: Any = SimpleNamespace(mean=lambda tree: tree, own_keys=lambda keys, items: keys)
+ALONE: Any = SimpleNamespace(
+    mean=lambda tree: tree, max=lambda tree: tree, own_keys=lambda keys, items: keys
+)
 TINY: dict[str, Any] = {"hidden": (4,), "capacity": 64, "begin_at": 1, "batch_size": 3}
 
 
@@ -69,7 +71,7 @@ def test_an_ended_episode_counts_no_further_and_a_cut_one_does() -> None:
     ones = jnp.ones(3)
     sample = Sample(rows, mask, Keys(ones, ones), ones, jnp.full(3, 3), ones)
     algorithm = bound(DDPG, n_step=2, discount=0.5)
-    batch = algorithm.batch(begun(algorithm), sample)
+    batch = algorithm.batch(ALONE, begun(algorithm), sample)
     np.testing.assert_allclose(batch.reward, [6.0, 6.0, 1.0])
     np.testing.assert_allclose(batch.discount, [0.25, 0.0, 0.5])
     np.testing.assert_allclose(batch.following, rows.observation[jnp.arange(3), mask.sum(1)])
@@ -83,7 +85,7 @@ def test_a_time_limit_leads_to_the_true_last_observation() -> None:
     with Started(algorithm, env, dt.policies.Fused(envs=2)) as running:
         running.advance(3)
         _, sample = running.state.replay.sample((jnp.arange(40)[None] + 0.5) / 40)
-        batch = bound(SAC).batch(running.state, jax.tree.map(lambda x: x[0], sample))
+        batch = bound(SAC).batch(ALONE, running.state, jax.tree.map(lambda x: x[0], sample))
     np.testing.assert_allclose(batch.discount, np.full(40, 0.99), rtol=1e-6)
     assert len(np.unique(np.asarray(batch.observation)[:, 2])) > 30
     # the angle goes on by 0.05 s of the new speed; a reset would put it anywhere

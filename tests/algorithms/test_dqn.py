@@ -193,6 +193,6 @@ def test_a_sample_larger_than_the_replay() -> None:
         dt.explain(algorithm, "CartPole-v1", "local")
 
 
-def test_several_replicas_are_refused() -> None:
-    with pytest.raises(UserError, match="2 learner replicas, but the replay of DQN is in one"):
-        dt.explain(DQN(), "dovetail:CartPole-v1", dt.policies.Fused(devices=2))
+def test_a_batch_that_replicas_cannot_share_is_refused() -> None:
+    with pytest.raises(UserError, match="in 2 equal parts, one for each .*choose another number"):
+        dt.explain(DQN(batch_size=31), "dovetail:CartPole-v1", dt.policies.Fused(devices=2))
