@@ -54,7 +54,9 @@ def plan_for(
     env = env if online else dataclasses.replace(env, jax=None)
     graphs = graphs_of(algorithm, env, policy.envs, steps, data, online, wanted, served)
     plan, graph = make_plan(policy, graphs, machine() if resources is None else resources)
-    if env.process is None and any(w.kind is WorkerKind.PROCESS for w in plan.workers):
+    steps = {i.worker for i in plan.instances if i.fragment.endswith(".step")}
+    processes = [w for w in plan.workers if w.kind is WorkerKind.PROCESS and w.name in steps]
+    if env.process is None and processes:
         raise UserError(
             f"{env.spec.id} cannot be stepped in a process of its own: leave --processes out, or "
             f"give Dovetail a gymnasium.Env class that can be imported."

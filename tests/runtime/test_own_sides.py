@@ -1,7 +1,10 @@
 """Sides that a user names: placed anywhere, they compute what the interpreter computes."""
 
 import dataclasses
+import os
 import re
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from dovetail.policies import (
     SplitDevices,
 )
 from dovetail.policies.interface import Policy
+from dovetail.runtime import supervision
 from dovetail.training.start import first_state
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "critic_apart.py"
@@ -154,6 +158,48 @@ def test_plain_python_is_not_compiled() -> None:
     sentence = told_of(Judged(), Fused(4))
     assert sentence.startswith("Fused compiles everything into one program, but judge runs plain")
     assert re.search(r"\(.*test_own_sides\.py:\d+:\d+\): use --policy local\.$", sentence)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fragile(Judged):
+    """A judge whose second call, in its first process, ends or blocks that."""
+
+    folder: str = ""
+    blocks: bool = False
+
+    def greedy(self, params: Any, carry: Any, timestep: Any) -> Any:
+        """Any action."""
+        return jnp.int32(0), carry
+
+    def score(self, reward: np.ndarray) -> Any:
+        """Twice the reward, if it comes to that."""
+        called, failed = Path(self.folder, "called"), Path(self.folder, "failed")
+        if called.exists() and not failed.exists():
+            failed.touch()
+            time.sleep(60) if self.blocks else os.kill(os.getpid(), signal.SIGKILL)
+        called.touch()
+        return super().score(reward)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_process_that_dies_or_hangs_is_set_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: bool
+) -> None:
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.01)
+    lasting = dataclasses.replace(QUIET, patience=2.0)
+    algorithm, policy = Fragile(folder=str(tmp_path), blocks=blocks), Local(4)
+    apart = dataclasses.replace(policy, sides=("judge@process",))
+    found, expected = (
+        dt.train(
+            *(algorithm, Drift(), chosen),
+            steps=4 * 3 * 5,
+            settings=dataclasses.replace(lasting, folder=str(tmp_path / chosen.sides[0])),
+        )
+        for chosen in (apart, dataclasses.replace(policy, sides=("judge",)))
+    )
+    assert found.metrics["restarts"][-1] == 1 and expected.metrics["restarts"][-1] == 0
+    assert found.metrics["score"][-1] == pytest.approx(expected.metrics["score"][-1])
 
 
 # Wrong input.
