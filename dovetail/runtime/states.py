@@ -1,5 +1,6 @@
 """The state of every side, as workers hold it: given out, and put together again."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +15,14 @@ from dovetail.plan.ir import Plan
 from dovetail.runtime.bundles import Key, Values
 from dovetail.runtime.hosting import workers_of
 from dovetail.runtime.placing import mesh_of, replicated, to_device
+from dovetail.runtime.records import LOOK_SECONDS
+from dovetail.runtime.remote import WorkerLost
 from dovetail.runtime.schedule import Workers
 from dovetail.runtime.stage import begin_episodes
 from dovetail.runtime.worker import Worker
+
+AGAIN_SECONDS = 10.0
+"""How long a worker whose process is gone is waited for, before what it last saved counts."""
 
 
 class States:
@@ -173,7 +179,15 @@ class States:
         """What a worker holds of the state by now; of one in another process it is kept."""
         if worker.away is None:
             return worker.all_held()
-        held = {number: _array(leaf) for number, leaf in worker.away.held().items()}
+        deadline = time.monotonic() + AGAIN_SECONDS
+        while True:
+            try:
+                held = {number: _array(leaf) for number, leaf in worker.away.held().items()}
+                break
+            except WorkerLost:  # its thread sets it up again, if it has more to do
+                if time.monotonic() > deadline:
+                    return self._saved[worker.name]
+                time.sleep(LOOK_SECONDS)
         self._saved[worker.name] = held
         return held
 

@@ -25,7 +25,7 @@ from dovetail.policies import ActorLearner
 IMPALA_SMALL = IMPALA(LENGTH, hidden=(8,))
 HALF = Share(cpus=0.5)
 ACTORS, LEARNER = "ray::ActorStation", "ray::LearnerStation"
-REPLAYS = "ray::ReplayStation"
+REPLAYS = "ray::SideStation"
 COMMAND = [sys.executable, "-c", "from dovetail.cli.main import main; raise SystemExit(main())"]
 FRAGILE = Path(__file__).parent.parent / "fragile.py"
 
@@ -67,7 +67,7 @@ def test_a_replay_that_is_killed_comes_back_as_it_was_saved(nodes: Nodes) -> Non
             os.kill(process, signal.SIGKILL)
         running.advance(5)
         after = np.asarray(running.state.replay.state.counters.begun)
-    lost = [line for line in running.told if "later items are lost" in line]
+    lost = [line for line in running.told if "what came later is lost" in line]
     assert {line.split()[0] for line in lost} == {"replay-0", "replay-1"}
     assert (saved < after).all() and after.max() <= 15 * LENGTH
 

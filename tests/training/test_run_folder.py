@@ -77,7 +77,7 @@ def test_config_names_everything(trained: tuple[Path, str, str]) -> None:
     config = Run.open(trained[0]).config
     assert (config["steps"], config["seed"], config["env"]) == (160, 5, "CartPole-v1")
     assert config["options"]["hidden"] == [8] and config["options"]["unroll_length"] == LENGTH
-    assert config["policy_options"] == {"envs": 4}
+    assert config["policy_options"] == {"envs": 4, "sides": []}
     assert config["settings"]["episodes"] == 3
     assert {"dovetail", "jax", "gymnasium"} <= config["versions"].keys()
 

@@ -12,7 +12,7 @@ from dovetail.errors import UserError
 from dovetail.plan.ir import Plan, Station
 from dovetail.runtime.bundles import Values
 from dovetail.runtime.cluster.connection import node_names
-from dovetail.runtime.cluster.stations import Order, WorkerStation
+from dovetail.runtime.cluster.stations import ActorStation, Order, SideStation
 from dovetail.runtime.hosts import LOOK_SECONDS, whole
 from dovetail.runtime.remote import Payload, WorkerLost
 
@@ -47,7 +47,7 @@ class RayProcess:
         if station.node in ids and not again:
             strategy = NodeAffinitySchedulingStrategy(ids[station.node], soft=True)
         self._actor: Any = (
-            ray.remote(WorkerStation)
+            ray.remote(SideStation if station.keeps else ActorStation)
             .options(
                 num_cpus=station.cpus,
                 num_gpus=station.gpus,

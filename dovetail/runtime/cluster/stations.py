@@ -91,6 +91,14 @@ class WorkerStation:
             self._workers.close()
 
 
+class ActorStation(WorkerStation):
+    """Hosts workers that act; Ray shows its process by this name."""
+
+
+class SideStation(WorkerStation):
+    """Hosts a side that serves the others; Ray shows its process by this name."""
+
+
 class LearnerStation:
     """Hosts a learner, or one process of it, and sees to its actors."""
 
