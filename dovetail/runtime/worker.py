@@ -7,12 +7,15 @@ to take before and what to put after. What its sides keep from one iteration to 
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from dovetail.boundaries import Side
 from dovetail.graph.ir import Slots
-from dovetail.runtime.bundles import Bundle, Values
+from dovetail.runtime.bundles import Bundle, Key, Values
 from dovetail.runtime.channel import ENOUGH, REPORT, Channel, Lease, Message, Turn
 from dovetail.runtime.programs import PythonProgram
 from dovetail.runtime.remote import Elsewhere, Payload, RemoteStretch, RemoteWorker
@@ -98,6 +101,7 @@ class Worker:
         self._slots = slots
         self._finished = -1
         self._over = threading.Condition()
+        self._unpacking: dict[Key, Callable[[Any], list[Any]]] = {}
 
     def turn(self, number: int) -> tuple[Values, Turn]:
         """One iteration; what it keeps changes only when all of it has succeeded."""
@@ -265,13 +269,20 @@ class Worker:
             for value in bundle.taken:
                 if value.id not in bundle.shared:
                     del state[value.id]
+            self._unpack(bundle, state[bundle.key_taken])  # compiled now, not while it runs
         self.held |= state
+
+    def _unpack(self, bundle: Bundle, array: Any) -> list[Any]:
+        """The values of a bundle, by one compiled call."""
+        if bundle.key_taken not in self._unpacking:
+            self._unpacking[bundle.key_taken] = jax.jit(bundle.unpack)
+        return self._unpacking[bundle.key_taken](array)
 
     def all_held(self) -> Values:
         """What it holds, each by itself."""
         found = dict(self.held)
         for bundle in self.bundles:
-            leaves = bundle.unpack(self.held[bundle.key_taken])
+            leaves = self._unpack(bundle, self.held[bundle.key_taken])
             found |= {value.id: leaf for value, leaf in zip(bundle.taken, leaves, strict=True)}
         return found
 
@@ -279,7 +290,7 @@ class Worker:
         """What an iteration made of what goes together, each by itself."""
         found: Values = {}
         for bundle in self.bundles:
-            leaves = bundle.unpack(values[bundle.key_made])
+            leaves = self._unpack(bundle, values[bundle.key_made])
             found |= {value.id: leaf for value, leaf in zip(bundle.made, leaves, strict=True)}
         return found
 
