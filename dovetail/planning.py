@@ -54,8 +54,8 @@ def plan_for(
     env = env if online else dataclasses.replace(env, jax=None)
     graphs = graphs_of(algorithm, env, policy.envs, steps, data, online, wanted, served)
     plan, graph = make_plan(policy, graphs, machine() if resources is None else resources)
-    steps = {i.worker for i in plan.instances if i.fragment.endswith(".step")}
-    processes = [w for w in plan.workers if w.kind is WorkerKind.PROCESS and w.name in steps]
+    stepping = {i.worker for i in plan.instances if i.fragment.endswith(".step")}
+    processes = [w for w in plan.workers if w.kind is WorkerKind.PROCESS and w.name in stepping]
     if env.process is None and processes:
         raise UserError(
             f"{env.spec.id} cannot be stepped in a process of its own: leave --processes out, or "
