@@ -32,8 +32,12 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
         ("boundaries", "replay", "trajectory"),
         "what a user implements names no machinery",
     ),
-    "algorithms": (
+    "blocks": (
         ("algorithm", "boundaries", "functions", "networks", "replay", "trajectory"),
+        "what algorithms call knows no algorithm",
+    ),
+    "algorithms": (
+        ("algorithm", "blocks", "boundaries", "functions", "networks", "replay", "trajectory"),
         "an algorithm is its loop and equations",
     ),
     "batching": (
