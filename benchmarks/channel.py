@@ -22,7 +22,7 @@ import numpy as np
 
 from dovetail.boundaries import How
 from dovetail.runtime.channel import Edge, Lockstep, Message, Turn
-from dovetail.runtime.watch import Watch
+from dovetail.runtime.heartbeat import Watch
 
 TARGET = 15.0
 """Microseconds."""

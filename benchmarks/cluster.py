@@ -17,14 +17,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from dovetail import clustering
 from dovetail.algorithm import Task
 from dovetail.algorithms import IMPALA
-from dovetail.deployment import Deployment, Share
 from dovetail.envs.resolve import resolve
-from dovetail.planning import plan_for
+from dovetail.hosts.deployment import Deployment, Share
 from dovetail.policies import ActorLearner
-from dovetail.settings import Settings
+from dovetail.run.settings import Settings
+from dovetail.training import cluster as clustering
+from dovetail.training.planning import plan_for
 from dovetail.training.start import enable_compile_cache, first_state
 
 MEGABYTES, READERS, ACTORS = 100, 8, 64

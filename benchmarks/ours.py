@@ -27,9 +27,9 @@ from benchmarks import protocol as p
 from benchmarks.data_stream import make
 from dovetail.algorithm import Task, Timestep
 from dovetail.envs.resolve import resolve
-from dovetail.planning import plan_for, prepare_backend, resolve_policy
 from dovetail.runtime.local import LocalRuntime
 from dovetail.training.place import Place
+from dovetail.training.planning import plan_for, prepare_backend, resolve_policy
 from dovetail.training.start import enable_compile_cache, first_state
 
 ALGORITHMS = (

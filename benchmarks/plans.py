@@ -16,10 +16,9 @@ from dovetail import algorithms, policies
 from dovetail.algorithms import ALGORITHMS, DQN
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
-from dovetail.explanation import Explanation
+from dovetail.inspection.explain import Explanation
 from dovetail.plan import make_plan
 from dovetail.plan.ir import Resources
-from dovetail.planning import graphs_of
 from dovetail.policies import (
     POLICIES,
     ActorLearner,
@@ -30,6 +29,7 @@ from dovetail.policies import (
     SplitDevices,
 )
 from dovetail.policies.interface import Policy
+from dovetail.training.planning import graphs_of
 
 ENVS, STEPS = 32, 100_000
 MACHINE = Resources(devices=8, cores=8)

@@ -16,8 +16,8 @@ from dovetail.boundaries import RL, Params
 from dovetail.envs.interface import Continuous, Discrete, EnvSpec, MultiDiscrete
 from dovetail.errors import UserError
 from dovetail.replay.data import Data, DataSpec
-from dovetail.replay.remote import RemoteReplay, Served
 from dovetail.replay.replay import DeviceReplay, Replay
+from dovetail.replay.service.remote import RemoteReplay, Served
 from dovetail.replay.table import Table
 from dovetail.trajectory import Timestep, Trajectory
 

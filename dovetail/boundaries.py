@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from dovetail.errors import UserError
 from dovetail.replay.data import Data
-from dovetail.replay.remote import RemoteReplay
 from dovetail.replay.replay import DeviceReplay, Replay, insertion, of_shards
 from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.service.remote import RemoteReplay
 from dovetail.trajectory import Trajectory
 
 Params = Any

@@ -25,7 +25,7 @@ from dovetail.algorithms import (
     SACDiscrete,
 )
 from dovetail.envs.resolve import resolve
-from dovetail.interpretation import stepper
+from dovetail.inspection.interpret import stepper
 from dovetail.training.start import first_state
 
 ENVS, UPDATES, SEED = 8, 3, 3

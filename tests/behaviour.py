@@ -12,7 +12,7 @@ from dovetail.algorithm import Algorithm, Task
 from dovetail.data import merge, record
 from dovetail.data.episode import Source
 from dovetail.envs.resolve import resolve
-from dovetail.evaluation import evaluate
+from dovetail.evaluation.evaluate import evaluate
 
 PENDULUM, CARTPOLE = "gymnax:Pendulum-v1", "dovetail:CartPole-v1"
 

@@ -15,24 +15,24 @@ from dovetail.algorithm import Algorithm, Task
 from dovetail.algorithms.a2c import A2C
 from dovetail.algorithms.ppo import PPO
 from dovetail.algorithms.reinforce import REINFORCE
-from dovetail.checkpoint import Checkpoints
 from dovetail.envs.resolve import resolve
 from dovetail.graph.interpret import interpret
 from dovetail.graph.trace import abstract_actor
 from dovetail.keys import seed_key
 from dovetail.plan.serial import from_json
-from dovetail.planning import plan_for
 from dovetail.policies.interface import Policy
-from dovetail.replay.remote import Served
 from dovetail.replay.replay import all_shards
-from dovetail.run import Run
+from dovetail.replay.service.remote import Served
+from dovetail.run.checkpoint import Checkpoints
+from dovetail.run.folder import Run
+from dovetail.run.settings import Settings
 from dovetail.runtime.local import LocalRuntime
 from dovetail.runtime.report import Report
-from dovetail.settings import Settings
 from dovetail.training.config import rebuild_all
-from dovetail.training.recorded import RecordedData
+from dovetail.training.dataset import RecordedData
+from dovetail.training.planning import plan_for
+from dovetail.training.signals import Stop
 from dovetail.training.start import first_state
-from dovetail.training.stopping import Stop
 
 train_module = importlib.import_module("dovetail.training.train")  # hidden by the function
 

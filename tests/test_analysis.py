@@ -14,7 +14,7 @@ from dovetail.cli.main import main
 from dovetail.errors import UserError
 from dovetail.policies import ActorLearner, CentralInference, Fused, Local
 from dovetail.policies.interface import Policy
-from dovetail.run import Run
+from dovetail.run.folder import Run
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT
 
 HOST, JAX = "CartPole-v1", "dovetail:CartPole-v1"

@@ -15,7 +15,7 @@ from small import LENGTH, QUIET, a2c, numbers, saved
 import dovetail
 from dovetail.cli.main import main
 from dovetail.policies.fused import Fused
-from dovetail.run import Run
+from dovetail.run.folder import Run
 
 TINY = f"--envs 4 --unroll-length {LENGTH} --hidden 8 --steps 64 --episodes 2 --no-video"
 OWN = '''

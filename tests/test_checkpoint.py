@@ -16,9 +16,9 @@ import numpy as np
 import optax
 import pytest
 
-from dovetail import checkpoint
-from dovetail.checkpoint import Checkpoints
 from dovetail.errors import UserError
+from dovetail.run import checkpoint
+from dovetail.run.checkpoint import Checkpoints
 
 META = {"algorithm": "PPO", "options": {"hidden": 3, "rate": 0.1}, "env_steps": 640}
 
@@ -215,7 +215,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_only_whole_checkpoints(folder: Path) -> None:
     script = f"""
 import jax.numpy as jnp, time
-from dovetail import checkpoint
+from dovetail.run import checkpoint
 write = checkpoint._write_record
 def stall(folder, request):
     if request.step == 2:

@@ -22,7 +22,7 @@ import dovetail
 from dovetail.cli.main import main
 from dovetail.errors import UserError
 from dovetail.policies import Local
-from dovetail.run import Run
+from dovetail.run.folder import Run
 from dovetail.telemetry import status as status_module
 from dovetail.telemetry.status import Status
 

@@ -15,7 +15,7 @@ from dovetail.algorithm import Algorithm, Task, Timestep
 from dovetail.envs.interface import Discrete, EnvSpec, HostStep, JaxStep
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError
-from dovetail.evaluation import Evaluation, Evaluator, _own_seeds, evaluate
+from dovetail.evaluation.evaluate import Evaluation, Evaluator, _own_seeds, evaluate
 
 SPEC = EnvSpec("fake:Count", jax.ShapeDtypeStruct((1,), jnp.float32), Discrete(99))
 

@@ -17,8 +17,8 @@ from dovetail.algorithms.ppo import PPO
 from dovetail.data import Reader, record
 from dovetail.data.episode import Source
 from dovetail.envs.resolve import resolve
-from dovetail.evaluation import evaluate
-from dovetail.playing import knows_probabilities
+from dovetail.evaluation.evaluate import evaluate
+from dovetail.evaluation.play import knows_probabilities
 
 ENVS = ["dovetail:CartPole-v1", "CartPole-v1", "CartPole-v1?vectorization=sync", "Pendulum-v1"]
 

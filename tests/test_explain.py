@@ -14,8 +14,8 @@ from toys import ActorGradients, Drift, Toy, TwoUnrolls
 
 import dovetail
 import dovetail.algorithms as algorithms
-import dovetail.planning as planning
 import dovetail.policies as policies
+import dovetail.training.planning as planning
 from dovetail.algorithms import ALGORITHMS
 from dovetail.errors import UserError
 from dovetail.graph.ir import Fragment

@@ -15,7 +15,7 @@ import pytest
 from dovetail.algorithm import Algorithm, Task, Timestep
 from dovetail.envs.interface import ActionSpace, Continuous, Discrete, EnvSpec, MultiDiscrete
 from dovetail.errors import UserError
-from dovetail.export import export_policy, load_policy
+from dovetail.evaluation.export import export_policy, load_policy
 
 ENV = EnvSpec("fake:Env", jax.ShapeDtypeStruct((4,), jnp.float32), Discrete(3))
 
@@ -191,7 +191,7 @@ class Blocked:
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Blocked())
 import numpy as np
-from dovetail.export import load_policy
+from dovetail.evaluation.export import load_policy
 policy, carry, actions = load_policy(sys.argv[1]), None, []
 for t, observation in enumerate(np.load(sys.argv[2])):
     action, carry = policy(observation, carry, reward=t)
@@ -249,6 +249,6 @@ def test_a_platform_it_was_not_exported_for_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export_policy(tmp_path, bound(Recurrent()), recurrent_params())
-    monkeypatch.setattr("dovetail.export._platform", lambda: "rocm")
+    monkeypatch.setattr("dovetail.evaluation.export._platform", lambda: "rocm")
     with pytest.raises(UserError, match="exported for cpu, cuda, tpu, but JAX runs on rocm"):
         load_policy(tmp_path)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import UserError
-from dovetail.run import Run, read_metrics
+from dovetail.run.folder import Run, read_metrics
 
 
 @dataclass(frozen=True)

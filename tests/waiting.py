@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dovetail.runtime.watch import Watch
+from dovetail.runtime.heartbeat import Watch
 
 SECONDS = 20.0
 """After so long a test gives up."""

@@ -110,7 +110,7 @@ def deployment(words: Words) -> tuple[dict[str, Any], str | None]:
         return {}, None
     if file is None:
         return {"cluster": cluster}, repr(cluster)
-    from dovetail.deployment import Deployment
+    from dovetail.hosts.deployment import Deployment
 
     found, spelled = Deployment.load(file), f"dt.Deployment.load({file!r})"
     if cluster is not None:
@@ -137,7 +137,7 @@ def replay(words: Words) -> tuple[dict[str, Any], str | None]:
         return {}, None
     if not given:
         return {"replay": where}, repr(where)
-    from dovetail.served import ServedReplay
+    from dovetail.training.replay_servers import ServedReplay
 
     asked = ServedReplay.of(where)
     assert asked is not None
@@ -176,7 +176,7 @@ def _choice(reference: Reference, texts: Mapping[str, Any]) -> Choice:
 
 def _default_policy(env: str | None, texts: Mapping[str, Any]) -> Choice:
     """The policy that Dovetail would choose for `env`, with options for it."""
-    from dovetail.planning import default_policy
+    from dovetail.training.planning import default_policy
 
     if env is None:
         raise UserError(

@@ -72,7 +72,7 @@ def _parser() -> Parser:
     parser.flag("--resume", "Go on with this run, with its own options", "RUN")
     parser.flag("--json", "End with one line of JSON on standard output")
     parser.flag("--quiet", "Show nothing but the result")
-    settings = read(PACKAGE / "settings.py", "Settings")
+    settings = read(PACKAGE / "run" / "settings.py", "Settings")
     folder = settings.pop("folder")
     parser.known.add(f"settings.{folder.name}")
     parser.options("settings", "settings", settings.values())

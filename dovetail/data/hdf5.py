@@ -20,7 +20,7 @@ from dovetail.data.metadata import HDF5, Metadata, images
 from dovetail.data.room import Room
 from dovetail.data.spaces import Column
 from dovetail.errors import UserError
-from dovetail.run import sync
+from dovetail.run.folder import sync
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dovetail.replay.records import Array, Reading, RecordFile
+from dovetail.replay.storage.records import Array, Reading, RecordFile
 
 
 class Entry(NamedTuple):

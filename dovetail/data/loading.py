@@ -14,7 +14,7 @@ from dovetail.data.episode import Rows
 from dovetail.data.hdf5 import Array, Piece
 from dovetail.data.reader import READ_BYTES, Reader
 from dovetail.errors import UserError
-from dovetail.replay import device
+from dovetail.replay.device import table as device
 from dovetail.replay.leaves import leaves_of
 from dovetail.replay.replay import DeviceReplay
 from dovetail.replay.table import Table, Transitions, make_layout, stored_bytes

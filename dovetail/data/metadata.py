@@ -14,7 +14,7 @@ import numpy as np
 from dovetail.data.episode import LOG_PROBABILITY, SAMPLED_ACTION, VERSION, Source
 from dovetail.data.spaces import Column, Space, columns, from_json, is_image, leaves, to_json
 from dovetail.errors import UserError
-from dovetail.run import write_atomically
+from dovetail.run.folder import write_atomically
 
 FORMAT = 1
 """Raised whenever an older Dovetail could no longer read what is written."""

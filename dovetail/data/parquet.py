@@ -19,7 +19,7 @@ from dovetail.data.hdf5 import Array, Episodes, Piece, Stored
 from dovetail.data.metadata import TABLE, Metadata
 from dovetail.data.spaces import Column
 from dovetail.errors import UserError
-from dovetail.run import sync
+from dovetail.run.folder import sync
 
 GROUP_BYTES = 1 << 24
 """About as many bytes go into one row group: what is read at a time."""

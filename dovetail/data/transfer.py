@@ -15,7 +15,7 @@ from dovetail.data.reader import Reader
 from dovetail.data.spaces import Space, same
 from dovetail.data.writer import Tell
 from dovetail.errors import UserError, nearest
-from dovetail.run import make_new, write_error
+from dovetail.run.folder import make_new, write_error
 
 FORMATS = {"minari": HDF5, "parquet": TABLE}
 

@@ -24,8 +24,8 @@ from dovetail.data.metadata import FORMAT, JOURNAL, TABLE, Metadata
 from dovetail.data.parquet import write_parquet
 from dovetail.data.spaces import Column, flatten, from_json, to_json
 from dovetail.errors import UserError
-from dovetail.replay.records import Reading, RecordFile
-from dovetail.run import make_new, sync
+from dovetail.replay.storage.records import Reading, RecordFile
+from dovetail.run.folder import make_new, sync
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tell = Callable[[int, int], None]

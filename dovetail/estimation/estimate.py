@@ -16,9 +16,9 @@ from dovetail.errors import UserError, check_option, nearest
 from dovetail.estimation.fitted_q import FittedQ, Tell, Values, fit
 from dovetail.estimation.parts import STEPS, Array, parts
 from dovetail.estimation.target import Followed, Target
+from dovetail.evaluation.trained import Trained, lacks_environment, load_trained
 from dovetail.functions import off_policy_evaluation as ope
-from dovetail.run import Run
-from dovetail.trained import Trained, lacks_environment, load_trained
+from dovetail.run.folder import Run
 
 SAMPLING = {
     "is": ope.ordinary,

@@ -77,9 +77,10 @@ INTERNAL = (
     "functions",
     "networks",
     "envs",
+    "blocks",
     "algorithm.py",
     "boundaries.py",
-    "planning.py",
+    os.path.join("training", "planning.py"),
 )
 """Where a user's mistake shows but does not lie."""
 for _name in INTERNAL:

@@ -11,7 +11,7 @@ from dovetail.boundaries import Side
 from dovetail.graph.ir import Edge, Fragment, Graph
 from dovetail.graph.show import count
 from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Resources, WorkerKind
-from dovetail.plan.stations import spread
+from dovetail.plan.processes import spread
 
 STATE = "state"
 """The source of what the learner's state sends before any fragment has run."""

@@ -25,20 +25,20 @@ that overlap, and keeps its equal share of the capacity: an item leaves when its
 ones to that number, or when its rows are overwritten. With other removers each item owns its rows.
 Of a leaf with a `History` (a stack of frames) only the newest frame of each row is stored.
 
-`HostTable` keeps a table in numpy, `dovetail.replay.device` in JAX arrays inside a compiled
+`HostTable` keeps a table in numpy, `dovetail.replay.device.table` in JAX arrays inside a compiled
 program; `ReplayService` lets threads share a host table, held in step by a `RateLimiter`.
 `ReplayServer` keeps one in a process of its own, `ReplayShards` in several, and `ReplayClient`
 inserts and samples from anywhere on the machine, or over TCP. With a folder (`durable`) nothing
 acknowledged is lost. The processes of servers import no JAX.
 """
 
-from dovetail.replay.address import Address
-from dovetail.replay.client import ReplayClient
-from dovetail.replay.host import HostTable
+from dovetail.replay.host.table import HostTable
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.sample import Keys, Sample, importance_weights
-from dovetail.replay.server import ReplayServer, ReplayShards
-from dovetail.replay.service import ReplayService
+from dovetail.replay.service.address import Address
+from dovetail.replay.service.client import ReplayClient
+from dovetail.replay.service.server import ReplayServer, ReplayShards
+from dovetail.replay.service.service import ReplayService
 from dovetail.replay.table import (
     Episodes,
     Fifo,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.errors import UserError
-from dovetail.replay import device
+from dovetail.replay.device import table as device
 from dovetail.replay.sample import Keys, Sample
 from dovetail.replay.table import Table
 

@@ -9,7 +9,7 @@ tables that they are inserted into.
 import time
 
 from dovetail.runtime.channel import ENOUGH, Edge, Message, Sleepers, Ticket, Turn
-from dovetail.runtime.watch import Watch
+from dovetail.runtime.heartbeat import Watch
 
 
 class Arrivals:

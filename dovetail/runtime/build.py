@@ -12,11 +12,12 @@ import jax
 from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Arrival, Fragment, Graph, Node, Python, Unroll
 from dovetail.plan.ir import Instance, LinkKind, Plan
-from dovetail.runtime.bundles import Bundle
-from dovetail.runtime.host import HostUnroll
-from dovetail.runtime.hosting import names_many_devices, pieces, stepping_for
-from dovetail.runtime.inference import BatchedUnroll
-from dovetail.runtime.placing import Device
+from dovetail.runtime.batched_unroll import BatchedUnroll
+from dovetail.runtime.devices import Device
+from dovetail.runtime.environments import Stage, make_stage
+from dovetail.runtime.host_unroll import HostUnroll
+from dovetail.runtime.packing import Bundle
+from dovetail.runtime.placement import names_many_devices, pieces, stepping_for
 from dovetail.runtime.programs import (
     FragmentProgram,
     Pieces,
@@ -24,7 +25,6 @@ from dovetail.runtime.programs import (
     ReplicatedProgram,
     UnrollProgram,
 )
-from dovetail.runtime.stage import Stage, make_stage
 from dovetail.runtime.turns import Compiled
 from dovetail.runtime.worker import Worker
 

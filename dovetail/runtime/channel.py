@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dovetail.boundaries import BATCH_AXIS, How
-from dovetail.runtime.bundles import Values
-from dovetail.runtime.watch import Watch
+from dovetail.runtime.heartbeat import Watch
+from dovetail.runtime.packing import Values
 
 ENOUGH = "others, who have enough for now"
 """What a worker waits for that is ahead of those who take from it."""

@@ -6,7 +6,7 @@ from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 from dovetail.runtime.arrivals import Arrivals, Arriving, Weights
 from dovetail.runtime.channel import REPORT, Channel, Edge, Lockstep
-from dovetail.runtime.hosting import givers, home_of, workers_of
+from dovetail.runtime.placement import givers, home_of, workers_of
 
 
 class Channels:

@@ -18,16 +18,16 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph, Value
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
-from dovetail.runtime.bundles import Values
 from dovetail.runtime.channel import Closed, Message, Turn
+from dovetail.runtime.heartbeat import Watchdog
 from dovetail.runtime.measures import measures_of, seconds_of
+from dovetail.runtime.packing import Values
 from dovetail.runtime.records import LOOK_SECONDS, Record, Records
 from dovetail.runtime.remote import Elsewhere
 from dovetail.runtime.report import Part, Report, Tapped, all_finite, sums
 from dovetail.runtime.schedule import Workers
 from dovetail.runtime.states import States
 from dovetail.runtime.supervision import Recovery, WorkerFailed, refuse_hung, sentence
-from dovetail.runtime.watch import Watchdog
 from dovetail.runtime.worker import Worker
 from dovetail.telemetry.spans import COMPUTE, WAIT
 

@@ -13,11 +13,11 @@ import numpy as np
 from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
-from dovetail.runtime.placing import mesh_of, replicated
-from dovetail.runtime.processes import Layout
+from dovetail.runtime.devices import mesh_of, replicated
+from dovetail.runtime.distributed import Layout
+from dovetail.runtime.heartbeat import Watch, Watchdog
 from dovetail.runtime.programs import Parts, many_iterations, over_devices, over_seeds
 from dovetail.runtime.report import Report, Tapped, all_finite, sums
-from dovetail.runtime.watch import Watch, Watchdog
 from dovetail.telemetry.spans import COMPUTE, WAIT, Track
 
 Shown = tuple[list[Any], list[Any], list[Any]]

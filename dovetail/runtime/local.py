@@ -18,7 +18,7 @@ from dovetail.runtime.execution import Execution
 from dovetail.runtime.fused import FusedRun
 from dovetail.runtime.remote import Elsewhere
 from dovetail.runtime.report import Pending
-from dovetail.runtime.steps import StepRun, single_steps
+from dovetail.runtime.single_steps import StepRun, single_steps
 
 PATIENCE = 30.0
 """Seconds after which a worker that does not get on counts as hung."""

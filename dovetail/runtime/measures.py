@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dovetail.plan.ir import Plan
-from dovetail.runtime.inference import BatchedUnroll
+from dovetail.runtime.batched_unroll import BatchedUnroll
 from dovetail.runtime.schedule import Workers
 
 

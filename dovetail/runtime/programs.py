@@ -23,8 +23,7 @@ from dovetail.graph.ir import Arrival, Fragment, Graph, Node, Python, Slots, Unr
 from dovetail.graph.marks import Opened, Opens, run_python
 from dovetail.graph.primitives import REPLICA_AXIS, part
 from dovetail.graph.unroll import ActorState, Reset, masked_reset, resetting, unroll_scan
-from dovetail.runtime.bundles import Bundle, Key, Values
-from dovetail.runtime.placing import (
+from dovetail.runtime.devices import (
     BY_ENVIRONMENT,
     PER_REPLICA,
     WHOLE,
@@ -35,6 +34,7 @@ from dovetail.runtime.placing import (
     split_over,
     to_device,
 )
+from dovetail.runtime.packing import Bundle, Key, Values
 
 NO_COPIES: Mapping[Side, int] = MappingProxyType({})
 Leaves = list[jax.Array]

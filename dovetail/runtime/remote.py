@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dovetail.errors import UserError
-from dovetail.runtime.bundles import Values
+from dovetail.runtime.packing import Values
 from dovetail.telemetry.spans import LINK, Span, Track, clock_ahead, on_clock
 
 Payload = Any

@@ -7,10 +7,10 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Fragment, Graph, Node, Slots
 from dovetail.plan.ir import Plan
 from dovetail.runtime.build import Programs
-from dovetail.runtime.bundles import Bundle, bundles_of
 from dovetail.runtime.channels import Channels
-from dovetail.runtime.host import HostUnroll
-from dovetail.runtime.hosting import copies_on, fragment_of, home_of, hosted
+from dovetail.runtime.host_unroll import HostUnroll
+from dovetail.runtime.packing import Bundle, bundles_of
+from dovetail.runtime.placement import copies_on, fragment_of, home_of, hosted
 from dovetail.runtime.programs import compiled_together
 from dovetail.runtime.remote import Elsewhere, RemoteStretch, RemoteWorker
 from dovetail.runtime.worker import Operation, Put, Run, Stretch, Take, Worker

@@ -12,13 +12,13 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
-from dovetail.runtime.bundles import Key, Values
-from dovetail.runtime.hosting import workers_of
-from dovetail.runtime.placing import mesh_of, replicated, to_device
+from dovetail.runtime.devices import mesh_of, replicated, to_device
+from dovetail.runtime.environments import begin_episodes
+from dovetail.runtime.packing import Key, Values
+from dovetail.runtime.placement import workers_of
 from dovetail.runtime.records import LOOK_SECONDS
 from dovetail.runtime.remote import WorkerLost
 from dovetail.runtime.schedule import Workers
-from dovetail.runtime.stage import begin_episodes
 from dovetail.runtime.worker import Worker
 
 AGAIN_SECONDS = 10.0

@@ -13,9 +13,9 @@ from dovetail.errors import ServerGone, UserError
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 from dovetail.runtime.channel import Closed
-from dovetail.runtime.hosting import home_of, steps_apart
+from dovetail.runtime.heartbeat import Watch
+from dovetail.runtime.placement import home_of, steps_apart
 from dovetail.runtime.remote import WorkerLost
-from dovetail.runtime.watch import Watch
 from dovetail.runtime.worker import Worker
 
 RESTARTS = 5

@@ -16,9 +16,9 @@ from jax.extend.core import jaxpr_as_fun
 
 from dovetail.graph.ir import Unroll
 from dovetail.graph.unroll import ActorState, slot_reset
-from dovetail.runtime.acting import Acting
+from dovetail.runtime.act_program import Acting
+from dovetail.runtime.buffers import Rows, Share, as_host, copy_into
 from dovetail.runtime.programs import reset_function
-from dovetail.runtime.rows import Rows, Share, as_host, copy_into
 from dovetail.trajectory import Timestep, Trajectory
 
 

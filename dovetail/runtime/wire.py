@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.keys import from_words, is_ours
-from dovetail.runtime.bundles import Values
+from dovetail.runtime.packing import Values
 
 
 @dataclass(frozen=True)

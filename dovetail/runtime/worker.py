@@ -15,11 +15,11 @@ import jax
 
 from dovetail.boundaries import Side
 from dovetail.graph.ir import Slots
-from dovetail.runtime.bundles import Bundle, Key, Values
 from dovetail.runtime.channel import ENOUGH, REPORT, Channel, Lease, Message, Turn
+from dovetail.runtime.heartbeat import Watch
+from dovetail.runtime.packing import Bundle, Key, Values
 from dovetail.runtime.programs import PythonProgram
 from dovetail.runtime.remote import Elsewhere, Payload, RemoteStretch, RemoteWorker
-from dovetail.runtime.watch import Watch
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, ROOM, WAIT, Track
 
 

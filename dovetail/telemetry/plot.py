@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from dovetail.errors import UserError, nearest
-from dovetail.run import Run, write_atomically
+from dovetail.run.folder import Run, write_atomically
 from dovetail.telemetry.progress import duration
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import UserError, nearest
-from dovetail.run import Run
+from dovetail.run.folder import Run
 from dovetail.telemetry.sinks import Recorder, Sink
 
 SERVICES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.run import write_atomically, write_error
+from dovetail.run.folder import write_atomically, write_error
 
 FIRST_COLUMNS = ("time_s", "env_steps", "updates")
 """The columns with which every metrics.csv begins."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import UserError
-from dovetail.run import Run, write_atomically
+from dovetail.run.folder import Run, write_atomically
 
 FILE, STACKS, ASKED = "status.json", "stacks.txt", "stacks.asked"
 EVERY = 2.0

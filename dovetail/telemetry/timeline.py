@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.run import Run, write_atomically
+from dovetail.run.folder import Run, write_atomically
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT, Span
 
 WINDOW = 50_000

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.errors import UserError
-from dovetail.run import Run, write_atomically
+from dovetail.run.folder import Run, write_atomically
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT, Span
 from dovetail.telemetry.timeline import SPANS, load_spans
 

@@ -13,7 +13,7 @@ from dovetail.errors import UserError, nearest
 from dovetail.loading import load_object
 from dovetail.policies import POLICIES
 from dovetail.policies.interface import Policy
-from dovetail.settings import Settings
+from dovetail.run.settings import Settings
 
 PACKAGES = ("dovetail", "jax", "jaxlib", "numpy", "optax", "gymnasium", "gymnax")
 

@@ -11,17 +11,17 @@ import numpy as np
 from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
-from dovetail.evaluation import Evaluation
-from dovetail.export import export_policy, load_policy
+from dovetail.evaluation.evaluate import Evaluation
+from dovetail.evaluation.export import export_policy, load_policy
 from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
-from dovetail.run import Run
+from dovetail.run.folder import Run
 from dovetail.telemetry.plot import learning_curve
 from dovetail.telemetry.progress import Progress
 from dovetail.telemetry.tensorboard import TensorBoardSink
 from dovetail.telemetry.video import record_video
-from dovetail.training.evaluating import BackgroundEvaluation
+from dovetail.training.background_evaluation import BackgroundEvaluation
 from dovetail.training.loop import Loop
-from dovetail.training.stopping import Stop
+from dovetail.training.signals import Stop
 
 FILM_STEPS = 200
 """Steps that TensorBoard's moving picture shows."""

@@ -9,14 +9,14 @@ import jax
 from dovetail.data.episode import Source
 from dovetail.data.recorder import Recorder
 from dovetail.data.recorder import record as record_to
-from dovetail.playing import knows_probabilities
+from dovetail.evaluation.play import knows_probabilities
 from dovetail.replay.data import Data, with_data
 from dovetail.runtime.interface import Runtime
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.loop import Loop, Reached, Snapshot
-from dovetail.training.preparing import Prepared, Start
+from dovetail.training.prepare import Prepared, Start
 from dovetail.training.recording import Recording
-from dovetail.training.restoring import Started
+from dovetail.training.restore import Started
 from dovetail.training.start import first_state, resumed_keys, shapes
 
 

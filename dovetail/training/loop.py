@@ -15,22 +15,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from dovetail.checkpoint import Checkpoints
 from dovetail.data.rounds import Feed
 from dovetail.errors import UserError
-from dovetail.evaluation import Evaluation
+from dovetail.evaluation.evaluate import Evaluation
 from dovetail.replay.data import without_data
 from dovetail.replay.replay import with_own_replay
+from dovetail.run.checkpoint import Checkpoints
+from dovetail.run.settings import Settings
 from dovetail.runtime.interface import Runtime
 from dovetail.runtime.report import Pending, Report
-from dovetail.settings import Settings
 from dovetail.telemetry.progress import Progress
 from dovetail.telemetry.sinks import Recorder
 from dovetail.telemetry.spans import COMPUTE, WAIT
 from dovetail.telemetry.timeline import Timeline
-from dovetail.training.evaluating import BackgroundEvaluation
+from dovetail.training.background_evaluation import BackgroundEvaluation
 from dovetail.training.recording import Recording
-from dovetail.training.stopping import Stop
+from dovetail.training.signals import Stop
 
 REPORT_SECONDS = 0.25
 """About how long a dispatch takes: short enough to stop promptly, long enough to cost nothing."""

@@ -6,12 +6,12 @@ from typing import Any
 from dovetail.algorithm import Algorithm, Task
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError, check_option
-from dovetail.planning import Planned, default_policy, resolve_policy
 from dovetail.policies.fused import Fused
 from dovetail.policies.interface import Policy
 from dovetail.policies.local import Local
 from dovetail.replay.data import DataSpec
-from dovetail.replay.remote import Served
+from dovetail.replay.service.remote import Served
+from dovetail.training.planning import Planned, default_policy, resolve_policy
 
 
 @dataclass(frozen=True)

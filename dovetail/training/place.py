@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.algorithm import Algorithm
-from dovetail.clustering import (
+from dovetail.envs.resolve import Env
+from dovetail.errors import UserError
+from dovetail.graph.taps import CannotTap
+from dovetail.hosts.deployment import Deployment
+from dovetail.plan.ir import Plan
+from dovetail.policies.interface import Policy
+from dovetail.replay.data import DataSpec
+from dovetail.run.settings import Settings
+from dovetail.runtime.interface import Runtime
+from dovetail.runtime.local import LocalRuntime
+from dovetail.training.cluster import (
     Parcel,
     Recipe,
     apart_in,
@@ -15,17 +25,9 @@ from dovetail.clustering import (
     join,
     spawned_processes,
 )
-from dovetail.deployment import Deployment
-from dovetail.envs.resolve import Env
-from dovetail.errors import UserError
-from dovetail.graph.taps import CannotTap
-from dovetail.plan.ir import Plan
-from dovetail.planning import Planned, plan_for
-from dovetail.policies.interface import Policy
-from dovetail.replay.data import DataSpec
-from dovetail.runtime.interface import Runtime
-from dovetail.runtime.local import LocalRuntime
-from dovetail.served import (
+from dovetail.training.planning import Planned, plan_for
+from dovetail.training.recording import not_recorded, recorded_steps
+from dovetail.training.replay_servers import (
     ServedReplay,
     Servers,
     connected,
@@ -36,8 +38,6 @@ from dovetail.served import (
     samples_each,
     with_keys,
 )
-from dovetail.settings import Settings
-from dovetail.training.recording import not_recorded, recorded_steps
 from dovetail.training.start import enable_compile_cache
 
 
@@ -146,7 +146,7 @@ class Place:
         if self._deployment is None:
             self._servers = Servers(wanted, tell)
         else:
-            from dovetail.served_on_cluster import RayServers
+            from dovetail.training.cluster_replay_servers import RayServers
 
             self._servers = RayServers(wanted, folder / "key", tell)
         assert self.served is not None

@@ -8,23 +8,23 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from dovetail.checkpoint import Checkpoints
 from dovetail.errors import UserError
-from dovetail.evaluation import Evaluator
-from dovetail.run import Run
+from dovetail.evaluation.evaluate import Evaluator
+from dovetail.run.checkpoint import Checkpoints
+from dovetail.run.folder import Run
 from dovetail.telemetry.progress import make_progress
 from dovetail.telemetry.sinks import Recorder
 from dovetail.telemetry.status import Status
 from dovetail.telemetry.timeline import Timeline
-from dovetail.training.evaluating import BackgroundEvaluation
+from dovetail.training.background_evaluation import BackgroundEvaluation
 from dovetail.training.finish import finish
 from dovetail.training.launch import launch
 from dovetail.training.loop import Diverged, Loop
 from dovetail.training.phases import Phase
-from dovetail.training.preparing import Start
-from dovetail.training.restoring import Started, restored
-from dovetail.training.stopping import Stop
-from dovetail.training.telling import make_exporter, make_recorder
+from dovetail.training.prepare import Start
+from dovetail.training.reporting import make_exporter, make_recorder
+from dovetail.training.restore import Started, restored
+from dovetail.training.signals import Stop
 
 
 def conduct(start: Start, stop: Stop) -> Run:

@@ -7,25 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.algorithm import Algorithm
-from dovetail.deployment import Deployment, rebuilt
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError, check_option
-from dovetail.explanation import Explanation
+from dovetail.hosts.deployment import Deployment, rebuilt
+from dovetail.inspection.explain import Explanation
 from dovetail.plan import serial
-from dovetail.planning import Planned, prepare_backend
 from dovetail.policies import POLICIES
 from dovetail.policies.interface import Policy
-from dovetail.run import Run
-from dovetail.served import ServedReplay
-from dovetail.settings import Settings
+from dovetail.run.folder import Run
+from dovetail.run.settings import Settings
 from dovetail.telemetry.remote import check_services
 from dovetail.training.config import describe, name_of, options_of, rebuild_all
+from dovetail.training.dataset import MEMORY, RecordedData, check_data
 from dovetail.training.phases import acting_policy, acts_at_all, check_steps, choose_policy
-from dovetail.training.preparing import Preparation, Start
-from dovetail.training.recorded import MEMORY, RecordedData, check_data
+from dovetail.training.planning import Planned, prepare_backend
+from dovetail.training.prepare import Preparation, Start
+from dovetail.training.replay_servers import ServedReplay
 from dovetail.training.session import conduct
+from dovetail.training.signals import stopping
 from dovetail.training.start import enable_compile_cache
-from dovetail.training.stopping import stopping
 
 
 def train(

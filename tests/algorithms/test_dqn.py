@@ -14,8 +14,8 @@ import dovetail as dt
 from dovetail.algorithms import DQN
 from dovetail.algorithms.value_based import Batch, Row
 from dovetail.errors import UserError
-from dovetail.replay import device
 from dovetail.replay.data import DataSpec
+from dovetail.replay.device import table as device
 from dovetail.replay.table import Table, Transitions
 
 CARTPOLE = dt.envs.resolve("dovetail:CartPole-v1").spec

@@ -22,7 +22,7 @@ from dovetail.algorithms import ALGORITHMS
 from dovetail.loading import load_object
 from dovetail.policies import POLICIES
 from dovetail.policies.interface import Policy
-from dovetail.training.recorded import RecordedData
+from dovetail.training.dataset import RecordedData
 
 ENVS = 8
 TINY: dict[str, Any] = {

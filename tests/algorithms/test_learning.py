@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import dovetail as dt
-from dovetail.evaluation import evaluate
-from dovetail.trained import load_trained
+from dovetail.evaluation.evaluate import evaluate
+from dovetail.evaluation.trained import load_trained
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from dovetail.algorithm import Algorithm
 from dovetail.algorithms import AWAC, BC, CQL, IQL, TD3BC, DiscreteCQL
 from dovetail.policies import ActorLearner, CentralInference, DataParallel, Fused, Local
 from dovetail.policies.interface import Policy
-from dovetail.training.recorded import RecordedData
+from dovetail.training.dataset import RecordedData
 
 ENVS, UPDATES, SEED = 4, 2, 3
 CARTPOLE = "gymnasium:CartPole-v1?vectorization=sync&max_episode_steps=5"

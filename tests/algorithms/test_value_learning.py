@@ -7,8 +7,8 @@ import pytest
 
 import dovetail as dt
 from dovetail.algorithms import DQN, QRDQN, R2D2, ApeX
-from dovetail.evaluation import evaluate
-from dovetail.trained import load_trained
+from dovetail.evaluation.evaluate import evaluate
+from dovetail.evaluation.trained import load_trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 

@@ -100,7 +100,7 @@ def test_a_reader_that_goes_away_is_silent() -> None:
 
 
 def test_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from dovetail.evaluation import Evaluation
+    from dovetail.evaluation.evaluate import Evaluation
 
     seen: list[Any] = []
 

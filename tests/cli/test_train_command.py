@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import dovetail
-from dovetail import planning
 from dovetail.algorithms.ppo import PPO
 from dovetail.cli.main import main
 from dovetail.policies.actor_learner import ActorLearner
 from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
-from dovetail.settings import Settings
+from dovetail.run.settings import Settings
+from dovetail.training import planning
 
 SUMMARY = {"algorithm": "ppo", "final_return": 480.0, "run": "runs/x"}
 

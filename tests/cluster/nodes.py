@@ -10,13 +10,13 @@ from typing import Any
 
 from small import STEPS, Started
 
-from dovetail import clustering
 from dovetail.algorithm import Algorithm, Task
-from dovetail.deployment import Deployment
 from dovetail.envs.resolve import resolve
-from dovetail.planning import plan_for
+from dovetail.hosts.deployment import Deployment
 from dovetail.policies.interface import Policy
-from dovetail.settings import Settings
+from dovetail.run.settings import Settings
+from dovetail.training import cluster as clustering
+from dovetail.training.planning import plan_for
 from dovetail.training.start import enable_compile_cache, first_state
 
 MARK = f"{os.getpid()}-{secrets.token_hex(8)}"

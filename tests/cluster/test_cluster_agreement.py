@@ -27,8 +27,8 @@ from waiting import eventually
 
 import dovetail
 from dovetail.algorithms import BC, ApeX
-from dovetail.deployment import Deployment, Share
 from dovetail.errors import UserError
+from dovetail.hosts.deployment import Deployment, Share
 from dovetail.loading import load_object
 from dovetail.plan.ir import LinkKind
 from dovetail.policies import (
@@ -42,7 +42,7 @@ from dovetail.policies import (
     SplitDevices,
 )
 from dovetail.policies.interface import Policy
-from dovetail.training import recorded
+from dovetail.training import dataset as recorded
 
 HALF = Share(cpus=0.5)
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "critic_apart.py"

@@ -18,8 +18,8 @@ from waiting import eventually
 
 import dovetail
 from dovetail.algorithms import DQN, IMPALA
-from dovetail.deployment import Deployment, Share
 from dovetail.errors import UserError
+from dovetail.hosts.deployment import Deployment, Share
 from dovetail.policies import ActorLearner
 
 IMPALA_SMALL = IMPALA(LENGTH, hidden=(8,))

@@ -14,8 +14,8 @@ from waiting import eventually
 import dovetail
 from dovetail.algorithms import IMPALA
 from dovetail.cli.main import main
-from dovetail.deployment import Deployment, Share
 from dovetail.errors import UserError
+from dovetail.hosts.deployment import Deployment, Share
 from dovetail.loading import load_object
 from dovetail.policies import ActorLearner, Local
 

@@ -34,7 +34,7 @@ from manifests import (
 
 from dovetail.cli.experiment import understand
 from dovetail.cli.train import _parser
-from dovetail.deployment import Deployment
+from dovetail.hosts.deployment import Deployment
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 LOCK = (DEPLOY / "requirements.lock").read_text(encoding="utf-8")

@@ -20,8 +20,8 @@ from dovetail.data import Reader, info
 from dovetail.estimation.estimate import FEW, METHODS
 from dovetail.estimation.fitted_q import FittedQ
 from dovetail.estimation.target import DRAWS
-from dovetail.run import Run
-from dovetail.training.recorded import MEMORY
+from dovetail.run.folder import Run
+from dovetail.training.dataset import MEMORY
 
 PAGE = DOCS["offline.md"]
 COMMANDS = [line for block in blocks(PAGE, "bash") for line in lines(block)]

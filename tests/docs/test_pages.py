@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pages import DOCS, FILES, ROOT, blocks, lines
 
-import dovetail.planning
+import dovetail.training.planning
 from dovetail.algorithms import ALGORITHMS
 from dovetail.cli.experiment import understand
 from dovetail.cli.main import main
@@ -24,8 +24,8 @@ from dovetail.cli.train import _parser
 from dovetail.loading import load_object
 from dovetail.plan.ir import Resources
 from dovetail.policies import POLICIES
+from dovetail.run.settings import Settings
 from dovetail.runtime import supervision
-from dovetail.settings import Settings
 
 UPDATE = bool(os.environ.get("DOVETAIL_UPDATE_GOLDEN"))
 IMAGES = ROOT / "docs" / "images" / "policies"
@@ -38,7 +38,7 @@ SHORT = "--steps 400 --episodes 2 --evaluate-every 0 --checkpoint-every 1e9 --no
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine of the pages, in a folder that has `examples/`."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.setattr(dovetail.planning, "machine", lambda: MACHINE)
+    monkeypatch.setattr(dovetail.training.planning, "machine", lambda: MACHINE)
 
 
 def printed(command: str, capsys: Any) -> str:

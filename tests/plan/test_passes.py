@@ -87,6 +87,7 @@ def test_gradients_go_to_a_master_by_queues(env: Any, stepping: LinkKind) -> Non
         found = [(link.boundary, link.source, link.target, link.kind) for link in plan.links]
         assert found == [
             ("broadcast", "learner", "unroll.act", Q),
+            ("broadcast", "learner", "actor", Q),
             ("reduce", "actor", "learner.2", Q),
             ("action", "unroll.act", "unroll.step", stepping),
             ("observation", "unroll.step", "unroll.act", stepping),

@@ -10,8 +10,8 @@ from dovetail.algorithm import Correction
 from dovetail.errors import UserError
 from dovetail.plan import serial
 from dovetail.plan.ir import Cluster, LinkKind, Needs, Node, Plan, Resources
+from dovetail.plan.processes import part_of
 from dovetail.plan.show import text
-from dovetail.plan.stations import part_of
 from dovetail.policies import (
     ActorLearner,
     CentralInference,

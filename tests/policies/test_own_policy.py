@@ -12,7 +12,7 @@ import dovetail
 from dovetail.cli.main import main
 from dovetail.loading import load_object
 from dovetail.policies import Local
-from dovetail.run import Run
+from dovetail.run.folder import Run
 
 OWN = '''
 """Actors in pairs: each pair shares a thread that steps its environments."""

@@ -15,7 +15,6 @@ from dovetail.algorithms import A2C, A3C, IMPALA, PPO
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
 from dovetail.plan.ir import Resources
-from dovetail.planning import plan_for
 from dovetail.policies import (
     POLICIES,
     ActorLearner,
@@ -29,6 +28,7 @@ from dovetail.policies import (
 )
 from dovetail.policies.interface import Policy, shares
 from dovetail.training.config import name_of
+from dovetail.training.planning import plan_for
 
 ONE_DEVICE = Resources(devices=1, cores=2)
 

@@ -5,11 +5,12 @@ from typing import Any, ClassVar, Protocol
 import jax
 import numpy as np
 
-from dovetail.replay import ReplayClient, ReplayServer, ReplayShards, device
-from dovetail.replay.host import HostTable
+from dovetail.replay import ReplayClient, ReplayServer, ReplayShards
+from dovetail.replay.device import table as device
+from dovetail.replay.host.table import HostTable
 from dovetail.replay.leaves import leaves_of
 from dovetail.replay.sample import Keys, Sample
-from dovetail.replay.service import ReplayService
+from dovetail.replay.service.service import ReplayService
 from dovetail.replay.table import Layout, Table
 
 Array = np.ndarray[Any, Any]

@@ -18,9 +18,9 @@ from dovetail.replay import (
     Sequences,
     Table,
     Transitions,
-    device,
 )
-from dovetail.replay.saving import load, save
+from dovetail.replay.device import table as device
+from dovetail.replay.storage.save import load, save
 
 ROW = {
     "pixels": np.zeros((12, 12, 4), np.uint8),

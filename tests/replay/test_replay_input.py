@@ -8,17 +8,9 @@ import pytest
 from replay_tables import make
 
 from dovetail.errors import UserError
-from dovetail.replay import (
-    History,
-    HostTable,
-    Lowest,
-    Prioritised,
-    Sequences,
-    Table,
-    Transitions,
-    device,
-)
-from dovetail.replay.saving import load, save
+from dovetail.replay import History, HostTable, Lowest, Prioritised, Sequences, Table, Transitions
+from dovetail.replay.device import table as device
+from dovetail.replay.storage.save import load, save
 
 ROW = {"observation": np.zeros(2, np.float32), "action": np.zeros((), np.int32)}
 

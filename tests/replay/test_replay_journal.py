@@ -14,19 +14,10 @@ import numpy as np
 import pytest
 
 from dovetail.errors import UserError
-from dovetail.replay import (
-    HostTable,
-    Prioritised,
-    RateLimiter,
-    ReplayService,
-    Table,
-    Transitions,
-    folder,
-    journal,
-    tail,
-)
-from dovetail.replay.records import RecordFile
-from dovetail.replay.saving import save
+from dovetail.replay import HostTable, Prioritised, RateLimiter, ReplayService, Table, Transitions
+from dovetail.replay.storage import folder, journal, tail
+from dovetail.replay.storage.records import RecordFile
+from dovetail.replay.storage.save import save
 
 ROW = {"observation": np.zeros(2, np.float32), "reward": np.zeros((), np.float32)}
 PROGRAM = """

@@ -9,7 +9,7 @@ import pytest
 
 from dovetail.errors import UserError
 from dovetail.replay import HostTable, RateLimiter, ReplayService, Table
-from dovetail.replay import service as service_module
+from dovetail.replay.service import service as service_module
 
 ROW = {"observation": np.zeros((), np.int32)}
 

@@ -22,11 +22,10 @@ from dovetail.replay import (
     Table,
     Transitions,
     Uniform,
-    rows_file,
-    tail,
 )
-from dovetail.replay.journal import Journal
-from dovetail.replay.saving import save
+from dovetail.replay.storage import rows_file, tail
+from dovetail.replay.storage.journal import Journal
+from dovetail.replay.storage.save import save
 
 ROW = {
     "count": np.zeros((), np.int64),

@@ -26,10 +26,10 @@ from dovetail.errors import UserError
 from dovetail.plan.ir import LinkKind
 from dovetail.policies import ActorLearner, CentralInference, DataParallel, Fused, Local
 from dovetail.policies.interface import Policy
-from dovetail.replay.remote import Served
-from dovetail.replay.server import ReplayServer
-from dovetail.served import served_form
+from dovetail.replay.service.remote import Served
+from dovetail.replay.service.server import ReplayServer
 from dovetail.telemetry.spans import LINK
+from dovetail.training.replay_servers import served_form
 
 
 def env_of(algorithm: str) -> str:

@@ -27,7 +27,7 @@ from dovetail.replay import (
     Table,
     Transitions,
 )
-from dovetail.replay.saving import load, save
+from dovetail.replay.storage.save import load, save
 
 ROW = {"observation": np.zeros(2, np.float32), "reward": np.zeros((), np.float32)}
 TABLE = Table(Transitions(2), 40, Prioritised())
@@ -119,7 +119,7 @@ def test_a_server_that_is_told_to_end_tells_those_who_wait() -> None:
 
 
 def test_the_process_of_a_server_imports_no_jax() -> None:
-    check = "import sys; import dovetail.replay.serve; print('jax' in sys.modules)"
+    check = "import sys; import dovetail.replay.service.process; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

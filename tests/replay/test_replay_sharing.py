@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from dovetail.errors import UserError
-from dovetail.replay import HostTable, ReplayClient, ReplayServer, device
-from dovetail.replay.address import Address
-from dovetail.replay.claims import Claims
-from dovetail.replay.letters import AT_ONCE, Letters
+from dovetail.replay import HostTable, ReplayClient, ReplayServer
+from dovetail.replay.device import table as device
+from dovetail.replay.service.address import Address
+from dovetail.replay.service.claims import Claims
+from dovetail.replay.service.framing import AT_ONCE, Letters
 from dovetail.replay.table import Episodes, History, Prioritised, Sequences, Table, Transitions
 
 ROW = {"x": np.zeros(2, np.float32)}
@@ -78,7 +79,7 @@ def test_writers_get_streams_of_their_own() -> None:
 
 
 def test_a_table_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dovetail.replay.claims.PATIENCE", 0.01)
+    monkeypatch.setattr("dovetail.replay.service.claims.PATIENCE", 0.01)
     claims = Claims(4)
     claims.claim(object(), 3, 0)
     with pytest.raises(UserError, match="room for 4 environments, of which 3 are other writers'"):

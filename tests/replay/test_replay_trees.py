@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail.replay import Prioritised, Table, Transitions, Uniform, device
+from dovetail.replay import Prioritised, Table, Transitions, Uniform
+from dovetail.replay.device import table as device
 from dovetail.replay.table import Sequences
 from dovetail.replay.tree import HostTree, device_tree, find_leaves, set_weights, tree_total
 

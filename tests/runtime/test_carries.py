@@ -13,8 +13,8 @@ from toys import Drift, leaves_close
 
 from dovetail.graph.unroll import masked_reset, slot_reset
 from dovetail.policies import CentralInference, Local
-from dovetail.runtime.host import AtHand
-from dovetail.runtime.inference import Batch
+from dovetail.runtime.batched_unroll import Batch
+from dovetail.runtime.host_unroll import AtHand
 
 WAYS: dict[str, tuple[Any, type]] = {
     "at hand": (Local(4), AtHand),

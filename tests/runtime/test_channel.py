@@ -11,7 +11,7 @@ from waiting import SECONDS, Waiting
 
 from dovetail.boundaries import How
 from dovetail.runtime.channel import ENOUGH, Closed, Edge, Lease, Lockstep, Message, Turn
-from dovetail.runtime.watch import Watch
+from dovetail.runtime.heartbeat import Watch
 from dovetail.runtime.worker import Put, Run, Take, Worker
 
 IDLE = Watch("test")

@@ -6,7 +6,7 @@ import numpy as np
 
 from dovetail.algorithm import Trajectory
 from dovetail.graph.unroll import ActorState
-from dovetail.runtime.host import _count_episodes
+from dovetail.runtime.host_unroll import _count_episodes
 
 
 def test_episodes_are_counted_per_environment() -> None:

@@ -28,7 +28,7 @@ from dovetail.policies import (
     SplitDevices,
 )
 from dovetail.policies.interface import Policy
-from dovetail.run import Run
+from dovetail.run.folder import Run
 from dovetail.runtime import execution, supervision
 from dovetail.runtime.programs import FragmentProgram
 

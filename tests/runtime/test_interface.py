@@ -10,7 +10,7 @@ from dovetail.runtime.interface import Runtime
 from dovetail.runtime.local import LocalRuntime
 
 if TYPE_CHECKING:  # the type checker compares them with the protocol
-    from dovetail.runtime.cluster.runtime import ClusterRuntime
+    from dovetail.hosts.ray.runtime import ClusterRuntime
 
     def local_runtime(runtime: LocalRuntime) -> Runtime:
         return runtime
@@ -31,7 +31,7 @@ def methods(kind: type) -> dict[str, list[tuple[str, object]]]:
 
 def cluster() -> type:
     pytest.importorskip("ray")
-    from dovetail.runtime.cluster.runtime import ClusterRuntime
+    from dovetail.hosts.ray.runtime import ClusterRuntime
 
     return ClusterRuntime
 

@@ -1,4 +1,4 @@
-"""A host of one's own: `dovetail.runtime.hosts` asks little enough for a test to write one."""
+"""A host of one's own: `dovetail.hosts.interface` asks little enough for a test to write one."""
 
 import threading
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from small import STEPS, Started
 
 from dovetail.algorithm import Task
 from dovetail.envs.resolve import resolve
-from dovetail.planning import Planned, plan_for
+from dovetail.hosts.interface import Processes, in_parts, whole
+from dovetail.hosts.serving import ProcessWorkers
 from dovetail.policies import ActorLearner, Local
 from dovetail.policies.interface import Policy
 from dovetail.runtime import supervision
-from dovetail.runtime.hosts import Processes, in_parts, whole
 from dovetail.runtime.local import LocalRuntime
 from dovetail.runtime.remote import WorkerLost
-from dovetail.runtime.serving import ProcessWorkers
+from dovetail.training.planning import Planned, plan_for
 from dovetail.training.start import first_state
 
 

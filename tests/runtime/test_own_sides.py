@@ -21,7 +21,7 @@ from dovetail.algorithm import Task
 from dovetail.boundaries import RL
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
-from dovetail.interpretation import stepper
+from dovetail.inspection.interpret import stepper
 from dovetail.loading import load_object
 from dovetail.policies import (
     ActorLearner,

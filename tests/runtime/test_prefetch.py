@@ -13,7 +13,7 @@ from dovetail.algorithm import Task
 from dovetail.algorithms import DQN
 from dovetail.envs.resolve import resolve
 from dovetail.graph.interpret import Interpreting
-from dovetail.interpretation import stepper
+from dovetail.inspection.interpret import stepper
 from dovetail.policies import ActorLearner
 from dovetail.training.start import first_state
 

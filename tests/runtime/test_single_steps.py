@@ -15,7 +15,7 @@ from dovetail.errors import UserError
 from dovetail.policies import Local
 from dovetail.runtime import local
 from dovetail.runtime.execution import Execution
-from dovetail.runtime.steps import StepRun
+from dovetail.runtime.single_steps import StepRun
 
 ENVS, UPDATES = 3, 8
 FRAGILE = f"{Path(__file__).parents[1] / 'fragile.py'}:Fragile"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import UserError
-from dovetail.run import Run
+from dovetail.run.folder import Run
 from dovetail.telemetry import plot as module
 from dovetail.telemetry.plot import curves, learning_curve, on_common_grid, plot
 

@@ -23,7 +23,7 @@ from dovetail.algorithm import RL
 from dovetail.algorithms import A2C, IMPALA
 from dovetail.errors import UserError
 from dovetail.policies import ActorLearner, Fused, Local
-from dovetail.run import Run
+from dovetail.run.folder import Run
 from dovetail.telemetry import prometheus
 from dovetail.telemetry.exporting import ExporterProcess
 from dovetail.telemetry.prometheus import Exporter, PortTaken, Published

@@ -15,7 +15,7 @@ import dovetail
 from dovetail.cli.main import main
 from dovetail.errors import UserError
 from dovetail.policies import Local
-from dovetail.run import Run
+from dovetail.run.folder import Run
 from dovetail.telemetry import remote
 from dovetail.telemetry.remote import Apart, check_services, flat, kept_id
 from dovetail.telemetry.sinks import Recorder

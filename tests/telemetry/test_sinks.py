@@ -21,7 +21,7 @@ from waiting import eventually
 import dovetail
 from dovetail.errors import UserError
 from dovetail.policies import Local
-from dovetail.run import read_metrics
+from dovetail.run.folder import read_metrics
 from dovetail.telemetry import sinks as sinks_module
 from dovetail.telemetry.sinks import CsvSink, Recorder
 from dovetail.telemetry.tensorboard import TensorBoardSink, tags

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.run import Run
+from dovetail.run.folder import Run
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT, Span, Track, clock_ahead, on_clock
 from dovetail.telemetry.timeline import FILE, SPANS, Timeline, Totals, load_spans
 from dovetail.telemetry.trace import trace_events, write_trace

@@ -19,7 +19,7 @@ from dovetail.graph.unroll import environment_keys
 from dovetail.keys import seed_key
 from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
-from dovetail.run import Run
+from dovetail.run.folder import Run
 from dovetail.training.loop import Loop, Snapshot
 
 STEPS = 20 * LENGTH * 4

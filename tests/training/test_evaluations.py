@@ -10,15 +10,15 @@ import pytest
 from small import LENGTH, QUIET, a2c, numbers, saved
 
 import dovetail
-from dovetail.checkpoint import Checkpoints
-from dovetail.evaluation import Evaluation
+from dovetail.evaluation.evaluate import Evaluation
 from dovetail.policies.fused import Fused
 from dovetail.policies.interface import Policy
 from dovetail.policies.local import Local
+from dovetail.run.checkpoint import Checkpoints
 from dovetail.training import loop as loop_module
 from dovetail.training import session
-from dovetail.training.evaluating import BackgroundEvaluation
-from dovetail.training.stopping import Stop
+from dovetail.training.background_evaluation import BackgroundEvaluation
+from dovetail.training.signals import Stop
 
 STEPS = 30 * LENGTH * 4
 OFTEN = dataclasses.replace(QUIET, evaluate_every=1e-9)

@@ -13,7 +13,7 @@ from dovetail.cli.main import main
 from dovetail.envs.interface import Discrete, EnvSpec, HostStep
 from dovetail.errors import UserError
 from dovetail.policies.local import Local
-from dovetail.run import Run
+from dovetail.run.folder import Run
 
 BREAKS = '''
 import gymnasium

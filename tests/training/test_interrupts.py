@@ -15,7 +15,7 @@ from small import LENGTH, numbers, saved
 
 import dovetail
 from dovetail.cli.interrupts import insisting
-from dovetail.run import Run
+from dovetail.run.folder import Run
 
 pytestmark = pytest.mark.slow
 

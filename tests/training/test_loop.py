@@ -12,13 +12,13 @@ import pytest
 from small import QUIET
 
 from dovetail.errors import UserError
-from dovetail.evaluation import Evaluation
+from dovetail.evaluation.evaluate import Evaluation
 from dovetail.runtime.report import Report
 from dovetail.telemetry.progress import Progress
 from dovetail.telemetry.sinks import Recorder
-from dovetail.training.evaluating import Result
+from dovetail.training.background_evaluation import Result
 from dovetail.training.loop import Loop, Reached, Snapshot
-from dovetail.training.stopping import Stop
+from dovetail.training.signals import Stop
 
 
 class Pretended:

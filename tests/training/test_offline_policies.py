@@ -17,7 +17,7 @@ from dovetail.algorithms import DQN, SAC
 from dovetail.errors import UserError
 from dovetail.policies import ActorLearner, DataParallel, Fused, Local
 from dovetail.policies.interface import Policy
-from dovetail.training.recorded import RecordedData
+from dovetail.training.dataset import RecordedData
 
 ENVS, UPDATES, SEED = 4, 3, 3
 CARTPOLE = "dovetail:CartPole-v1?limit=5"

@@ -16,14 +16,14 @@ from small import QUIET, numbers, ppo, stop_after
 
 import dovetail
 from dovetail.algorithms import DQN, R2D2, TD3
-from dovetail.checkpoint import Checkpoints
 from dovetail.cli.main import main
 from dovetail.data import Episode, Metadata, Reader, Source, Writer
 from dovetail.errors import UserError
+from dovetail.evaluation.trained import load_trained
 from dovetail.policies import Local
-from dovetail.run import Run
-from dovetail.settings import Settings
-from dovetail.trained import load_trained
+from dovetail.run.checkpoint import Checkpoints
+from dovetail.run.folder import Run
+from dovetail.run.settings import Settings
 
 ALGORITHM = OfflineTD3(**OFFLINE, capacity=64, begin_at=4)
 HERE = f"{Path(__file__).parent.parent / 'recorded_control.py'}:OfflineTD3"
@@ -234,7 +234,7 @@ def test_numbers_that_are_not_finite_are_named_before_there_is_a_run(
             end = np.arange(5) == 4
             writer.write(Episode(**arrays, terminations=end, truncations=~end & False))
     if streamed:  # a step at a time
-        monkeypatch.setattr("dovetail.training.recorded.MEGABYTE", 1)
+        monkeypatch.setattr("dovetail.training.dataset.MEGABYTE", 1)
     words = ["--data", str(folder), "--data-memory", "2000" if not streamed else "100"]
     told = refused(capsys, HERE, *words, "--steps", "4", "--run", str(run), "--no-video")
     assert f"has nan in {field} of episode 1, step 3" in told
@@ -284,7 +284,7 @@ def test_a_damaged_dataset_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_actions_are_clipped_inside_their_bounds(tmp_path: Path) -> None:
-    from dovetail.training.recorded import RecordedData
+    from dovetail.training.dataset import RecordedData
 
     folder = record_random(tmp_path / "data", "Pendulum-v1", 3, 9)
     data = RecordedData(folder)
@@ -331,7 +331,7 @@ def test_a_dataset_on_the_disk_is_read_as_it_is_needed(
     from dovetail.data import rounds
 
     folder = record_random(tmp_path / "data", "Pendulum-v1", 30, 20)
-    monkeypatch.setattr("dovetail.training.recorded.MEGABYTE", 14_000)  # 600 steps take 20 kB
+    monkeypatch.setattr("dovetail.training.dataset.MEGABYTE", 14_000)  # 600 steps take 20 kB
     taken: list[int] = []
     take = rounds.Feed.take
 

@@ -22,7 +22,6 @@ from dovetail.data import Reader, info
 from dovetail.data.recorder import Lanes, Steps
 from dovetail.envs.resolve import resolve
 from dovetail.graph.ir import Tap
-from dovetail.planning import plan_for
 from dovetail.policies.actor_learner import ActorLearner
 from dovetail.policies.central_inference import CentralInference
 from dovetail.policies.data_parallel import DataParallel
@@ -33,6 +32,7 @@ from dovetail.policies.split_devices import SplitDevices
 from dovetail.runtime.local import LocalRuntime
 from dovetail.runtime.report import Part, Report, Tapped
 from dovetail.training.phases import task_of
+from dovetail.training.planning import plan_for
 from dovetail.training.recording import Recording, recorded_steps
 from dovetail.training.start import first_state
 

@@ -10,7 +10,7 @@ import dovetail
 from dovetail.errors import UserError
 from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
-from dovetail.run import Run
+from dovetail.run.folder import Run
 
 ENVS = 4
 UPDATES = 40

@@ -9,7 +9,7 @@ from small import LENGTH, QUIET, numbers, saved, stop_after
 import dovetail
 from dovetail.algorithms import DQN
 from dovetail.policies import ActorLearner, Fused, Local
-from dovetail.run import Run
+from dovetail.run.folder import Run
 
 ENVS, UPDATES = 4, 30
 STEPS = UPDATES * LENGTH * ENVS

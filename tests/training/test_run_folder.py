@@ -11,10 +11,10 @@ from small import LENGTH
 
 from dovetail.algorithms import A2C
 from dovetail.cli.main import main
-from dovetail.explanation import explain
+from dovetail.inspection.explain import explain
 from dovetail.plan.serial import from_json
 from dovetail.policies import Local
-from dovetail.run import Run
+from dovetail.run.folder import Run
 
 KEYS = [
     "algorithm",

@@ -15,8 +15,8 @@ from dovetail.errors import UserError
 from dovetail.functions.statistics import interquartile_mean
 from dovetail.policies.fused import Fused
 from dovetail.policies.local import Local
-from dovetail.run import Run
-from dovetail.settings import Settings
+from dovetail.run.folder import Run
+from dovetail.run.settings import Settings
 from dovetail.training.start import first_state
 
 SEEDS = 4

@@ -20,8 +20,8 @@ from dovetail.algorithms import DQN, PPO
 from dovetail.cli.main import main
 from dovetail.policies import ActorLearner, Local
 from dovetail.replay import ReplayClient, ReplayServer
-from dovetail.replay.address import Address
-from dovetail.served import Servers, limiter_of, served_form
+from dovetail.replay.service.address import Address
+from dovetail.training.replay_servers import Servers, limiter_of, served_form
 
 CHAIN = "dovetail:Chain-v0"
 ENVS = 4

@@ -1,0 +1,1 @@
+"""Evaluation and use of trained policies: play, evaluate, export, load."""

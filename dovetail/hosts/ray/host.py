@@ -1,0 +1,137 @@
+"""Ray as a host: a process is a Ray actor, a reference an object of its store."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from dovetail.errors import UserError
+from dovetail.hosts.interface import LOOK_SECONDS, whole
+from dovetail.hosts.ray.actors import ActorStation, Order, SideStation
+from dovetail.hosts.ray.connection import node_names
+from dovetail.plan.ir import Plan, Station
+from dovetail.runtime.packing import Values
+from dovetail.runtime.remote import Payload, WorkerLost
+
+
+class RayHost:
+    """Starts the processes of the workers that work for one learner process."""
+
+    def __init__(self, plan: Plan, order: Order) -> None:
+        self._stations = {station.name: station for station in plan.stations}
+        self._order = order
+
+    def start(self, name: str, again: bool) -> "RayProcess":
+        """Asks Ray for it, on the node of the plan if that can be."""
+        return RayProcess(self._stations[name], self._order, again)
+
+    def share(self, values: Values) -> Payload:
+        """One object for all processes, freed with the last reference."""
+        return ray.put(values)
+
+    def fetch(self, payload: Payload) -> Values:
+        """Brings an object here."""
+        return ray.get(payload) if isinstance(payload, ray.ObjectRef) else payload
+
+
+class RayProcess:
+    """A Ray actor with some workers."""
+
+    def __init__(self, station: Station, order: Order, again: bool) -> None:
+        self._station = station
+        ids = {name: node for node, name in node_names(ray.nodes()).items()}
+        strategy: Any = "SPREAD"
+        if station.node in ids and not again:
+            strategy = NodeAffinitySchedulingStrategy(ids[station.node], soft=True)
+        self._actor: Any = (
+            ray.remote(SideStation if station.keeps else ActorStation)
+            .options(
+                num_cpus=station.cpus,
+                num_gpus=station.gpus,
+                resources=dict(station.others) or None,
+                max_concurrency=len(station.workers) + 2,  # setting up, and the pulse
+                max_restarts=0,
+                scheduling_strategy=strategy,
+            )
+            .remote(order, station.rank, station.name)
+        )
+
+    def set_up(self) -> "RayCall":
+        """Builds the workers."""
+        return RayCall([self._actor.set_up.remote()])
+
+    def call(self, method: str, *args: Any) -> "RayCall":
+        """A method of its workers."""
+        return RayCall([getattr(self._actor, method).remote(*args)])
+
+    def run(
+        self, worker: str, stretch: int, payloads: Sequence[Payload], shared: Sequence[bool]
+    ) -> "RayCall":
+        """What is shared is a result of its own, which stays where it was made."""
+        run = self._actor.run.options(num_returns=1 + sum(shared))
+        made = run.remote(worker, stretch, tuple(shared), *payloads)
+        return RayCall(made if isinstance(made, list) else [made], shared)
+
+    def pulse(self, worker: str) -> tuple[float, bool, str] | None:
+        """Whether it gets on."""
+        try:
+            return ray.get(self._actor.pulse.remote(worker), timeout=LOOK_SECONDS)
+        except GetTimeoutError:
+            raise TimeoutError from None
+        except RayError:
+            return None  # the call that is waited for tells
+
+    def awaited(self) -> str:
+        """What it needs of the cluster."""
+        station, free = self._station, ray.available_resources()
+        return (
+            f"{station.cpus:g} CPUs and {station.gpus:g} GPUs; free on the whole cluster are "
+            f"{free.get('CPU', 0):g} and {free.get('GPU', 0):g}"
+        )
+
+    def kill(self) -> None:
+        """Ends the actor."""
+        with contextlib.suppress(Exception):
+            ray.kill(self._actor)
+
+
+class RayCall:
+    """The results of a method: the first is its own, the others stand for what is shared."""
+
+    def __init__(self, results: list[Any], shared: Sequence[bool] | None = None) -> None:
+        self._results, self._shared = results, shared
+
+    def get(self, limit: float | None = None) -> Any:
+        """What the call returned or raised, as if it had been made here."""
+        try:
+            found: Any = ray.get(self._results[0], timeout=limit)
+        except GetTimeoutError:
+            raise TimeoutError from None
+        except RayTaskError as error:
+            raise _cause(error) from error
+        except RayError as error:
+            raise WorkerLost(_reason(error)) from error
+        return found if self._shared is None else whole(found, self._shared, self._results[1:])
+
+
+def _cause(error: RayTaskError) -> BaseException:
+    """What a method raised; what was lost with another process is lost with this call, too."""
+    cause = error.cause
+    if isinstance(cause, RayError):
+        return WorkerLost(_reason(cause))
+    return cause if isinstance(cause, BaseException) else UserError(str(error))
+
+
+def _reason(error: RayError) -> str:
+    """Why, in a few words."""
+    text = str(error)
+    if not isinstance(error, RayActorError):
+        return "what it was sent is lost, with the process that made it"
+    if "worker process has died" not in text and "node" in text:
+        return "its node died"
+    if "SYSTEM_ERROR" in text:
+        return "its process was killed"
+    return text.strip().splitlines()[0]

@@ -1,0 +1,341 @@
+"""The driver's side of a run on a cluster: the same interface as the one-machine runtime's."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+from weakref import WeakSet
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ray
+import ray.cloudpickle
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from dovetail.errors import UserError
+from dovetail.graph.ir import Graph
+from dovetail.graph.unroll import ActorState
+from dovetail.hosts.job import Job, versions
+from dovetail.hosts.ray.actors import LearnerStation, Order
+from dovetail.hosts.ray.connection import Connection, node_names
+from dovetail.plan.ir import Plan, Station
+from dovetail.runtime.report import Report, Tapped
+from dovetail.runtime.wire import pack, unpack
+from dovetail.telemetry.spans import Span, clock_ahead, on_clock
+
+PLACE_SECONDS = 60.0
+"""How long the learners may wait for room on the cluster."""
+BUILD_SECONDS = 300.0
+"""How long a station may take to import, trace and compile."""
+LOOK_SECONDS = 1.0
+"""How often the learners are looked at while they are waited for."""
+CLOSE_SECONDS = 20.0
+"""How long the stations may take to end."""
+
+
+class ClusterRuntime:
+    """Runs a plan's stations. Close it: they end with it."""
+
+    def __init__(
+        self, graph: Graph, job: Job, connection: Connection, tell: Callable[[str], None]
+    ) -> None:
+        self.graph = graph
+        self.plan: Plan = job.plan
+        self.compile_seconds = 0.0
+        self.seconds: dict[str, float] = {}
+        self._order = Order(versions(), _packed(job))
+        self._connection, self._tell = connection, tell
+        self._done = 0
+        self._held: WeakSet[_States] = WeakSet()
+        """What somebody here can still ask for."""
+        self._patience, self._answered, self._told = job.patience, time.monotonic(), False
+        self._group: PlacementGroup | None = None
+        self._ranks: list[Any] = []
+        self.where: list[str] = []
+        """The node of every learner process."""
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        """Reserves room for the learners together, and starts them."""
+        stations = [station for station in self.plan.stations if station.learns]
+        ids = {name: node for node, name in node_names(ray.nodes()).items()}
+        pinned = [{"ray.io/node-id": ids[s.node]} for s in stations if s.node in ids]
+        where: dict[str, Any] = {"bundle_label_selector": pinned} if pinned else {}
+        self._group = placement_group([_bundle(s) for s in stations], "SPREAD", **where)
+        if not self._group.wait(PLACE_SECONDS):
+            free = ray.available_resources()
+            raise UserError(
+                f"The learners have waited {PLACE_SECONDS:.0f} s for "
+                f"{sum(s.cpus for s in stations):g} CPUs; the cluster has "
+                f"{free.get('CPU', 0):g} free: end what else runs there."
+            )
+        for i, station in enumerate(stations):
+            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=i)
+            self._ranks.append(
+                ray.remote(LearnerStation)
+                .options(
+                    num_cpus=station.cpus,
+                    num_gpus=station.gpus,
+                    resources=dict(station.others) or None,
+                    max_concurrency=4,
+                    max_restarts=0,
+                    scheduling_strategy=strategy,
+                )
+                .remote(self._order, station.rank)
+            )
+        self.where = self._all([rank.set_up.remote() for rank in self._ranks], BUILD_SECONDS)
+        coordinator = None
+        if len(self._ranks) > 1:
+            alone = len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) == 1
+            [coordinator] = self._all([self._ranks[0].address.remote(alone)], BUILD_SECONDS)
+        self._building = [rank.build.remote(coordinator) for rank in self._ranks]
+
+    def prepare(self, state: Any, actor: Any) -> None:
+        """The stations compile by themselves."""
+
+    def load(
+        self,
+        state: Any,
+        actor: ActorState,
+        *,
+        episode_keys: jax.Array | None = None,
+        turn: int = 0,
+        watched: Sequence[int] = (),
+    ) -> Any:
+        """Sets what iteration number `turn` starts from; returns the actors' state then."""
+        self._all(self._building, BUILD_SECONDS)
+        keys = actor.keys if episode_keys is None else episode_keys
+        shared = ray.put([pack(leaf) for leaf in jax.tree.leaves(state)])
+        size = self.plan.num_envs // len(self._ranks)
+        calls: list[Any] = []
+        for rank, station in enumerate(self._ranks):
+            part = slice(rank * size, (rank + 1) * size)
+            own = [actor, keys]
+            if len(self._ranks) > 1:
+                own = jax.tree.map(lambda leaf, part=part: leaf[part], own)
+            leaves = [pack(leaf) for leaf in jax.tree.leaves(own[0])]
+            arguments = (shared, leaves, pack(own[1]), turn, tuple(watched))
+            calls.append(station.load.remote(*arguments))
+        loaded = self._all(calls, BUILD_SECONDS)
+        self._done = turn
+        self.compile_seconds = max(seconds for _, seconds in loaded)
+        return self._actors([leaves for leaves, _ in loaded])
+
+    def refill(self, data: Sequence[Any]) -> None:
+        """Sets the recorded steps that the next iterations draw from, while none is under way."""
+        shared = ray.put([pack(leaf) for leaf in data])
+        self._all([rank.refill.remote(shared) for rank in self._ranks], BUILD_SECONDS)
+
+    def advance(self, iterations: int) -> "Called":
+        """Begins that many iterations in every learner process."""
+        held = tuple(states.done for states in self._held)
+        self._done += iterations
+        states = _States(self, self._done)
+        self._held.add(states)
+        calls = [rank.advance.remote(iterations, held) for rank in self._ranks]
+        return Called(self, calls, iterations, states)
+
+    def collect(self, calls: list[Any]) -> list[Any]:
+        """What the learners returned; looks after them meanwhile."""
+        return self._all(calls, None)
+
+    def states(self, done: int, replay: bool = True) -> tuple[Any, Any]:
+        """The learner's and the actors' state after `done` iterations; without `replay`, None for
+        what is held there."""
+        calls = [rank.states.remote(done, replay) for rank in self._ranks]
+        found = self._all(calls, BUILD_SECONDS)
+        leaves = [None if leaf is None else _array(leaf) for leaf in found[0][0]]
+        state = self.graph.state.tree.unflatten(leaves)
+        return state, self._actors([actor for _, actor in found])
+
+    def _actors(self, parts: list[list[Any]]) -> Any:
+        """The actors' state, of all learner processes."""
+        columns = zip(*parts, strict=True)
+        leaves = [
+            _array(column[0]) if len(column) == 1 else jnp.concatenate([_array(x) for x in column])
+            for column in columns
+        ]
+        return self.graph.actor.tree.unflatten(leaves)
+
+    def _all(self, calls: list[Any], limit: float | None) -> list[Any]:
+        """Waits for calls; tells the stations' news, and who failed with what."""
+        began = time.monotonic()
+        waiting = list(calls)
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=LOOK_SECONDS)
+            for call in done:
+                self._value(call)  # the first failure is told at once: others wait for it
+            if waiting:
+                self.tell_news()
+            if waiting and limit is not None and time.monotonic() - began > limit:
+                raise UserError(
+                    f"A learner has not answered for {limit:.0f} s: look at the cluster's nodes "
+                    f"({', '.join(self.where)})."
+                )
+        return [self._value(call) for call in calls]
+
+    def _value(self, call: Any) -> Any:
+        try:
+            return ray.get(call)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, UserError):
+                raise cause from error
+            told = str(cause).strip() or type(cause).__name__
+            raise UserError(f"A learner failed: {type(cause).__name__}: {told}") from error
+        except RayActorError as error:
+            self._connection.refuse_dead_head()
+            where = ", ".join(dict.fromkeys(self.where)) or "the cluster"
+            raise UserError(f"The learner on {where} is gone: its process or its node died.") from (
+                error
+            )
+
+    def status(self) -> list[dict[str, Any]]:
+        """What every worker is at; a learner that does not answer is told of."""
+        found: list[dict[str, Any]] = []
+        for rank, station in enumerate(list(self._ranks)):
+            try:
+                found += ray.get(station.status.remote(), timeout=LOOK_SECONDS)
+            except (GetTimeoutError, RayError):
+                awaited = f"an answer of learner process {rank}"
+                found.append(
+                    {"name": "driver", "doing": "", "waits_for": awaited, "quiet_s": LOOK_SECONDS}
+                )
+        return found
+
+    def tell_news(self) -> None:
+        """Passes on what the stations have to say; ends the run if the cluster's head is gone."""
+        self._connection.refuse_dead_head()
+        answered = time.monotonic()
+        for rank in self._ranks:
+            try:
+                for line in ray.get(rank.news.remote(), timeout=LOOK_SECONDS):
+                    self._tell(line)
+            except GetTimeoutError:
+                answered = self._answered
+            except RayError:
+                continue  # the call that is waited for tells
+        self._answered = answered
+        silent = time.monotonic() - answered
+        if silent > BUILD_SECONDS:
+            raise UserError(
+                f"A learner on {', '.join(self.where)} has not answered for {silent:.0f} s: look "
+                f"at its node, and resume the run."
+            )
+        if silent > self._patience and not self._told:
+            self._tell(f"A learner on {', '.join(self.where)} does not answer.")
+        self._told = silent > self._patience
+
+    def close(self) -> None:
+        """Ends every station; safe to call twice. Without a head they end by themselves."""
+        ranks, self._ranks = self._ranks, []
+        if self._connection.lost:
+            return
+        closing = [rank.close.remote() for rank in ranks]
+        with contextlib.suppress(RayError):
+            if closing:
+                ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
+        for rank in ranks:
+            with contextlib.suppress(Exception):
+                ray.kill(rank)
+        if self._group is not None:
+            with contextlib.suppress(Exception):
+                remove_placement_group(self._group)
+            self._group = None
+        self._connection.close()
+
+
+class Called:
+    """Iterations that the learners are at."""
+
+    def __init__(
+        self, runtime: ClusterRuntime, calls: list[Any], iterations: int, states: "_States"
+    ) -> None:
+        self._runtime, self._calls, self._iterations = runtime, calls, iterations
+        self._called = time.perf_counter()
+        self._states = states
+
+    def wait(self) -> Report:
+        """Waits until they are done."""
+        found = self._runtime.collect(self._calls)
+        answered = time.perf_counter()
+        self._runtime.tell_news()
+        first = found[0]
+        self._runtime.seconds = first["seconds"]
+        columns = zip(*[f["episodes"] for f in found], strict=True)
+        episodes = [np.concatenate(column) for column in columns]
+        return Report(
+            self._iterations,
+            first["metrics"],
+            episodes,
+            self._states.state,
+            self._states.actor,
+            first["measures"],
+            self._spans(found, answered),
+            sum(f["dropped_spans"] for f in found),
+            all(f["finite"] for f in found),
+            [Tapped(*tapped) for tapped in first["taps"]],
+        )
+
+    def _spans(self, found: list[Any], answered: float) -> dict[str, list[Span]]:
+        """The spans of every learner process, on the driver's clock."""
+        spans: dict[str, list[Span]] = {}
+        for rank, answer in enumerate(found):
+            ahead = clock_ahead(self._called, answered, *answer["clock"])
+            for name, own in answer["spans"].items():
+                known = name if len(found) == 1 else f"{name} of {rank}"
+                spans[known] = on_clock(own, ahead)
+        return spans
+
+
+class _States:
+    """The states after `done` iterations: fetched together, once, if anybody asks. As long as
+    this is held the stations keep them."""
+
+    def __init__(self, runtime: ClusterRuntime, done: int) -> None:
+        self._runtime, self.done = runtime, done
+
+    def state(self, replay: bool = True) -> Any:
+        """The learner's."""
+        return self._both[0] if replay else self._learners
+
+    def actor(self) -> Any:
+        """The actors'."""
+        return self._both[1]
+
+    @cached_property
+    def _learners(self) -> Any:
+        """The learner's, without what a replay holds."""
+        return self._runtime.states(self.done, replay=False)[0]
+
+    @cached_property
+    def _both(self) -> tuple[Any, Any]:
+        """(the learner's, the actors')."""
+        return self._runtime.states(self.done)
+
+
+def _packed(job: Job) -> bytes:
+    try:
+        return ray.cloudpickle.dumps(job)  # pyright: ignore[reportPrivateImportUsage]
+    except Exception as error:
+        raise UserError(
+            f"The algorithm, the environment or the policy cannot be sent to other processes "
+            f"({error}): give classes and functions of a file, not objects made from them."
+        ) from error
+
+
+def _bundle(station: Station) -> dict[str, float]:
+    return {"CPU": station.cpus, "GPU": station.gpus, **dict(station.others)}
+
+
+def _array(leaf: Any) -> Any:
+    found = unpack(leaf)
+    return jnp.asarray(found) if isinstance(found, np.ndarray) else found

@@ -1,0 +1,150 @@
+"""The workers of a process that is not the home side's: stretches of programs, run when asked.
+
+What to run between which channels follows from the same plan, so the home side's process and this
+one agree on it without a word.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dovetail.envs.resolve import Env
+from dovetail.graph.ir import Graph
+from dovetail.graph.unroll import ActorState
+from dovetail.plan.ir import Plan
+from dovetail.runtime.channel import REPORT, Turn
+from dovetail.runtime.environments import begin_episodes
+from dovetail.runtime.packing import Values
+from dovetail.runtime.remote import Payload, Reply
+from dovetail.runtime.schedule import Workers, stretches_of
+from dovetail.runtime.wire import pack_values, unpack_values
+from dovetail.runtime.worker import Put, Run, Take, Worker, size
+from dovetail.telemetry.spans import LINK
+
+
+class ProcessWorkers:
+    """The workers `here` of a plan."""
+
+    def __init__(
+        self, graph: Graph, plan: Plan, env: Env, patience: float, here: Collection[str]
+    ) -> None:
+        self._workers = Workers(graph, plan, env, patience, None, here)
+        self._served = {
+            worker.name: _Served(graph, env, self._workers, worker) for worker in self._workers.all
+        }
+
+    def begin(self, worker: str, held: Values, keys: Any) -> Values:
+        """Sets what a worker holds; with `keys`, episodes begin. Returns what it holds then of the
+        actors' state."""
+        return self._served[worker].begin(held, keys)
+
+    def held(self, worker: str) -> Values:
+        """What a worker holds of the state by now."""
+        return self._served[worker].held()
+
+    def run(self, worker: str, stretch: int, payloads: Sequence[Payload]) -> Reply:
+        """Runs a stretch of a worker's programs."""
+        return self._served[worker].run(stretch, payloads)
+
+    def pulse(self, worker: str) -> tuple[float, bool, str]:
+        """(seconds since a worker last got on, whether it has compiled everything, where it
+        stands)."""
+        watch = self._served[worker].worker.watch
+        quiet = 0.0 if watch.waits else watch.quiet()
+        return quiet, watch.warm, watch.complaint()
+
+    def close(self) -> None:
+        """Ends the environments."""
+        self._workers.close()
+
+
+class _Served:
+    """One worker, stretch by stretch."""
+
+    def __init__(self, graph: Graph, env: Env, workers: Workers, worker: Worker) -> None:
+        self.worker = worker
+        self._graph, self._env, self._workers = graph, env, workers
+        operations = [o for o in worker.schedule if isinstance(o, Take | Run | Put)]
+        self._stretches = stretches_of(operations)
+        self._state = {v.id for v in graph.state.inputs if v.side in worker.copies}
+        self._values: Values = {}
+        self._turn = Turn(0, 0)
+        self._programs = [p for p, owner in workers.programs.acting if owner is worker]
+
+    def begin(self, held: Values, keys: Any) -> Values:
+        """Sets what the next turn starts from."""
+        worker, graph = self.worker, self._graph
+        worker.watch.begin()
+        worker.watch.doing("taking what it holds")
+        found = unpack_values(held)
+        worker.held = {}
+        worker.hold({n: jnp.array(leaf) for n, leaf in found.items() if n in self._state})
+        begun: Values = {}
+        if keys is not None:
+            worker.watch.doing("setting up its environments")
+            leaves = [found[value.id] for value in graph.actor.inputs]
+            actor: ActorState = graph.actor.tree.unflatten(leaves)
+            stage = self._workers.programs.stages.get(worker.name)
+            actor = begin_episodes(self._env, stage, actor, unpack_values({0: keys})[0])
+            numbers = (value.id for value in graph.actor.inputs)
+            begun = dict(zip(numbers, jax.tree.leaves(actor), strict=True))
+            worker.held |= begun
+        worker.watch.idle()
+        return pack_values(begun)
+
+    def held(self) -> Values:
+        """What the next turn starts from, of the state."""
+        held = self.worker.all_held()
+        return pack_values({number: held[number] for number in self._state})
+
+    def run(self, number: int, payloads: Sequence[Payload]) -> Reply:
+        """Runs a stretch; with the first a turn begins, with the last it ends."""
+        worker, stretch = self.worker, self._stretches[number]
+        worker.watch.begin()
+        if number == 0:
+            for release in self._turn.releases:  # the last turn's arrays have been sent
+                release()
+            self._values, self._turn = dict(worker.held), Turn(0, 0)
+        self._take(stretch.takes, payloads)
+        before, began = self._seconds(), time.perf_counter()
+        for operation in stretch.runs:
+            worker.run(operation, self._values, self._turn)
+        whole = time.perf_counter() - began
+        if number == len(self._stretches) - 1:
+            worker.held = worker.kept(self._values)
+            worker.watch.warm = True
+        worker.watch.idle()
+        spent = {name: now - before.get(name, 0.0) for name, now in self._seconds().items()}
+        spent["process"] = whole - sum(spent.values())
+        made = [self._packed(put) for put in stretch.puts]
+        clock = began, time.perf_counter()
+        return Reply(made, spent, worker.track.drain(), clock)
+
+    def _take(self, takes: Sequence[Take], payloads: Sequence[Payload]) -> None:
+        """Puts what was taken over channels among the values."""
+        left = list(payloads)
+        for take in takes:
+            count = len(take.channel.edge.senders_of(take.taker))
+            sent = [unpack_values(left.pop(0)) for _ in range(count)]
+            self._values.update(take.channel.edge.combined(sent, take.taker))
+
+    def _packed(self, put: Put) -> Values:
+        """What is put on a channel, as it is sent."""
+        edge, began = put.channel.edge, time.perf_counter()
+        packed = pack_values({number: self._values[number] for number in edge.numbers})
+        if edge.boundary == REPORT:
+            return packed
+        spent = time.perf_counter() - began
+        self.worker.track.add(LINK, edge.boundary, began, spent, 1, size(packed), 1)
+        return packed
+
+    def _seconds(self) -> dict[str, float]:
+        """By fragment, an unroll's two halves apart."""
+        halves = {program.name for program in self._programs}
+        spent = {n: s for n, s in self.worker.seconds.items() if n not in halves}
+        for program in self._programs:
+            spent |= program.seconds
+        return spent

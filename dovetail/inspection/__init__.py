@@ -1,0 +1,1 @@
+"""Looking at loops, plans, runs and machines: explain, analyze, doctor, interpret."""

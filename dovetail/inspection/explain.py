@@ -1,0 +1,68 @@
+"""`explain`: the logical graph of an algorithm and the physical plan of it, like SQL's EXPLAIN."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.algorithm import Algorithm
+from dovetail.envs.resolve import resolve
+from dovetail.graph import show as graph_show
+from dovetail.graph.ir import Graph
+from dovetail.hosts.deployment import Deployment
+from dovetail.plan import serial
+from dovetail.plan import show as plan_show
+from dovetail.plan.ir import Plan
+from dovetail.plan.svg import svg
+from dovetail.policies.interface import Policy
+from dovetail.policies.local import Local
+from dovetail.training.cluster import join
+from dovetail.training.planning import plan_for, prepare_backend, resolve_policy
+from dovetail.training.replay_servers import ServedReplay, refuse_without
+
+STEPS = 200_000
+"""The length of run that is explained; it only moves schedules, never the graph's shape."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A graph and a plan, to print, to draw, or to read by a program."""
+
+    graph: Graph
+    plan: Plan
+
+    def __str__(self) -> str:
+        return f"{graph_show.text(self.graph)}\n{plan_show.text(self.plan, self.graph)}"
+
+    def svg(self) -> str:
+        """A drawing."""
+        return svg(self.graph, self.plan)
+
+    def json(self) -> str:
+        """Both as one JSON object: {"graph": …, "plan": …}."""
+        both = {"graph": graph_show.to_json(self.graph), "plan": serial.to_json(self.plan)}
+        return json.dumps(both, indent=2)
+
+
+def explain(
+    algorithm: Algorithm,
+    env: Any,
+    policy: Policy | str | None = None,
+    cluster: Deployment | str | None = None,
+    replay: ServedReplay | str | None = None,
+) -> Explanation:
+    """What `train` would run with the same arguments; nothing is trained."""
+    kept = ServedReplay.of(replay)
+    chosen = Local() if policy is None and kept is not None else resolve_policy(policy, env)
+    where = Deployment(cluster) if isinstance(cluster, str) else cluster
+    prepare_backend(chosen, None if where is None else 1)
+    resources = None
+    if where is not None:
+        connection, resources = join(where)
+        if connection is not None:
+            connection.close()
+    found = resolve(env, traced=chosen.traced_envs)
+    served = None if kept is None else kept.served(where is not None)
+    planned = plan_for(algorithm, found, chosen, STEPS, resources, served=served)
+    if kept is not None:
+        refuse_without(planned.graph)
+    return Explanation(planned.graph, planned.plan)

@@ -1,0 +1,1 @@
+"""A replay table on the device: pure functions over arrays."""

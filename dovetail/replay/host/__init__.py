@@ -1,0 +1,1 @@
+"""A replay table on the host: numpy arrays, changed in place."""

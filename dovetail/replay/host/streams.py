@@ -1,0 +1,320 @@
+"""The streams of a host table: rows and frames in rings, and the items that begin in them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dovetail.replay.host.columns import ItemColumns
+from dovetail.replay.host.compressed import Budget
+from dovetail.replay.host.form import Form
+from dovetail.replay.host.frames import HostFrames
+from dovetail.replay.host.incoming import Plain, Steps
+from dovetail.replay.host.packed import PackedRows
+from dovetail.replay.table import Transitions
+from dovetail.replay.windows import DROP, Counters, Plan, complete, make_plan, oldest
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+PARTS = 64
+"""Ranges of streams of which views are kept."""
+
+
+def is_plain(steps: Steps) -> bool:
+    """Whether every step is a row, and no episode ends."""
+    valid, ends = steps.valid, steps.ends
+    if steps.broken is not None:
+        return False
+    return (valid is None or np.count_nonzero(valid) == valid.size) and (
+        ends is None or not np.count_nonzero(ends)
+    )
+
+
+class Written(NamedTuple):
+    """What an insert stored; to be read before the next one."""
+
+    plain: Plain
+    newest: Array | None
+    """Where the newest frames are; None without a history."""
+
+
+class Streams:
+    """The rings of all environments, and where each item begins."""
+
+    def __init__(self, form: Form) -> None:
+        table, layout = form.table, form.layout
+        self.form, self.table, self.layout, self.leaves = form, table, layout, form.leaves
+        self.plain, self.stacked, self.stacks = form.plain, form.stacked, form.stacks
+        envs = layout.envs
+        turns = envs if table.compress and table.shared else 0
+        self.rows = PackedRows(form.kept, form.packing, layout.lane, turns)
+        self.frames = HostFrames(self.stacks, layout.frame_lane, turns)
+        self.begun_at = np.zeros(layout.lane, np.int64)
+        """Of each row, how many items of its stream had begun before it."""
+        self.frame_at = np.zeros(layout.lane if self.stacks else 0, np.int64)
+        """Of each row, where its newest frame is."""
+        self.frame_begun = np.zeros(layout.frame_lane, np.int64)
+        self.items = ItemColumns(layout.slots * envs, table.ranged)
+        self.starts, self.given, self.times = self.items.start, self.items.given, self.items.times
+        self._numbers = np.arange(envs)
+        self.heads = np.stack([self._numbers] * 2)
+        """Where the next row and the next item of each stream go."""
+        self._laps = np.array([[layout.lane], [layout.slots * envs]])
+        self._ahead = np.arange(layout.chunk)[:, None]
+        self.counters = Counters(
+            cursor=self.heads[0],
+            frame_cursor=self._numbers.copy(),
+            begun=np.zeros(envs, np.int64),
+            ended=np.zeros(envs, np.int64),
+            steps=np.zeros(envs, np.int64),
+            fresh=np.ones(envs, bool),
+        )
+        self.budget: Budget | None = None
+        if turns and table.max_bytes is not None:
+            self.budget = Budget(self, max(table.max_bytes - self.rows.block.nbytes, 0) // envs)
+        self.floor: Array | None = None
+        """The number of each stream's first item whose rows are not lost; None if all are there."""
+        self._until_wrap = 0  # so many plain steps reach no end for certain
+        self._window = range(envs, layout.window * envs, envs)
+        self._plainly = isinstance(table.items, Transitions)
+        self._ranged = table.ranged
+        self._parts: dict[tuple[int, int], tuple[Array, Array, Array, Array]] = {}
+        """For ranges of streams, views of their heads, of both of these, and of what has begun."""
+        self.written: Written | None = None
+        """What the last insert stored, if every step was a row and no episode began or ended."""
+
+    def insert(self, steps: Steps, first: int, last: int, default: float) -> None:
+        """Appends steps to the streams from `first` to `last`."""
+        self.written = None
+        if self._plainly and is_plain(steps) and not (self.stacks and self.begins(first, last)):
+            self.insert_plain(self._packed(steps, last - first), first, last, default)
+        elif self._plainly and not self.stacks and steps.leaves[0].shape[0] == 1:
+            self._insert_step(steps, first, last, default)
+        else:
+            self._insert_any(steps, slice(first, last), default)
+        if self.budget is not None:
+            self.budget.enforce(first, last)
+
+    def break_off(self, where: Array, first: int) -> None:
+        """Ends the episodes of streams from `first` on `where` [B] a new one begins although the
+        last did not end: its environment was set up anew.
+
+        What came after the last rows is not known: they become rows that show what was seen after
+        others, and the items that they began hold no step.
+        """
+        begun, ended = self.counters.begun, self.counters.ended
+        streams = np.flatnonzero(where) + first
+        streams = streams[begun[streams] > ended[streams]]
+        if not self.table.items.cut or not streams.size:
+            return
+        back = np.arange(1, self.layout.window)[:, None] * self.layout.envs
+        flags = self.form.packing.views(self.rows.block)[len(self.form.kept) - 1]
+        flags[(self.heads[0, streams] - back) % self.layout.lane] = 1
+        ended[streams] = begun[streams]
+        self.counters.fresh[streams] = True
+
+    def begins(self, first: int, last: int) -> bool:
+        """Whether the next step of some of these streams begins an episode."""
+        return bool(np.count_nonzero(self.counters.fresh[first:last]))
+
+    def _packed(self, steps: Steps, envs: int) -> Plain:
+        """Steps that are plain, as they are stored."""
+        length, priorities = steps.leaves[0].shape[0], steps.priorities
+        given = None if priorities is None else priorities.ravel()
+        leaves = [steps.leaves[at] for at in self.plain] if self.stacks else steps.leaves
+        block = self.rows.pack(leaves, (length, envs))
+        if not self.stacks and not self.rows.alone:
+            return Plain(length, block, [], [], given)
+        alone = [leaves[at].reshape(-1, *leaves[at].shape[2:]) for at in self.rows.alone]
+        frames: list[Array] = []
+        for stack, at in zip(self.stacks, self.stacked, strict=True):
+            stacks = steps.leaves[at]
+            frames.append(stack.frame(stacks.reshape(-1, *stacks.shape[2:]), -1))
+        return Plain(length, block, alone, frames, given)
+
+    def insert_plain(self, plain: Plain, first: int, last: int, default: float) -> None:
+        """The common case: every step is a row and begins an item, and no episode ends."""
+        length, given = plain.length, plain.priorities
+        heads, places, slots, begun = self._parts.get((first, last)) or self._part(first, last)
+        numbers = begun
+        if length > 1:
+            ahead = self._ahead[:length]
+            all_heads = (heads[:, None] + ahead * self.layout.envs) % self._laps[:, None]
+            places, slots = all_heads.reshape(2, -1)
+            numbers = (begun + ahead).ravel()
+        self.rows.store(places, plain.block, plain.alone)
+        self._begin(slots, places, numbers, default if given is None else given)
+        newest = self._frame_plain(plain, first, last, places, numbers) if self.stacks else None
+        self.written = Written(plain, newest)
+        begun += length
+        heads += length * self.layout.envs
+        self._until_wrap -= length
+        if self._until_wrap <= 0:
+            self._wrap()
+
+    def _part(self, first: int, last: int) -> tuple[Array, Array, Array, Array]:
+        """Such views, kept."""
+        if len(self._parts) >= PARTS:
+            self._parts.clear()
+        heads = self.heads[:, first:last]
+        found = (heads, heads[0], heads[1], self.counters.begun[first:last])
+        self._parts[(first, last)] = found
+        return found
+
+    def _wrap(self) -> None:
+        """Begins again at the beginning where an end is reached."""
+        np.remainder(self.heads, self._laps, out=self.heads)
+        self._until_wrap = int(((self._laps - self.heads) // self.layout.envs).min())
+
+    def _frame_plain(
+        self, plain: Plain, first: int, last: int, places: Array, numbers: Array
+    ) -> Array:
+        """Stores the newest frames of steps within episodes, and says where."""
+        cursor = self.counters.frame_cursor[first:last]
+        ahead = np.arange(plain.length + 1)[:, None] * self.layout.envs
+        newest = (cursor + ahead) % self.layout.frame_lane
+        at = newest[:-1].ravel()
+        for store, frames in zip(self.frames.stores, plain.frames, strict=True):
+            store[at] = frames
+        self.frame_at[places] = at
+        self.frame_begun[at] = numbers
+        cursor[...] = newest[-1]
+        return at
+
+    def _insert_step(self, steps: Steps, first: int, last: int, default: float) -> None:
+        """One step of which some are no rows, or some end episodes."""
+        priorities = steps.priorities
+        if steps.valid is None or steps.valid.all():
+            self.insert_plain(self._packed(steps, last - first), first, last, default)
+            self.written = None
+        else:
+            here = np.flatnonzero(steps.valid[0])
+            streams = here + first
+            heads, numbers = self.heads[:, streams], self.counters.begun[streams]
+            self.rows.write(heads[0], [*(x[0, here] for x in steps.leaves), None], here.size)
+            given = default if priorities is None else priorities[0, here]
+            self._begin(heads[1], heads[0], numbers, given)
+            self.counters.begun[streams] = numbers + 1
+            self.heads[:, streams] = (heads + self.layout.envs) % self._laps
+            self._until_wrap = 0
+        if steps.ends is not None:
+            ends = steps.ends[0] if steps.valid is None else steps.ends[0] & steps.valid[0]
+            self._end(np.flatnonzero(ends), steps.final, first)
+
+    def _end(self, here: Array, final: list[Array | None] | None, first: int) -> None:
+        """The episodes of some environments end with the step before."""
+        values = [None if x is None else x[0, here] for x in final or [None] * len(self.leaves)]
+        streams = here + first
+        places, begun = self.heads[0, streams], self.counters.begun[streams]
+        self.rows.write(places, [*values, np.ones(here.size, np.uint8)], here.size)
+        self.begun_at[places] = begun
+        self.counters.ended[streams] = begun
+        self.heads[0, streams] = (places + self.layout.envs) % self.layout.lane
+        self._until_wrap -= 1
+
+    def _begin(self, slots: Array, places: Array, numbers: Array, given: Any) -> None:
+        """Items begin at rows."""
+        self.begun_at[places] = numbers
+        self.starts[slots] = places
+        self.times[slots] = 0
+        if not self._ranged:
+            self.given[slots] = given
+
+    def _insert_any(self, steps: Steps, here: slice, default: float) -> None:
+        shape = steps.leaves[0].shape[:2]
+        valid = np.ones(shape, bool) if steps.valid is None else steps.valid
+        ends = np.zeros(shape, bool) if steps.ends is None else steps.ends
+        before = Counters(*(x[here] for x in self.counters))
+        streams = self._numbers[here]
+        plan, after = make_plan(np, self.table, self.layout, before, streams, ends, valid)
+        self._write_steps(plan, steps.leaves, np.flatnonzero(valid))
+        ended = np.flatnonzero(plan.final_at != DROP)
+        if ended.size:
+            self._write_finals(plan, steps.final, ended)
+        begins = np.flatnonzero(plan.item_at != DROP)
+        slots = plan.item_at.ravel()[begins]
+        given = default if steps.priorities is None else steps.priorities.ravel()[begins]
+        self._begin(slots, plan.step_at.ravel()[begins], plan.number.ravel()[begins], given)
+        for kept, new in zip(self.counters, after, strict=True):
+            kept[here] = new
+        self.heads[1, here] = after.begun % self.layout.slots * self.layout.envs + streams
+        self._until_wrap = 0
+
+    def _write_steps(self, plan: Plan, leaves: Sequence[Array], steps: Array) -> None:
+        flat = [x.reshape(-1, *leaf.shape) for x, leaf in zip(leaves, self.leaves, strict=True)]
+        if steps.size < plan.step_at.size:
+            flat = [x[steps] for x in flat]
+        places, numbers = plan.step_at.ravel()[steps], plan.number.ravel()[steps]
+        self.rows.write(places, [*(flat[at] for at in self.plain), None], steps.size)
+        self.begun_at[places] = numbers
+        if self.stacks:
+            self._write_frames(plan, [flat[at] for at in self.stacked], places, numbers, steps)
+
+    def _write_frames(
+        self, plan: Plan, stacks: Sequence[Array], places: Array, numbers: Array, steps: Array
+    ) -> None:
+        """Each step's newest frame, and before an episode's first step the older ones."""
+        newest = plan.step_frame.ravel()[steps]
+        self.frames.write(newest, stacks, -1)
+        self.frame_at[places] = newest
+        self.frame_begun[newest] = numbers
+        leads = np.flatnonzero(plan.leads.ravel()[steps])
+        if leads.size:
+            first = [x[leads] for x in stacks]
+            for back in range(1, self.layout.stack):
+                older = (newest[leads] - back * self.layout.envs) % self.layout.frame_lane
+                self.frames.write(older, first, -1 - back)
+                self.frame_begun[older] = numbers[leads]
+
+    def _write_finals(self, plan: Plan, final: list[Array | None] | None, ended: Array) -> None:
+        """The rows behind the ends of episodes."""
+        values = [
+            None if x is None else x.reshape(-1, *leaf.shape)[ended]
+            for x, leaf in zip(final or [None] * len(self.leaves), self.leaves, strict=True)
+        ]
+        places, numbers = plan.final_at.ravel()[ended], plan.after.ravel()[ended]
+        flags = np.ones(ended.size, np.uint8)
+        self.rows.write(places, [*(values[at] for at in self.plain), flags], ended.size)
+        self.begun_at[places] = numbers
+        if self.stacks:
+            frames = plan.final_frame.ravel()[ended]
+            self.frames.write(frames, [values[at] for at in self.stacked], -1)
+            self.frame_at[places] = frames
+            self.frame_begun[frames] = numbers
+
+    def completed(self) -> int:
+        """Items that have ever been complete."""
+        return int(complete(self.table, self.layout, self.counters, self.begun_at, np).sum())
+
+    def bounds(self) -> tuple[Array, Array]:
+        """The numbers of each stream's first item that is there, and behind its last."""
+        high = complete(self.table, self.layout, self.counters, self.begun_at, np)
+        low = oldest(self.layout, self.counters, high, self.begun_at, self.frame_begun, np)
+        if self.floor is not None:
+            low = np.minimum(np.maximum(low, self.floor), high)
+        return low if self.budget is None else np.maximum(low, self.budget.floor), high
+
+    def span(self, start: Array, end: Array) -> tuple[Array, Array]:
+        """The slots and numbers of items from `start` to `end` of every stream, by age."""
+        counts = np.maximum(end - start, 0)
+        age, stream = np.nonzero(np.arange(int(counts.max()))[:, None] < counts)
+        numbers = start[stream] + age
+        return numbers % self.layout.slots * self.layout.envs + stream, numbers
+
+    def windows(self, slots: Array, out: Array | None = None) -> Array:
+        """Where the rows of items are [W, n]; beyond the end, they go on at the beginning."""
+        places = np.empty((self.layout.window, slots.size), np.int64) if out is None else out
+        first = places[0]
+        first[...] = self.starts[slots]
+        for at, ahead in enumerate(self._window, start=1):
+            np.add(first, ahead, out=places[at])
+        return places
+
+    def frame_places(self, places: Array) -> Array:
+        """Where the frames of windows [W, n] are: [n, W + k - 1], or [n, W, k] across episodes."""
+        layout = self.layout
+        if self.table.items.cut:
+            first = self.frame_at[places[0] % layout.lane]
+            return first[:, None] + np.arange(1 - layout.stack, layout.window) * layout.envs
+        newest = self.frame_at[places.T % layout.lane]
+        return newest[..., None] + np.arange(1 - layout.stack, 1) * layout.envs

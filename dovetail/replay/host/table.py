@@ -1,0 +1,286 @@
+"""A replay table on the host: numpy arrays, changed in place.
+
+An insert writes rows and counts; what follows from the counts (which items are complete, which have
+left) is worked out when somebody samples. Samples are views of a few buffers that are used in turn:
+one is valid until `buffers` further samples of its size have been taken.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import UserError
+from dovetail.replay.host.columns import ONCE, ItemColumns
+from dovetail.replay.host.form import Form
+from dovetail.replay.host.incoming import Incoming, Plain, Steps, highest_of
+from dovetail.replay.host.index import HostIndex
+from dovetail.replay.host.output import Output
+from dovetail.replay.host.owned import OwnedItems
+from dovetail.replay.host.streams import Streams
+from dovetail.replay.leaves import Leaf, leaves_of, structure_of
+from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.table import Episodes, Prioritised, Sequences, Table, Uniform
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+EXACT = 1 << 24
+"""Up to here 32 bits of floating point tell all whole numbers apart."""
+
+
+class HostTable:
+    """A table for rows like `example` (one row, or its shapes) of `num_envs` environments."""
+
+    def __init__(
+        self,
+        table: Table,
+        example: Any,
+        num_envs: int,
+        buffers: int = 2,
+        leaves: Sequence[Leaf] | None = None,
+    ) -> None:
+        """Given the `leaves` of rows instead of an example, it takes and gives lists of them."""
+        self.table = table
+        self.form = Form(table, leaves_of(example) if leaves is None else leaves, num_envs)
+        self.leaves, self.layout = self.form.leaves, self.form.layout
+        self.structure = None if leaves is not None else structure_of(example)
+        self.incoming = Incoming(self.leaves, self.structure, num_envs)
+        self._chunk = self.layout.chunk
+        self._most = self.layout.owned or self.layout.share * self.layout.envs
+        self.streams = Streams(self.form)
+        self.index = None
+        if not table.ranged:
+            items = ItemColumns(self.layout.owned) if self.layout.owned else self.streams.items
+            self.index = HostIndex(table, items)
+        self.owned = OwnedItems(self.streams) if self.layout.owned else None
+        self.highest = 1.0
+        self.low = np.zeros(num_envs, np.int64)
+        self.high = np.zeros(num_envs, np.int64)
+        self._settled = False
+        self._offsets = self._totals = self.low
+        self._equal = 0  # items of each stream, if they are equally many
+        self._count_of_all = 0  # of a table without an index, since it was settled
+        self._scale: Any = 0  # the same, of the type that draws are multiplied by fastest
+        self._in_order = not isinstance(table.sampler, Uniform | Prioritised)
+        self._buffers = buffers
+        self._outputs: dict[int, list[Output]] = {}
+
+    @property
+    def size(self) -> int:
+        """Items that can be sampled."""
+        self.settle()
+        return self.index.count if self.index is not None else self._count_of_all
+
+    @property
+    def completed(self) -> int:
+        """Items that have ever been complete."""
+        return self.streams.completed()
+
+    def items_of(self, steps: int) -> int:
+        """About how many items so many steps make."""
+        items = self.table.items
+        per_item = items.period if isinstance(items, Sequences) else 1
+        return steps // (items.longest if isinstance(items, Episodes) else per_item)
+
+    def check_batch(self, count: int) -> None:
+        """Refuses samples of more items than the table can hold."""
+        if not 1 <= count <= self._most:
+            raise UserError(
+                f"A sample of {count} items was asked of a replay table that holds {self._most}: "
+                "give it a larger capacity, or sample fewer."
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored rows and frames."""
+        kept = [self.streams, *([] if self.owned is None else [self.owned])]
+        return sum(part.rows.nbytes + part.frames.nbytes for part in kept)
+
+    def insert(
+        self,
+        rows: Any,
+        ends: Array | None = None,
+        valid: Array | None = None,
+        final: Any = None,
+        priorities: Array | None = None,
+        envs: tuple[int, int] | None = None,
+        broken: Array | None = None,
+    ) -> None:
+        """Appends rows [T, B, …] to the streams of environments `envs` (from, to); all by default.
+
+        `ends` [T, B]: the episode ends with that step; `final`, a part of the row's structure with
+        leaves [T, B, …], then says what was seen after it. Steps that are not `valid` are skipped.
+        `priorities` [T, B] are those of the items that begin there; the highest so far by default.
+        `broken` [B]: an episode begins with the first step although the last did not end.
+        """
+        self.insert_steps(*self.incoming.steps(rows, ends, valid, final, priorities, envs, broken))
+
+    def insert_steps(self, steps: Steps, first: int, last: int) -> None:
+        """Appends steps that were checked to the streams from `first` to `last`."""
+        if steps.priorities is not None:
+            self.highest = max(self.highest, highest_of(steps.priorities))
+        if steps.broken is not None:
+            self.streams.break_off(steps.broken, first)
+        length = steps.leaves[0].shape[0]
+        if length <= self._chunk:
+            self._insert(steps, first, last)
+        else:
+            for start in range(0, length, self._chunk):
+                self._insert(steps.part(start, start + self._chunk), first, last)
+            self.streams.written = None  # that of the last piece only
+
+    def insert_plain(self, plain: Plain, first: int, last: int) -> None:
+        """Appends steps that are as the table stores them; no more than `Layout.chunk`."""
+        if self.form.stacks and self.streams.begins(first, last):
+            raise UserError(
+                f"Steps within episodes were inserted for environments {first} to {last}, of which "
+                "some begin one: let one client insert all steps of an environment."
+            )
+        if plain.priorities is not None:
+            self.highest = max(self.highest, highest_of(plain.priorities))
+        self.streams.insert_plain(plain, first, last, self.highest)
+        if self.streams.budget is not None:
+            self.streams.budget.enforce(first, last)
+        self._inserted()
+
+    def _insert(self, steps: Steps, first: int, last: int) -> None:
+        self.streams.insert(steps, first, last, self.highest)
+        self._inserted()
+
+    def _inserted(self) -> None:
+        self._settled = False
+        if self._in_order or self.owned is not None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Works out which items are complete and which have left, after the inserts so far."""
+        if self._settled:
+            return
+        self._settled = True
+        low, high = self.streams.bounds()
+        if self.index is None:
+            counts = high - low
+            self._totals = np.cumsum(counts)
+            self._count_of_all = count = int(self._totals[-1])
+            self._scale = np.float32(count) if count <= EXACT else count
+            self._offsets = low - (self._totals - counts)
+            self._equal = int(counts[0]) if counts.min() == counts.max() else 0
+        elif self.owned is not None:
+            self.owned.take(self.streams.span(self.high, high)[0], self.index)
+        else:
+            self.index.drop(self.streams.span(self.low, np.minimum(low, self.high))[0])
+            new, numbers = self.streams.span(np.maximum(self.high, low), high)
+            self.index.add(new, self.streams.given[new], None if self._in_order else numbers)
+        self.low, self.high = low, high
+
+    def unsettle(self) -> None:
+        """To be called when the streams were changed from outside."""
+        self._settled = False
+
+    def sample(self, draws: Array, output: Output | None = None) -> Sample:
+        """Items for draws [n] from [0, 1): the same draws choose the same items.
+
+        They are read into one of the table's own buffers unless an `output` is given.
+        """
+        sampled = draws.size
+        count = self._countable(sampled)
+        output = self._output(sampled) if output is None else output
+        if self.index is None:
+            slots, numbers = self._choose(draws, count)
+            probabilities = output.alike
+            probabilities.fill(1 / count)
+            times_of_all = self.streams.times
+            times = times_of_all[slots]
+            np.add.at(times_of_all, slots, ONCE)
+            self._read(slots, output)
+        else:
+            slots, probabilities = self.index.choose(draws)
+            numbers = self.index.serial[slots]
+            self._read(slots, output)
+            times = self._count(slots)
+        keys = Keys(slots, numbers)
+        return Sample(output.tree, output.mask, keys, probabilities, np.int32(count), times)
+
+    def _countable(self, sampled: int) -> int:
+        """The items that a batch is chosen from."""
+        if not 0 < sampled <= self._most:
+            self.check_batch(sampled)
+        if not self._settled:
+            self.settle()
+        count = self._count_of_all if self.index is None else self.index.count
+        if count == 0:
+            raise UserError(
+                "The replay table is empty, so nothing can be sampled: insert until an item is "
+                "complete."
+            )
+        return count
+
+    def count_sample(self, draws: Array) -> None:
+        """Does all that `sample` does to the table, and reads nothing."""
+        count = self._countable(draws.size)
+        if self.index is None:
+            np.add.at(self.streams.times, self._choose(draws, count)[0], ONCE)
+        else:
+            self._count(self.index.choose(draws)[0])
+
+    def _count(self, slots: Array) -> Array:
+        """Counts that items of an index were sampled; how often they had been before."""
+        assert self.index is not None
+        times = self.index.sampled(slots)
+        if self.owned is not None:
+            self.owned.release(np.unique(slots[~self.index.live[slots]]))
+        return times
+
+    def _choose(self, draws: Array, count: int) -> tuple[Array, Array]:
+        """The slots and numbers of items that are all alike, streams in order, the oldest first."""
+        ranks = (draws * self._scale).astype(np.int64)
+        if count > EXACT:  # below, a product of 32 bits is never rounded up to the count
+            np.minimum(ranks, count - 1, out=ranks)
+        if self._equal:
+            streams = ranks // self._equal
+        else:
+            streams = self._totals.searchsorted(ranks, side="right")
+        numbers = ranks + self._offsets.take(streams)
+        layout = self.layout
+        slots = numbers % layout.slots
+        slots *= layout.envs
+        slots += streams
+        return slots, numbers
+
+    def _read(self, slots: Array, output: Output) -> None:
+        """Copies the windows of items."""
+        owned, streams = self.owned, self.streams
+        kept = owned or streams
+        places = kept.windows(slots, output.places)
+        kept.rows.read(places, output.block, output.alone)
+        if output.frames:
+            at = streams.frame_places(places) if owned is None else owned.frame_places(slots)
+            for buffer, store in zip(output.frames, kept.frames.stores, strict=True):
+                store.take(at, axis=0, out=buffer, mode="wrap")
+        if output.masked:
+            output.finish()
+
+    def _output(self, count: int) -> Output:
+        """The next buffer for samples of that size."""
+        outputs = self._outputs.get(count)
+        if outputs is None:
+            outputs = self._outputs[count] = []
+        if len(outputs) < self._buffers:
+            outputs.append(Output(self.form, self.structure, count))
+        else:
+            outputs.append(outputs.pop(0))
+        return outputs[-1]
+
+    def update_priorities(self, keys: Keys, priorities: Array) -> None:
+        """Gives items other priorities [n]; items that have left are passed over."""
+        priorities = np.asarray(priorities)
+        self.highest = max(self.highest, highest_of(priorities))
+        if self.index is None:
+            return
+        self.settle()
+        slots = np.asarray(keys.slot)
+        there = self.index.live[slots] & (self.index.serial[slots] == keys.number)
+        if np.count_nonzero(there) < slots.size:
+            slots, priorities = slots[there], priorities[there]
+        self.index.update(slots, priorities)

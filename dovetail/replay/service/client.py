@@ -1,0 +1,296 @@
+"""Clients of replay tables that are kept in other processes.
+
+A client of several servers sees them as one table: each keeps the streams of some environments,
+every sample is taken from all of them alike, and priorities go back to where the items are.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import UserError
+from dovetail.replay.host.form import Form, place, size_of
+from dovetail.replay.host.incoming import Incoming, Steps, highest_of
+from dovetail.replay.leaves import Leaf, leaves_of, structure_of
+from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.service import channel as wire
+from dovetail.replay.service.address import Address
+from dovetail.replay.service.channel import Channel
+from dovetail.replay.service.inserts import Inserts
+from dovetail.replay.service.messages import PRIORITY
+from dovetail.replay.service.options import read
+from dovetail.replay.service.pipeline import Pipeline
+from dovetail.replay.service.samples import Samples
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Server:
+    """One server, as a client of it sees it: what it keeps, and the channels to it."""
+
+    def __init__(
+        self, address: Address, timeout: float | None, window: int, why: Callable[[], str] | None
+    ) -> None:
+        self.address, self._window, self._why = address, window, why
+        self._timeout = 60.0 if timeout is None else timeout
+        self.control = Pipeline(self.open("control"), window)
+        said = self.control.channel.welcome
+        self._timeout = said["timeout"] if timeout is None else timeout
+        leaves = [
+            Leaf(path, tuple(shape), np.dtype(dtype)) for path, shape, dtype in said["leaves"]
+        ]
+        self.form = Form(read(said["table"]), leaves, said["envs"])
+        self.epoch: int = said["epoch"]
+        self.inserts: Inserts | None = None
+
+    def open(self, what: str, **more: Any) -> Channel:
+        """A new channel."""
+        return Channel(self.address, {"channel": what, **more}, self._timeout, self._why)
+
+    def claim(self, count: int, wanted: int) -> int:
+        """The first of so many streams that nobody else writes to from now on."""
+        channel = self.open("insert", claim=[count, wanted])
+        self.inserts = Inserts(channel, self.form, self._window)
+        return channel.welcome["first"]
+
+    def insert(self, steps: Steps, first: int, last: int, timeout: float | None) -> None:
+        """Sends an insert."""
+        if self.inserts is None:
+            self.inserts = Inserts(self.open("insert"), self.form, self._window)
+        self.inserts.insert(steps, first, last, timeout)
+
+    def flush(self) -> None:
+        """Waits for every answer."""
+        if self.inserts is not None:
+            self.inserts.flush()
+        self.control.flush()
+
+    def close(self) -> None:
+        """Hangs up."""
+        self.control.channel.close()
+        if self.inserts is not None:
+            self.inserts.channel.close()
+
+
+class ReplayClient:
+    """Inserts to and samples from the table of a server, or of several as one.
+
+    Inserts and changes of priorities are sent without waiting, up to `window` of them; each is
+    acknowledged, and what failed is raised by a later call, at the latest by `flush`. `sample` and
+    `size` wait for this client's own. A sample is valid until `buffers` further ones have been
+    taken. A client belongs to one thread; any number of clients may be connected.
+    """
+
+    def __init__(
+        self,
+        addresses: Address | Sequence[Address],
+        example: Any,
+        window: int = 8,
+        buffers: int = 2,
+        timeout: float | None = None,
+        why: Callable[[int], str] | None = None,
+    ) -> None:
+        """`example`: a row like those of the table; `why(i)`: what has become of server i."""
+        found = [addresses] if isinstance(addresses, Address) else list(addresses)
+        self._servers = [
+            Server(address, timeout, window, None if why is None else partial(why, at))
+            for at, address in enumerate(found)
+        ]
+        self._structure, self._buffers = structure_of(example), buffers
+        self.form = self._servers[0].form
+        self._check(leaves_of(example))
+        sizes = [server.form.layout.envs for server in self._servers]
+        self._firsts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+        self._incoming = Incoming(self.form.leaves, self._structure, self._firsts[-1])
+        self._samples: Samples | None = None
+
+    @property
+    def epoch(self) -> int:
+        """A number that is another one when a server has lost what it acknowledged."""
+        return sum(server.epoch for server in self._servers)
+
+    @property
+    def size(self) -> int:
+        """Items that can be sampled."""
+        return self.counts()["size"]
+
+    @property
+    def acknowledged(self) -> int:
+        """Inserts that are known to be in the table; a durable one keeps them come what may. Of
+        several servers, each counts its part of an insert."""
+        return sum(s.inserts.acknowledged for s in self._servers if s.inserts is not None)
+
+    def counts(self) -> dict[str, int]:
+        """Items that can be sampled (size), that were ever inserted, and ever sampled."""
+        self.flush()
+        found = [json.loads(s.control.ask(wire.COUNTS, "counts")) for s in self._servers]
+        return {name: sum(counts[name] for counts in found) for name in found[0]}
+
+    def insert(
+        self,
+        rows: Any,
+        ends: Any = None,
+        valid: Any = None,
+        final: Any = None,
+        priorities: Any = None,
+        envs: tuple[int, int] | None = None,
+        broken: Any = None,
+        timeout: float | None = None,
+    ) -> None:
+        """`HostTable.insert`, when the rate limiter lets it."""
+        steps, first, last = self._incoming.steps(
+            rows, ends, valid, final, priorities, envs, broken
+        )
+        if len(self._servers) == 1:
+            self._servers[0].insert(steps, first, last, timeout)
+            return
+        for server, begin, end in zip(self._servers, self._firsts, self._firsts[1:], strict=False):
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                part = steps.envs(low - first, high - first)
+                server.insert(part, low - begin, high - begin, timeout)
+
+    def flush(self) -> None:
+        """Waits until all that was sent is acknowledged."""
+        for server in self._servers:
+            server.flush()
+
+    def claim(self, count: int, wanted: int = 0) -> int:
+        """The first of `count` environments that nobody else inserts for until this client hangs
+        up: from `wanted` on if these are free. Of one server, and before anything is inserted."""
+        [server] = self._servers
+        return server.claim(count, wanted)
+
+    def sample(self, draws: Any, timeout: float | None = None) -> Sample:
+        """`HostTable.sample`, when there is something and the rate limiter lets it; of several
+        servers, each gives its share of the items."""
+        self.ask(draws, timeout)
+        return self.take()
+
+    def ask(self, draws: Any, timeout: float | None = None, now: bool = False) -> None:
+        """Asks for a sample, to be taken by `take`. `now`: while there is nothing to sample its
+        size is 0, and the rest of it means nothing."""
+        self.flush()
+        draws = np.asarray(draws)
+        if self._samples is None or self._samples.count != draws.size:
+            if self._samples is not None:
+                self._samples.close()
+            self._samples = self._open_samples(draws.size, 0)
+        self._samples.ask(draws, timeout, now)
+
+    def take(self) -> Sample:
+        """The sample that was asked for."""
+        assert self._samples is not None
+        return self._samples.take()
+
+    def samples(
+        self, count: int, seed: int = 0, ahead: int = 2, timeout: float | None = None
+    ) -> Samples:
+        """Samples of `count` items without end, of which `ahead` are asked for in advance."""
+        found = self._open_samples(count, ahead)
+        found.run(np.random.default_rng(seed), timeout)
+        return found
+
+    def _open_samples(self, count: int, ahead: int) -> Samples:
+        channels = [server.open("sample") for server in self._servers]
+        return Samples(self.form, self._structure, channels, count, self._buffers, ahead)
+
+    def update_priorities(self, keys: Keys, priorities: Any) -> None:
+        """`HostTable.update_priorities`; what failed is raised by a later call."""
+        priorities = np.asarray(priorities)
+        highest_of(priorities)
+        slots, numbers = np.asarray(keys.slot, np.int64), np.asarray(keys.number, np.int64)
+        count = len(self._servers)
+        for at, server in enumerate(self._servers):
+            given = [slots, numbers, priorities]
+            if count > 1:
+                here = slots % count == at
+                given = [slots[here] // count, numbers[here], priorities[here]]
+            packed = (np.asarray(given[2], PRIORITY).tobytes(),)
+            head = wire.UPDATE + wire.UPDATE_HEAD.pack(given[0].size)
+            parts = (head, given[0].tobytes(), given[1].tobytes(), *packed)
+            if given[0].size:
+                server.control.send(b"".join(parts))
+
+    def state(self) -> dict[str, Array]:
+        """A copy of all that the tables hold, with the limiters' counts: for a checkpoint."""
+        self.flush()
+        found: dict[str, Array] = {}
+        for at, server in enumerate(self._servers):
+            said = json.loads(server.control.ask(wire.STATE, "the state"))
+            memory = server.control.channel.receive_memory(said["size"])
+            specs = [(tuple(shape), np.dtype(dtype)) for _, shape, dtype in said["arrays"]]
+            names = [f"{at}/{name}" for name, _, _ in said["arrays"]]
+            found |= dict(zip(names, place(specs, memory), strict=True))
+        return found
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Puts the tables into a state that `state` gave."""
+        self.flush()
+        for at, server in enumerate(self._servers):
+            start = f"{at}/"
+            arrays = {n.removeprefix(start): x for n, x in state.items() if n.startswith(start)}
+            specs = [(x.shape, x.dtype) for x in arrays.values()]
+            size = max(size_of(specs), 1)
+            channel, descriptor = server.control.channel, wire.create(size)
+            channel.share(descriptor, size)
+            memory = wire.attach(descriptor, size)
+            for to, array in zip(place(specs, memory), arrays.values(), strict=True):
+                to[...] = array
+            said = [[name, list(x.shape), x.dtype.str] for name, x in arrays.items()]
+            channel.send(wire.LOAD + json.dumps(said).encode())
+            for piece in [] if channel.shares else wire.pieces(memory, size):
+                channel.send(b"", piece)
+            channel.receive("loading")
+            if server.inserts is not None:
+                server.inserts.forget()
+
+    def close(self) -> None:
+        """Waits until all that was sent is acknowledged, and hangs up."""
+        try:
+            self.flush()
+        finally:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Hangs up, whatever is on its way; safe to call twice."""
+        if self._samples is not None:
+            self._samples.close()
+        for server in self._servers:
+            server.close()
+
+    def __enter__(self) -> "ReplayClient":
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.hang_up()  # what is raised already is not to be hidden
+
+    def _check(self, leaves: Sequence[Leaf]) -> None:
+        """Refuses an example that is no row of the tables, and tables that differ."""
+        for server in self._servers:
+            theirs = server.form.leaves
+            if list(leaves) != theirs:
+                raise UserError(
+                    f"The client's rows are {_described(leaves)}, but those of the replay server "
+                    f"{_described(theirs)}: give the example that the server was made with."
+                )
+            mine, other = self.form.table, server.form.table
+            if (mine.items, mine.history, mine.sampler) != (
+                other.items,
+                other.history,
+                other.sampler,
+            ):
+                raise UserError(
+                    f"The replay servers' tables differ, {mine} and {other}: give servers that "
+                    "were made with the same options."
+                )
+
+
+def _described(leaves: Sequence[Leaf]) -> str:
+    return ", ".join(f"{leaf.path} {leaf}" for leaf in leaves)

@@ -1,0 +1,72 @@
+"""Messages to a server that are sent before those before them are answered.
+
+An answer is for the next one; or it acknowledges the next few, and says how many.
+"""
+
+from dovetail.errors import UserError
+from dovetail.replay.service.channel import COUNT, Channel
+
+
+class Pipeline:
+    """Messages that are sent before those before them are answered, up to a number of them."""
+
+    def __init__(self, channel: Channel, window: int) -> None:
+        self.channel, self.window = channel, window
+        self._flying = 0
+        self._failure: UserError | None = None
+        self._skipped = 0
+        self.failures = 0
+        self.acknowledged = 0
+        """Messages that were answered, and not refused."""
+        self._limit: float | None = None
+
+    def send(
+        self, message: bytes, timeout: float | None = None, arrays: memoryview | None = None
+    ) -> None:
+        """Sends a message, when there is room for it; what failed before is raised first."""
+        self.make_room()
+        self._limit = timeout
+        self.channel.send(message, arrays)
+        self._flying += 1
+
+    def make_room(self) -> None:
+        """Waits for the oldest answer if no more may be on their way."""
+        if self._flying >= self.window:
+            self._receive()
+            self._raise()
+
+    def flush(self) -> None:
+        """Waits for every answer; what failed is raised."""
+        while self._flying:
+            self._receive()
+        self._raise()
+
+    def ask(self, message: bytes, what: str) -> bytes:
+        """Sends a message and waits for its answer."""
+        self.flush()
+        self.channel.send(message)
+        return self.channel.receive(what)
+
+    def _receive(self) -> None:
+        try:
+            answer = self.channel.receive("an acknowledgement", self._limit)
+            (count,) = COUNT.unpack(answer) if answer else (1,)
+            self._flying -= count
+            self.acknowledged += count
+        except UserError as failure:
+            self._flying -= 1
+            if self._failure is None:
+                self._failure = failure
+            else:
+                self._skipped += 1
+
+    def _raise(self) -> None:
+        if self._failure is None:
+            return
+        while self._flying:  # sent before this failure was known, and refused because of it
+            self._receive()
+        failure, skipped = self._failure, self._skipped
+        self._failure, self._skipped = None, 0
+        self.failures += 1
+        behind = f" {skipped} more that had been sent behind it were left out." if skipped else ""
+        raise UserError(f"{failure}{behind}") from failure

@@ -1,0 +1,343 @@
+"""The process of a replay server, started by `ReplayServer`:
+`python -m dovetail.replay.service.process`.
+
+It reads its options as one line of JSON, answers each channel in a thread, and ends when it is told
+to (SIGTERM), when its standard input is closed, and when whoever started it has died.
+"""
+
+import contextlib
+import json
+import math
+import mmap
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.context import AuthenticationError
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.errors import UserError
+from dovetail.replay.host.form import Form, place, size_of
+from dovetail.replay.host.output import Output, output_specs
+from dovetail.replay.host.table import HostTable
+from dovetail.replay.leaves import Leaf
+from dovetail.replay.sample import Keys
+from dovetail.replay.service import channel as wire
+from dovetail.replay.service.address import Address, at_once, welcome
+from dovetail.replay.service.claims import Claims
+from dovetail.replay.service.framing import LONG, SHORT, Letters
+from dovetail.replay.service.messages import PLAIN, InsertHead, insert_specs, plain_of, steps_of
+from dovetail.replay.service.options import read, written
+from dovetail.replay.service.service import ReplayService
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+TOGETHER = 4
+"""Inserts that are acknowledged in one message, if so many have come."""
+WATCH = 0.5
+"""Seconds between two looks whether the parent is still there."""
+
+
+def main() -> None:
+    """Serves until it is told to end."""
+    options = json.loads(sys.stdin.buffer.readline())
+    stopped, stop = os.pipe()
+    signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"!"))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and says when to end
+    leaves = [Leaf(path, tuple(shape), np.dtype(dtype)) for path, shape, dtype in options["leaves"]]
+    address = Address(options["folder"], options["key"], os.getpid())
+    try:
+        durable = None if options["durable"] is None else Path(options["durable"])
+        table = HostTable(read(options["table"]), None, options["envs"], leaves=leaves)
+        service = ReplayService(
+            table, read(options["limiter"]), options["timeout"], durable, options["grown"], True
+        )
+    except UserError as error:
+        answer = {"refused": str(error)}
+        print(json.dumps(answer), flush=True)
+        return
+    try:
+        listeners = _listening(address, options["listen"])
+    except OSError as error:
+        refused = f"The replay cannot be served at {options['listen']} ({error.strerror or error})"
+        print(json.dumps({"refused": f"{refused}: choose another --listen."}), flush=True)
+        return
+    lost = None if service.restored is None else service.restored.lost
+    records = 0 if service.restored is None else service.restored.records
+    port = listeners[-1].getsockname()[1] if options["listen"] else 0
+    ready = {"pid": os.getpid(), "epoch": service.epoch, "lost": lost, "records": records}
+    serving = Serving(service, bytes.fromhex(address.key))
+    for listener in listeners:
+        threading.Thread(target=serving.accept, args=(listener,), daemon=True).start()
+    ready["port"] = port
+    print(json.dumps(ready), flush=True)
+    _wait_for_the_end(stopped, os.getppid())
+    service.close()
+    shutil.rmtree(address.folder, ignore_errors=True)
+    os._exit(0)  # threads that wait for a client need not be asked
+
+
+def _listening(address: Address, listen: str | None) -> list[socket.socket]:
+    """A socket of this machine, and one for others if asked."""
+    own = socket.socket(socket.AF_UNIX)
+    own.bind(address.socket)
+    found = [own]
+    if listen:
+        host, _, port = listen.rpartition(":")
+        found.append(socket.create_server((host, int(port))))
+    for one in found:
+        one.listen(64)
+    return found
+
+
+def _wait_for_the_end(stopped: int, parent: int) -> None:
+    """Until somebody writes, standard input is closed, or the parent is another."""
+    while os.getppid() == parent:
+        if select.select([stopped, sys.stdin], [], [], WATCH)[0]:
+            return
+
+
+class Serving:
+    """Lets clients in, and answers each of their channels in a thread."""
+
+    def __init__(self, service: ReplayService, key: bytes) -> None:
+        self._service, self._key = service, key
+        self._claims = Claims(service.table.layout.envs)
+
+    def accept(self, listener: socket.socket) -> None:
+        """Lets in whoever comes."""
+        while True:
+            opened, _ = listener.accept()
+            shares = listener.family == socket.AF_UNIX
+            if not shares:
+                at_once(opened)
+            connection = Connection(opened.detach())
+            threading.Thread(target=self._serve, args=(connection, shares), daemon=True).start()
+
+    def _serve(self, connection: Connection, shares: bool) -> None:
+        served = None
+        try:
+            welcome(connection, self._key)
+            served = Served(self._service, connection, shares, self._claims)
+            served.answer()
+        except (AuthenticationError, EOFError, OSError):
+            return  # a client that has no key, or has gone
+        except Exception:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # what it has done to the table nobody knows; a log has all before it
+        finally:
+            self._claims.release(served)
+            connection.close()
+
+
+class Served:
+    """The server's end of a channel."""
+
+    def __init__(
+        self, service: ReplayService, connection: Connection, shares: bool, claims: Claims
+    ) -> None:
+        """`shares`: arrays lie in memory that the client sees, not in messages."""
+        self._service, self._connection, self._shares = service, connection, shares
+        self._claims = claims
+        self._table = service.table
+        self._form: Form = service.table.form
+        self._letters = Letters(connection, SHORT if shares else LONG)
+        self._unanswered = 0
+        """Inserts that are done and not acknowledged."""
+        self._memory: mmap.mmap | None = None
+        self._rooms: dict[tuple[int, ...], bytearray] = {}
+        """What is sent of samples where memory is not shared."""
+        self._outputs: dict[tuple[int, ...], Output] = {}
+        self._failures = 0
+        packed = not (self._form.packing.alone or self._form.stacks)
+        self._summed = packed and service.restored is not None
+        """Whether clients make the check sums of plain inserts for the log."""
+        self._answers: dict[int, Callable[[bytes], bytes | None]] = {
+            wire.SAMPLE[0]: self._sample,
+            wire.UPDATE[0]: self._update,
+            wire.COUNTS[0]: self._counts,
+            wire.MEMORY[0]: self._attach,
+            wire.LOAD[0]: self._load,
+            wire.STATE[0]: self._send_state,
+        }
+
+    def answer(self) -> None:
+        """Answers until the client hangs up."""
+        service, form = self._service, self._form
+        hello = json.loads(self._letters.receive())
+        welcome: dict[str, Any] = {
+            "table": written(form.table),
+            "envs": form.layout.envs,
+            "leaves": [[leaf.path, list(leaf.shape), leaf.dtype.str] for leaf in form.leaves],
+            "epoch": service.epoch,
+            "timeout": service.timeout,
+            "summed": self._summed,
+        }
+        try:
+            if "claim" in hello:
+                welcome["first"] = self._claims.claim(self, *hello["claim"])
+        except UserError as error:
+            self._letters.send(wire.REFUSED + str(error).encode())
+            return
+        self._letters.send(wire.DONE + json.dumps(welcome).encode())
+        if hello["channel"] != "insert":
+            self._go_on()
+            return
+        with service.inserting():
+            self._go_on()
+
+    def _go_on(self) -> None:
+        letters, insert = self._letters, wire.INSERT[0]
+        while True:
+            if self._unanswered == TOGETHER or not letters.waiting:
+                self._acknowledge()
+            request = letters.receive()
+            try:
+                if request[0] == insert:
+                    self._insert(request)
+                    self._unanswered += 1
+                    continue
+                reply = self._answers[request[0]](request[1:])
+                if reply is not None:
+                    self._reply(wire.DONE + reply)
+            except UserError as error:
+                self._acknowledge()
+                self._reply(wire.REFUSED + str(error).encode())
+
+    def _acknowledge(self) -> None:
+        """Tells of the inserts that are done."""
+        if self._unanswered:
+            self._reply(wire.DONE + wire.COUNT.pack(self._unanswered))
+            self._unanswered = 0
+
+    def _reply(self, reply: bytes, arrays: memoryview | None = None) -> None:
+        self._service.when_kept(partial(self._send, reply, arrays))
+
+    def _send(self, reply: bytes, arrays: memoryview | None, failure: UserError | None) -> None:
+        """Sends an answer, once what it acknowledges is kept; not if it is not."""
+        if failure is not None:
+            reply, arrays = wire.REFUSED + str(failure).encode(), None
+        with contextlib.suppress(OSError):  # a client that has gone
+            self._letters.send(reply, arrays)
+
+    def _attach(self, request: bytes) -> bytes:
+        (size,) = wire.SIZE.unpack(request)
+        self._outputs.clear()
+        self._letters.send(wire.DONE)
+        self._memory = wire.attach(recv_handle(self._connection), size)
+        return b""
+
+    def _insert(self, request: bytes) -> None:
+        offset, failures, limit, check = wire.INSERT_HEAD.unpack_from(request, 1)
+        if failures != self._failures:
+            raise UserError("An insert before this one has failed.")
+        head = InsertHead.unpacked(request[1 + wire.INSERT_HEAD.size :])
+        specs, memory = insert_specs(self._form, head), self._memory
+        if not self._shares:
+            at = 1 + wire.INSERT_HEAD.size + len(head.packed())
+            memory, offset = bytearray(request[at:]), 0  # a copy begins where arrays may
+        if memory is None or offset + size_of(specs) > len(memory):
+            raise UserError("An insert is longer than what came with it: use one version.")
+        arrays = place(specs, memory, offset)
+        try:
+            self._claims.check(self, head.first, head.last)
+            if head.given & PLAIN:
+                plain = plain_of(self._form, head, arrays, check if self._summed else None)
+                self._service.insert_plain(plain, head.first, head.last, _limit(limit))
+            else:
+                steps = steps_of(self._form, head, arrays)
+                self._service.insert_steps(steps, head.first, head.last, _limit(limit))
+        except UserError:
+            self._failures += 1
+            raise
+
+    def _sample(self, request: bytes) -> None:
+        offset, count, first, last, limit, kind, now = wire.SAMPLE_HEAD.unpack_from(request)
+        draws = np.frombuffer(request, kind.decode(), last - first, wire.SAMPLE_HEAD.size)
+        asked = (offset, count, first, last)
+        output = self._outputs.get(asked)
+        if output is None:
+            output = self._outputs[asked] = self._output(asked)
+        sample = self._service.sample_if_any(draws, _limit(limit), output, not now)
+        if sample is None:
+            self._reply(wire.DONE + wire.SIZE.pack(0))
+            return
+        output.note(sample)
+        reply = wire.DONE + wire.SIZE.pack(int(sample.size))
+        self._reply(reply, None if self._shares else memoryview(self._rooms[asked]))
+
+    def _output(self, asked: tuple[int, int, int, int]) -> Output:
+        """Where the items of a sample go: into the client's memory, or what is sent to it."""
+        offset, count, first, last = asked
+        memory = self._memory
+        if not self._shares:
+            offset, count, first, last = 0, last - first, 0, last - first
+            memory = bytearray(size_of(output_specs(self._form, count)))
+            self._rooms[asked] = memory
+        assert memory is not None
+        into = memoryview(memory)[offset:]
+        return Output(self._form, self._table.structure, count, into, (first, last))
+
+    def _update(self, request: bytes) -> bytes:
+        (count,) = wire.UPDATE_HEAD.unpack_from(request)
+        at = wire.UPDATE_HEAD.size
+        slot, number = np.frombuffer(request, np.int64, 2 * count, at).reshape(2, count)
+        priorities = np.frombuffer(request, np.float32, count, at + 16 * count)
+        self._service.update_priorities(Keys(slot, number), priorities)
+        return b""
+
+    def _counts(self, _: bytes) -> bytes:
+        size, inserted, sampled = self._service.counts()
+        return json.dumps({"size": size, "inserted": inserted, "sampled": sampled}).encode()
+
+    def _send_state(self, _: bytes) -> None:
+        """Sends all that the table holds, in memory of its own."""
+        state = self._service.state()
+        specs = [(array.shape, array.dtype) for array in state.values()]
+        size = max(size_of(specs), 1)
+        descriptor = wire.create(size)
+        memory = wire.attach(os.dup(descriptor), size)
+        for to, array in zip(place(specs, memory), state.values(), strict=True):
+            to[...] = array
+        names = [[name, list(x.shape), x.dtype.str] for name, x in state.items()]
+        answer = json.dumps({"size": size, "arrays": names}).encode()
+        try:
+            self._letters.send(wire.DONE + answer)
+            if self._letters.receive() == wire.READY and self._shares:
+                send_handle(self._connection, descriptor, 0)
+            for piece in [] if self._shares else wire.pieces(memory, size):
+                self._letters.send(wire.DONE, piece)
+        finally:
+            os.close(descriptor)
+
+    def _load(self, request: bytes) -> bytes:
+        said = json.loads(request)
+        specs = [(tuple(shape), np.dtype(dtype)) for _, shape, dtype in said]
+        memory: Any = self._memory
+        if not self._shares:
+            memory, size = bytearray(), max(size_of(specs), 1)
+            while len(memory) < size:
+                memory += self._letters.receive()
+        arrays = place(specs, memory)
+        self._service.load(dict(zip((name for name, _, _ in said), arrays, strict=True)))
+        return b""
+
+
+def _limit(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds
+
+
+if __name__ == "__main__":
+    main()

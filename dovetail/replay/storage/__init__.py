@@ -1,0 +1,1 @@
+"""Durable replay tables: logs, snapshots and how they are restored."""

@@ -1,0 +1,123 @@
+"""The files of a durable table: logs, snapshots, mapped rows and the epoch, by name and number.
+
+Every log and snapshot begins with the options that the folder is bound to, and with the number of
+the file that has its rows.
+"""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dovetail.errors import UserError
+from dovetail.replay.host.table import HostTable
+from dovetail.replay.limiter import RateLimiter
+from dovetail.replay.storage.records import Reading, Record
+
+FORMAT = 4
+
+
+class Folder:
+    """A folder, made if there is none, for a table and a limiter."""
+
+    def __init__(self, path: Path, table: HostTable, limiter: RateLimiter) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.where = path
+        self.options = json.loads(json.dumps(describe(table, limiter)))
+
+    def path(self, kind: str, number: int) -> Path:
+        """Where a file is."""
+        return self.where / f"{kind}-{number:08d}"
+
+    def part(self, kind: str) -> Path:
+        """Where a file is while it is written."""
+        path = self.where / f"{kind}.part"
+        path.unlink(missing_ok=True)
+        return path
+
+    @property
+    def tail(self) -> Path:
+        """Where the newest records are."""
+        return self.where / "tail"
+
+    def files(self, kind: str) -> list[Path]:
+        """All files of a kind, in order."""
+        return sorted(self.where.glob(f"{kind}-" + "[0-9]" * 8))
+
+    def rows_number(self) -> int:
+        """The number of the file that has the rows of what will be restored."""
+        for path in [*self.files("snapshot")[-1:], *self.files("log")[:1]]:
+            for record in Reading(path):
+                return int(said(record).get("rows", 0))
+        return 0
+
+    def remove_before(self, number: int, rows: int) -> None:
+        """Removes what a snapshot has taken the place of."""
+        for path in self.files("snapshot") + self.files("log"):
+            if number_of(path) < number:
+                path.unlink()
+        self.remove_other_rows(rows)
+
+    def remove_other_rows(self, rows: int) -> None:
+        """Removes all files of rows but one."""
+        for path in self.files("rows"):
+            if number_of(path) != rows:
+                path.unlink()
+
+    def compare(self, record: Record, path: Path) -> None:
+        """Refuses a file of other options."""
+        found = said(record).get("options", {})
+        if found != self.options:
+            difference = first_difference(found, self.options)
+            raise UserError(
+                f"{path} belongs to a replay table of other options ({difference}): "
+                "give the options it was made with, or another folder."
+            )
+
+    def read_epoch(self) -> int:
+        """The number of the last epoch; 0 if there was none."""
+        path = self.where / "epoch.json"
+        return int(json.loads(path.read_text())["epoch"]) if path.exists() else 0
+
+    def write_epoch(self, epoch: int) -> None:
+        """Keeps the number of an epoch."""
+        temporary = self.part("epoch")
+        temporary.write_text(json.dumps({"epoch": epoch}))
+        os.replace(temporary, self.where / "epoch.json")
+
+
+def number_of(path: Path) -> int:
+    """The number of a file."""
+    return int(path.name.rpartition("-")[2])
+
+
+def told(what: dict[str, Any]) -> bytes:
+    """The head of a record that is none of the table's doing."""
+    return json.dumps(what).encode()
+
+
+def said(record: Record) -> dict[str, Any]:
+    """What such a head says; nothing if it is another."""
+    try:
+        return dict(json.loads(record.head))
+    except (ValueError, TypeError):
+        return {}
+
+
+def describe(table: HostTable, limiter: RateLimiter) -> dict[str, Any]:
+    """The options that a folder is bound to."""
+    limits = asdict(limiter)
+    return {
+        "format": FORMAT,
+        "table": repr(table.table),
+        "envs": table.layout.envs,
+        "rows": [[leaf.path, str(leaf)] for leaf in table.leaves],
+        "limits": {name: limits[name] for name in ("min_size", "samples_per_insert", "tolerance")},
+    }
+
+
+def first_difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """The first option that differs, in words."""
+    names = [name for name in wanted if found.get(name) != wanted[name]]
+    return f"{names[0]} {found.get(names[0])}, not {wanted[names[0]]}"

@@ -1,0 +1,169 @@
+"""An unroll whose environments step on other workers: acting is batched across them.
+
+Groups of environments come back when their step is done. As soon as enough of them are ready, or
+after a limit, one call of acting serves those; the others go on stepping meanwhile. Each
+environment acts with its own key at its own step, so how batches fall out changes no result. Their
+carries stay on the device: a call takes those of its slots out of all, and puts them back.
+"""
+
+import math
+import time
+from collections import deque
+from itertools import compress
+from typing import Any
+
+import jax
+import numpy as np
+
+from dovetail.graph.ir import Graph, Unroll
+from dovetail.runtime.buffers import Share
+from dovetail.runtime.devices import Device
+from dovetail.runtime.environments import Stage
+from dovetail.runtime.heartbeat import Watch
+from dovetail.runtime.host_unroll import Environments, HostUnroll
+from dovetail.runtime.turns import Compiled, Turns
+from dovetail.telemetry.spans import Track
+
+LONGEST_WAIT = 1.0
+"""Seconds without any environment being ready after which one is asked what is wrong."""
+
+
+class BatchedUnroll(HostUnroll):
+    """Runs one unroll node for environments on other workers."""
+
+    def __init__(
+        self,
+        unroll: Unroll,
+        graph: Graph,
+        compiled: Compiled,
+        stage: Stage,
+        watch: Watch,
+        track: Track,
+        batch: int,
+        seconds: float | None,
+        device: Device | None = None,
+    ) -> None:
+        super().__init__(unroll, graph, compiled, stage, watch, track, device)
+        self.calls = self.served = 0
+        """Calls of acting, and the environments that they served."""
+        self.limit = math.inf if seconds is None else seconds
+        """Seconds that groups which are ready wait for others."""
+        self.groups_per_call = batch // (self._parts[0].stop - self._parts[0].start)
+        self._batch = batch
+
+    def _environments(self, turns: Turns) -> Environments:
+        batch = Batch(turns, self._compiled, self._batch)
+        return Groups(turns, self._stage, batch, self)
+
+
+class Batch:
+    """What one call of acting takes and makes: that of some environments, and padding."""
+
+    def __init__(self, turns: Turns, compiled: Compiled, size: int) -> None:
+        acting = compiled.acting
+        self.acting, self._turns, self._carries = acting, turns, compiled.carries
+        self._all = len(turns.reward)
+        rows: Any = turns.rows.trajectory
+        seen = compress(jax.tree.leaves(rows.observation), acting.observed)
+        self._seen = [_room(size, leaf[0]) for leaf in seen]
+        self._reward = [_room(size, turns.reward)] if acting.rewarded else []
+        self._first = [_room(size, rows.first[0])] if acting.begun else []
+        self._number = [_room(size, turns.number)] if acting.numbered else []
+        self._words = [] if turns.words is None else [_room(size, turns.words[0])]
+        self._slots = np.zeros(size, np.int32)
+
+    def act(self, shares: list[Share], steps: list[int]) -> list[np.ndarray]:
+        """Acts for environments, each at its own step; returns the leaves of what it made, whose
+        first rows are theirs."""
+        turns, end, begun = self._turns, 0, False
+        first = np.zeros(self._all, np.bool_)
+        self._slots[...] = self._all  # what is not of the batch is written nowhere
+        for share, t in zip(shares, steps, strict=True):
+            own = slice(end, end := end + share.part.stop - share.part.start)
+            self._fill(share, t, own)
+            if self._carries and np.count_nonzero(share.firsts[t]):
+                first[share.part], begun = share.firsts[t], True
+        if begun:
+            turns.reset(first)
+        last = [*self._reward, *self._first, *self._number]
+        if self._carries:
+            made, turns.carry = self.acting.call_slots(
+                turns.weights, turns.carry, self._slots, self._seen, last, self._words
+            )
+        else:
+            made, _ = self.acting.call(turns.weights, turns.carry, self._seen, last, self._words)
+        return self.acting.unpack(made)
+
+    def _fill(self, share: Share, t: int, own: slice) -> None:
+        turns, part = self._turns, share.part
+        self._slots[own] = range(part.start, part.stop)
+        for buffer, leaf in zip(self._seen, share.seen[t], strict=True):
+            buffer[own] = leaf
+        for buffer in self._reward:
+            buffer[own] = turns.reward[part]
+        for buffer in self._first:
+            buffer[own] = share.firsts[t]
+        for buffer in self._number:
+            buffer[own] = turns.number[part]
+        for buffer in self._words:
+            assert turns.words is not None
+            buffer[own] = turns.words[t, part]
+
+
+def _room(size: int, rows: np.ndarray) -> np.ndarray:
+    """Zeros for as many rows like these."""
+    return np.zeros((size, *rows.shape[1:]), rows.dtype)
+
+
+class Groups:
+    """Environments on other workers, each group at a step of its own."""
+
+    def __init__(self, turns: Turns, stage: Stage, batch: Batch, unroll: BatchedUnroll) -> None:
+        self._turns, self._stage, self._batch, self._unroll = turns, stage, batch, unroll
+        self._shares = turns.rows.shares
+        self._steps = [0] * len(stage.groups)
+        self._ready, self._flying = deque(range(len(stage.groups))), set[int]()
+
+    def warm_up(self) -> None:
+        """Acts for the first group; nothing is sent."""
+        self._batch.act(self._shares[:1], [0])
+
+    def act(self) -> bool:
+        """Acts for a batch of those that are ready, and sends them off."""
+        ready, steps, unroll = self._ready, self._steps, self._unroll
+        if not ready:
+            return False
+        chosen = [ready.popleft() for _ in range(min(unroll.groups_per_call, len(ready)))]
+        shares = [self._shares[g] for g in chosen]
+        leaves = self._batch.act(shares, [steps[g] for g in chosen])
+        end = 0
+        for g, share in zip(chosen, shares, strict=True):
+            begin, end = end, end + share.part.stop - share.part.start
+            own = [leaf[begin:end] for leaf in leaves]
+            for row, leaf in zip(self._turns.rows.made, own, strict=True):
+                row[steps[g], share.part] = leaf
+            port = self._stage.groups[g].port
+            port.send(self._batch.acting.action(own), self._turns.start + steps[g])
+        self._flying.update(chosen)
+        unroll.calls += 1
+        unroll.served += end
+        return True
+
+    def step(self) -> None:
+        """Waits until a batch is ready, or some groups are and the limit has passed."""
+        ready, flying, groups = self._ready, self._flying, self._stage.groups
+        heard, deadline = self._stage.heard, time.perf_counter() + self._unroll.limit
+        while flying and len(ready) < min(self._unroll.groups_per_call, len(ready) + len(flying)):
+            left = deadline - time.perf_counter() if ready else LONGEST_WAIT
+            if left > 0 and heard(True, min(left, LONGEST_WAIT)):
+                done = [g for g in flying if groups[g].port.ready()]
+            elif ready and left <= LONGEST_WAIT:
+                return
+            else:
+                done = [min(flying)]  # its port waits with a limit, and says what is wrong
+            for g in done:
+                self._turns.record(self._shares[g], self._steps[g], groups[g].port.receive())
+                flying.discard(g)
+                self._steps[g] += 1
+                if self._steps[g] < self._turns.length:
+                    ready.append(g)

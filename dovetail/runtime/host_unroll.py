@@ -1,0 +1,218 @@
+"""An unroll whose environments step on the host: a lean Python loop round two compiled calls.
+
+This is the one loop in which acting and environments outside the compiled program take turns.
+Environments at hand are stepped here, all at once; `inference.py` says how those on other workers
+are, a group at a time. A set of buffers is written again only after it was released: while the
+learner still reads one, the next unroll fills another.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from dovetail.graph.ir import Graph, Unroll
+from dovetail.graph.unroll import ActorState, Episodes
+from dovetail.runtime.buffers import Rows, as_host, written_values
+from dovetail.runtime.devices import Device, to_device
+from dovetail.runtime.environments import Stage, Stepper
+from dovetail.runtime.heartbeat import Watch
+from dovetail.runtime.packing import Slab, Values
+from dovetail.runtime.turns import Compiled, Turns
+from dovetail.telemetry.spans import COMPUTE, Track
+from dovetail.trajectory import Trajectory
+
+
+class Environments(Protocol):
+    """The environments of one unroll, as the loop sees them."""
+
+    def warm_up(self) -> None:
+        """Acts once, so that acting is compiled; nothing comes of it."""
+        ...
+
+    def act(self) -> bool:
+        """Acts for those that are ready; False if all have taken their steps."""
+        ...
+
+    def step(self) -> None:
+        """Steps, or waits for steps on other workers, and records what they led to."""
+        ...
+
+
+class AtHand:
+    """Environments that this thread steps, all at once. They see their own row of the buffers."""
+
+    def __init__(self, turns: Turns, compiled: Compiled, stepper: Stepper) -> None:
+        acting = compiled.acting
+        self._turns, self._stepper = turns, stepper
+        self._call, self._keep = acting.call, turns.rows.keeper.put
+        [self._share] = turns.rows.shares
+        self._carries = compiled.carries
+        reward = [turns.reward] if acting.rewarded else []
+        number = [turns.number] if acting.numbered else []
+        begins = [[first] if acting.begun else [] for first in self._share.firsts]
+        self._last = [[*reward, *first, *number] for first in begins]
+        words = turns.words
+        self._words = [[]] * turns.length if words is None else [[row] for row in words]
+        self._t = 0
+        self._action: Any = None
+
+    def warm_up(self) -> None:
+        """Acts for all of them."""
+        self.act()
+
+    def act(self) -> bool:
+        """Acts for all of them."""
+        turns, t, share = self._turns, self._t, self._share
+        if t == turns.length:
+            turns.rows.keeper.finish()
+            return False
+        if self._carries and np.count_nonzero(share.firsts[t]):
+            turns.reset(share.firsts[t])
+        made, turns.carry = self._call(
+            turns.weights, turns.carry, share.seen[t], self._last[t], self._words[t]
+        )
+        self._action = self._keep(t, made)
+        return True
+
+    def step(self) -> None:
+        """Steps all of them."""
+        turns, t = self._turns, self._t
+        turns.record(self._share, t, self._stepper.step(self._action, turns.start + t))
+        self._t = t + 1
+
+
+class HostUnroll:
+    """Runs one unroll node with environments on the host, in the actor's own thread."""
+
+    def __init__(
+        self,
+        unroll: Unroll,
+        graph: Graph,
+        compiled: Compiled,
+        stage: Stage,
+        watch: Watch,
+        track: Track,
+        device: Device | None = None,
+    ) -> None:
+        self.name = unroll.name
+        self.slab = Slab.of(written_values(unroll))
+        """How its buffers lie in one piece of memory, if they do."""
+        self._track = track
+        self.seconds = {f"{unroll.name}.act": 0.0, f"{unroll.name}.step": 0.0}
+        self._unroll = unroll
+        self._graph = graph
+        self._stage = stage
+        self._watch = watch
+        self._device = device
+        self._free: deque[Rows] = deque()
+        self._began = 0.0
+        self._compiled, self._acting = compiled, compiled.acting
+        self._parts = [group.part for group in stage.groups] or [slice(0, graph.actor_envs)]
+
+    def can_warm_up(self, values: Values) -> bool:
+        """Whether everything that acting takes is there before the iteration begins."""
+        return all(v.id in values for v in self._unroll.inputs + self._unroll.actor_inputs)
+
+    def warm_up(self, values: Values) -> None:
+        """Compiles the acting programs by one call of each; nothing is kept of it."""
+        actor, inputs, rows = self._actor(values), self._taken(values), self._rows()
+        turns = Turns(self._unroll, self._compiled, inputs, actor, rows)
+        if self._compiled.carries:
+            turns.reset(np.zeros(self._graph.actor_envs, np.bool_))
+        if self._compiled.bootstrap is not None:
+            at = jax.tree.map(as_host, actor.timestep)
+            self._compiled.bootstrap(self._unroll.bootstrap_inputs(inputs), turns.carry, at)
+        self._environments(turns).warm_up()
+        self._free.append(rows)
+
+    def run(self, values: Values) -> Callable[[], None]:
+        """`length` steps of every environment; puts the trajectory and the actors' state.
+
+        Returns what to call when the trajectory has been read and may be written again.
+        """
+        unroll, began, before = self._unroll, time.perf_counter(), sum(self.seconds.values())
+        actor = self._actor(values)
+        rows = self._free.pop() if self._free else self._rows()
+        self._watch.stepping = True
+        self._began = began
+        after = self._steps(self._taken(values), actor, rows)
+        episodes, after = _count_episodes(rows.trajectory, after)
+        made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]
+        values.update(zip((v.id for v in unroll.outputs), made, strict=True))
+        if self.slab is not None:
+            values[self.slab.key] = rows.memory
+        halves = sum(self.seconds.values()) - before
+        rest = time.perf_counter() - began - halves
+        self._track.add(COMPUTE, f"{self.name}.record", began + halves, rest)
+        return partial(self._free.append, rows)
+
+    def _rows(self) -> Rows:
+        return Rows(self._unroll, self.slab, self._acting, self._parts)
+
+    def _taken(self, values: Values) -> list[Any]:
+        inputs = [values[v.id] for v in self._unroll.inputs]
+        return inputs if self._device is None else [to_device(x, self._device) for x in inputs]
+
+    def _actor(self, values: Values) -> ActorState:
+        return self._graph.actor.tree.unflatten([values[v.id] for v in self._unroll.actor_inputs])
+
+    def _steps(self, inputs: list[Any], actor: ActorState, rows: Rows) -> ActorState:
+        """The loop."""
+        turns = Turns(self._unroll, self._compiled, inputs, actor, rows)
+        self._stage.load(actor.env)
+        environments = self._environments(turns)
+        act, step = environments.act, environments.step
+        clock, watch = time.perf_counter, self._watch
+        acting = stepping = 0.0
+        began = clock()
+        while act():
+            between = clock()
+            acting += between - began
+            step()
+            began = watch.since = clock()
+            stepping += began - between
+        after = turns.finish(self._stage.state())
+        self._note(acting, stepping)
+        return after
+
+    def _environments(self, turns: Turns) -> Environments:
+        """The environments of an unroll that begins."""
+        assert self._stage.stepper is not None
+        return AtHand(turns, self._compiled, self._stage.stepper)
+
+    def _note(self, acting: float, stepping: float) -> None:
+        """The two halves of an unroll, each as if it had been done in one go."""
+        name, length, began = self.name, self._unroll.length, self._began
+        self.seconds[f"{name}.act"] += acting
+        self.seconds[f"{name}.step"] += stepping
+        items = length * self._graph.actor_envs
+        self._track.add(COMPUTE, f"{name}.act", began, acting, length, items=items)
+        self._track.add(COMPUTE, f"{name}.step", began + acting, stepping, length, items=items)
+
+
+def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[Episodes, ActorState]:
+    """Episodes that ended in these rows, and the running totals of those that go on."""
+    done = rows.terminated | rows.truncated
+    reward, valid = np.asarray(rows.reward), np.asarray(rows.valid)
+    returns, lengths = np.asarray(actor.episode_return), np.asarray(actor.episode_length)
+    if not np.count_nonzero(done):
+        returns, lengths = returns + reward.sum(0), lengths + valid.sum(0, np.int32)
+        none = Episodes(np.zeros_like(lengths), np.zeros_like(returns), np.zeros_like(lengths))  # type: ignore[arg-type]
+        return none, actor._replace(episode_return=returns, episode_length=lengths)
+    count = done.sum(0).astype(np.int32)
+    any_ended = count > 0
+    # a row belongs to an episode that ended if its environment is done there or later
+    ended = np.logical_or.accumulate(done[::-1])[::-1]
+    ongoing = ~ended
+    # products and then sums: numpy's sums over a mask take several times as long
+    ended_returns = np.where(any_ended, returns, 0) + (reward * ended).sum(0)
+    ended_lengths = np.where(any_ended, lengths, 0) + (valid & ended).sum(0, np.int32)
+    returns = np.where(any_ended, 0, returns) + (reward * ongoing).sum(0)
+    lengths = np.where(any_ended, 0, lengths) + (valid & ongoing).sum(0, np.int32)
+    episodes = Episodes(count, ended_returns, ended_lengths)  # type: ignore[arg-type]
+    return episodes, actor._replace(episode_return=returns, episode_length=lengths)

@@ -1,0 +1,463 @@
+"""Iterations of a single step each: one compiled call and one step of the environments, in turn.
+
+Where an unroll is one step long, what surrounds the learner's program (programs of their own for
+what comes before the unroll and for acting, the buffers of an unroll, a record of every iteration)
+costs more than the program. Here one program does all that is compiled: it learns from the step
+that was taken, and says at once what to do next, with the weights that it has just learned. All
+that it keeps is changed in place, and metrics are summed where they are made.
+
+It is a loop of its own, beside the one of `host.py`, because its program learns between a step and
+the next act: in that loop the two are calls of their own, and DQN takes 1.5 to 2 times as long.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+from dovetail.envs.resolve import Env
+from dovetail.graph.ir import Fragment, Graph, Unroll, Value
+from dovetail.graph.unroll import ActorState, act_key
+from dovetail.plan.ir import Plan, WorkerKind
+from dovetail.runtime.act_program import Acting
+from dovetail.runtime.environments import HostStepper, begin_episodes, make_stage
+from dovetail.runtime.heartbeat import Watch, Watchdog
+from dovetail.runtime.packing import Bundle, Slab, bundles_of_state
+from dovetail.runtime.report import Report, Tapped, all_finite
+from dovetail.telemetry.spans import COMPUTE, WAIT, Track
+from dovetail.trajectory import Timestep, Trajectory
+
+NOTED = 256
+"""Steps whose spans are noted together."""
+
+
+def single_steps(graph: Graph, plan: Plan, env: Env) -> bool:
+    """Whether a plan can be run so: one worker that steps host environments itself, one unroll of
+    one step, and nothing carried from one step to the next."""
+    if env.host is None or env.jax is not None or len(graph.unrolls) != 1 or plan.stations:
+        return False
+    [unroll] = graph.unrolls
+    one = len(plan.workers) == 1 and plan.workers[0].kind is WorkerKind.THREAD
+    whole = all(copies == 1 for _, copies in plan.copies)
+    whole = whole and all(isinstance(node, Fragment | Unroll) for node in graph.nodes)
+    bare = unroll.carry_tree.num_leaves == 0 and unroll.bootstrap is None
+    if not (one and whole and bare) or unroll.length != 1 or len(plan.workers[0].devices) > 1:
+        return False
+    return _acting(unroll).in_words and _slab(graph, unroll) is not None
+
+
+def _acting(unroll: Unroll) -> Acting:
+    live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
+    return Acting(unroll, jax.tree.leaves(live.extras), len(jax.tree.leaves(live.observation)))
+
+
+class Seen:
+    """The values that the environments make, of which those that somebody reads lie in one piece of
+    memory."""
+
+    def __init__(self, graph: Graph, unroll: Unroll) -> None:
+        self.row: Trajectory = unroll.trajectory_tree.unflatten(unroll.trajectory)
+        self.live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
+        self.actor: ActorState = graph.actor.tree.unflatten(unroll.actor_outputs)
+
+    def values(self) -> list[Value]:
+        """Those that lie there."""
+        made = ("observation", "reward", "terminated", "truncated", "first", "valid")
+        rows = [leaf for name in made for leaf in jax.tree.leaves(getattr(self.row, name))]
+        finals = jax.tree.leaves(self.row.next_observation)
+        wanted = jax.tree.leaves(self.live.next_observation)
+        rows += [leaf for leaf, live in zip(finals, wanted, strict=True) if live]
+        return [*rows, *jax.tree.leaves(self.actor.timestep), self.actor.step]  # type: ignore[list-item]
+
+
+def _slab(graph: Graph, unroll: Unroll) -> Slab | None:
+    return Slab.of(Seen(graph, unroll).values())
+
+
+class StepRun:
+    """The one worker of such a plan, in the caller's thread."""
+
+    def __init__(
+        self, graph: Graph, plan: Plan, env: Env, patience: float, tell: Callable[[str], None]
+    ) -> None:
+        [unroll] = graph.unrolls
+        [worker] = plan.workers
+        slab = _slab(graph, unroll)
+        assert slab is not None
+        self._graph, self._env, self._unroll = graph, env, unroll
+        self._acting, self._slab, self._seen = _acting(unroll), slab, Seen(graph, unroll)
+        first = graph.nodes.index(unroll)
+        self._before = [node for node in graph.nodes[:first] if isinstance(node, Fragment)]
+        self._after = [node for node in graph.nodes[first + 1 :] if isinstance(node, Fragment)]
+        names = [node.name for node in (*self._before, *self._after)]
+        self._name = " + ".join([*names, f"{unroll.name}.act"])
+        self._step_name = f"{unroll.name}.step"
+        [acts] = plan.instances_of(f"{unroll.name}.act")
+        steps = plan.instances_of(f"{unroll.name}.step")
+        self._stage = make_stage(plan, env, acts, steps, patience)
+        assert isinstance(self._stage.stepper, HostStepper)
+        self._stepper = self._stage.stepper
+        self._watch, self._track = Watch(worker.name), Track(worker.name)
+        self._watchdog = Watchdog([self._watch], patience, tell)
+        self._watched: Sequence[int] = ()
+        self.seconds = {self._name: 0.0, self._step_name: 0.0}
+        """Seconds spent so far, by what was done."""
+        self._bundles: list[Bundle] = []
+        self._alone: list[Value] = []
+        self._recorded = [graph.state.inputs[i] for i in graph.data]
+        self._data: list[Any] = []
+        """Recorded steps, which the program only reads."""
+        self._held: Any = None
+        """(the state together, what was chosen to be done, the sums of metrics)"""
+        self._chosen = False
+        """Whether what is done first is chosen already."""
+        self._keys: Any = None
+        """The actors'; programs take their words, for a key costs a call more than an array."""
+        self._impl: Any = None
+        """What makes keys of words again: the actors', and by their numbers the state's."""
+        self._impls: dict[int, Any] = {}
+        self._number = np.zeros(0, np.int32)
+        self._steps = 0
+        self._totals: list[np.ndarray] = []
+        """Return and length so far of every environment's episode."""
+        self._episodes: list[np.ndarray] = []
+        """Number, returns and lengths of those that ended, since the last report."""
+        self._tapped: list[Tapped] = []
+        """What the graph's tap showed of each step since the last report."""
+        self._call: Any = jax.jit(self._turn, donate_argnums=0)
+        self._choose: Any = jax.jit(self._first_choice)
+        self._copied: Any = jax.jit(self._copies)
+        self._memory, arrays = slab.buffers()
+        self._now: Timestep = jax.tree.map(lambda v: arrays[v.id], self._seen.actor.timestep)
+        """What the environments show, in that memory."""
+        self._row = Row(self._seen, arrays, self._now)
+
+    def compile(self, state: Any, actor: Any) -> None:
+        """Compiles by one call on zeros, of a state like this."""
+        self._arrange(jax.tree.leaves(state))
+        zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
+        held, keys = self._together(zeros), jnp.zeros(actor.keys.shape, actor.keys.dtype)
+        self._impl, words = jax.random.key_impl(keys), jax.random.key_data(keys)
+        given = [zeros[i] for i in self._graph.data], words, np.zeros_like(self._memory)
+        made = self._choose(held, *given)
+        jax.block_until_ready(self._copied(held))
+        jax.block_until_ready(self._call((held, made, self._no_metrics()), *given))
+
+    def load(
+        self,
+        state: Any,
+        actor: ActorState,
+        episode_keys: jax.Array,
+        first_turn: int,
+        watched: Sequence[int] = (),
+    ) -> Any:
+        """Sets what the next iteration starts from, and begins an episode in every environment;
+        returns the actors' state with what these show."""
+        self._arrange(jax.tree.leaves(state))
+        self._watched, self._chosen = watched, False
+        self._keys, self._impl = actor.keys, jax.random.key_impl(actor.keys)
+        begun = begin_episodes(self._env, self._stage, actor, episode_keys)
+        leaves = jax.tree.leaves(state)
+        self.refill([leaves[i] for i in self._graph.data])
+        own = jax.tree.map(jnp.copy, self._together(leaves))
+        self._held = own, None, self._no_metrics()
+        for place, leaf in zip(_leaves(self._now), _leaves(begun.timestep), strict=True):
+            place[...] = np.asarray(leaf)
+        self._number = np.asarray(begun.number)
+        self._steps = int(np.asarray(begun.step)[0])
+        self._totals = [np.array(begun.episode_return), np.array(begun.episode_length)]
+        return begun
+
+    def refill(self, data: Sequence[Any]) -> None:
+        """Sets the recorded steps that the next iterations draw from."""
+        self._data = list(data)
+
+    def warm_up(self) -> None:
+        """Nothing is left to compile."""
+
+    def advance(self, iterations: int) -> "Done":
+        """That many iterations."""
+        watch, track = self._watch, self._track
+        watch.begin()
+        if track.paused is not None:
+            spent = time.perf_counter() - track.paused
+            track.add(WAIT, "leave to go on", track.paused, spent)
+        watch.doing("learning from each step")
+        watch.stepping = True
+        self._episodes = [
+            np.zeros(len(self._number), kind) for kind in (np.int32, np.float32, np.int32)
+        ]
+        for start in range(0, iterations, NOTED):
+            self._go(min(NOTED, iterations - start))
+        watch.warm = True
+        watch.idle()
+        report = self._report(iterations)
+        track.paused = time.perf_counter()
+        return Done(report)
+
+    def _go(self, iterations: int) -> None:
+        """Some iterations, whose spans are noted together."""
+        clock, call, step, watch = time.perf_counter, self._call, self._stepper.step, self._watch
+        words, unpack = jax.random.key_data(self._keys), self._acting.unpack
+        given = self._data, words, self._memory
+        began, computing, stepping = clock(), 0.0, 0.0
+        if not self._chosen:
+            self._row.step[...] = self._steps
+            state, _, sums = self._held
+            self._held, self._chosen = (state, self._choose(state, *given), sums), True
+        action = self._acting.action(unpack(self._held[1]))
+        computing += clock() - began
+        for _ in range(iterations):
+            before = clock()
+            after = step(action, self._steps)
+            watch.since = between = clock()
+            stepping += between - before
+            self._write(after)
+            held, tapped = call(self._held, *given)
+            action = self._acting.action(unpack(held[1]))  # waits until it is done
+            self._held = held
+            if tapped:
+                self._tapped.append(Tapped(tapped))
+            computing += clock() - between
+        whole = clock() - began
+        self.seconds[self._name] += computing
+        self.seconds[self._step_name] += stepping
+        items = iterations * len(self._number)
+        self._track.add(COMPUTE, self._name, began, computing, iterations)
+        self._track.add(
+            COMPUTE, self._step_name, began + computing, stepping, iterations, items=items
+        )
+        spent = computing + stepping
+        self._track.add(COMPUTE, f"{self._unroll.name}.record", began + spent, whole - spent)
+
+    def _write(self, after: Any) -> None:
+        """Puts a step where the program looks for it, and counts episodes that ended."""
+        row = self._row
+        for place, leaf in row.before:
+            place[...] = leaf
+        row.reward[...] = after.reward
+        row.terminated[...] = after.terminated
+        row.truncated[...] = after.truncated
+        row.valid[...] = after.valid
+        for place, i in row.next_observation:
+            place[...] = _leaves(after.next_observation)[i]
+        for place, leaf in zip(row.shown, _leaves(after.observation), strict=True):
+            place[...] = leaf
+        row.last_reward[...] = after.reward
+        row.begins[...] = after.first
+        if np.count_nonzero(after.first):
+            row.last_reward[after.first] = 0
+        self._steps += 1
+        row.step[...] = self._steps
+        returns, lengths = self._totals
+        returns += after.reward
+        lengths += after.valid
+        done = after.terminated | after.truncated
+        if np.count_nonzero(done):
+            number, all_returns, all_lengths = self._episodes
+            number += done
+            all_returns += returns * done
+            all_lengths += lengths * done
+            returns[done] = 0
+            lengths[done] = 0
+
+    def _report(self, iterations: int) -> Report:
+        """What some iterations did; what the program changes in place is copied."""
+        graph, (together, made, sums) = self._graph, self._held
+        self._held = together, made, self._no_metrics()
+        copied = self._copied(together)
+        recorded = dict(zip((value.id for value in self._recorded), self._data, strict=True))
+        values = graph.state.inputs
+        kept = [recorded.get(value.id, copied.get(value.id)) for value in values]
+        actor = self._actor()
+        names = [name for name, _ in graph.metrics]
+        taps, self._tapped = self._tapped, []
+
+        def state(replay: bool = True) -> Any:
+            if not replay:
+                return graph.state.tree.unflatten(kept)
+            held = self._apart(self._held[0], self._data)
+            own = zip(values, kept, strict=True)
+            return graph.state.tree.unflatten(
+                [held[value.id] if leaf is None else leaf for value, leaf in own]
+            )
+
+        return Report(
+            iterations,
+            dict(zip(names, np.asarray(sums), strict=True)),
+            list(self._episodes),
+            state,
+            lambda: actor,
+            spans={self._watch.worker: self._track.drain()},
+            dropped_spans=self._track.dropped,
+            finite=all_finite(kept, self._watched),
+            taps=taps,
+        )
+
+    def _copies(self, together: Sequence[Any]) -> dict[int, Any]:
+        """What the program changes in place, but for replays, as arrays of their own."""
+        found = self._apart(together, [None] * len(self._recorded))
+        sides = {value.id: value.side for value in self._graph.state.inputs}
+        return {
+            number: jnp.copy(leaf)
+            for number, leaf in found.items()
+            if leaf is not None and sides[number] not in self._graph.tables
+        }
+
+    def _actor(self) -> ActorState:
+        returns, lengths = self._totals
+        arrays: Any = {
+            "number": self._number,
+            "step": np.full(len(self._number), self._steps, np.int32),
+            "episode_return": np.copy(returns),
+            "episode_length": np.copy(lengths),
+        }
+        timestep = jax.tree.map(np.copy, self._now)
+        return ActorState(env=(), timestep=timestep, carry=(), keys=self._keys, **arrays)
+
+    def status(self) -> list[dict[str, Any]]:
+        """What the one worker is at."""
+        return [self._watch.status()]
+
+    def close(self) -> None:
+        """Ends the watch and the environments; safe to call twice."""
+        self._watchdog.close()
+        self._stage.close()
+
+    def _arrange(self, leaves: Sequence[Any]) -> None:
+        """Decides which arrays of the state are held together."""
+        self._bundles = bundles_of_state(self._graph, leaves)
+        packed = {value.id for bundle in self._bundles for value in bundle.taken}
+        packed |= {value.id for value in self._recorded}
+        self._alone = [value for value in self._graph.state.inputs if value.id not in packed]
+        kinds = zip(self._graph.state.inputs, (leaf.dtype for leaf in leaves), strict=True)
+        self._impls = {
+            value.id: jax.random.key_impl(jnp.zeros((), dtype))
+            for value, dtype in kinds
+            if jnp.issubdtype(dtype, jax.dtypes.prng_key)
+        }
+
+    def _together(self, leaves: Iterable[Any]) -> list[Any]:
+        """The state as it is held."""
+        found = dict(zip((v.id for v in self._graph.state.inputs), leaves, strict=True))
+        packed = [bundle.pack([found[v.id] for v in bundle.taken]) for bundle in self._bundles]
+        alone = [(found[value.id], value.id in self._impls) for value in self._alone]
+        return [*packed, *(jax.random.key_data(x) if is_key else x for x, is_key in alone)]
+
+    def _apart(self, held: Sequence[Any], data: Sequence[Any]) -> dict[int, Any]:
+        """The values of the state by their numbers."""
+        found = dict(zip((value.id for value in self._recorded), data, strict=True))
+        for bundle, array in zip(self._bundles, held, strict=False):
+            numbers = (value.id for value in bundle.taken)
+            found |= dict(zip(numbers, bundle.unpack(array), strict=True))
+        for value, array in zip(self._alone, held[len(self._bundles) :], strict=True):
+            impl = self._impls.get(value.id)
+            found[value.id] = array if impl is None else jax.random.wrap_key_data(array, impl=impl)
+        return found
+
+    def _no_metrics(self) -> jax.Array:
+        return jnp.zeros(len(self._graph.metrics))
+
+    def _turn(self, held: Any, data: Any, words: jax.Array, memory: Any) -> Any:
+        """Learns from the step that was taken, then chooses what to do next."""
+        together, made, sums = held
+        graph = self._graph
+        seen = self._read(memory)
+        values = self._apart(together, data)
+        _run(self._before, values)
+        values |= self._trajectory(made, seen)
+        _run(self._after, values)
+        state = [values[value.id] for value in graph.state.outputs]
+        together = self._together(state)
+        metrics = [values[value.id].astype(jnp.float32) for _, value in graph.metrics]
+        sums = sums + jnp.stack(metrics) if metrics else sums
+        tapped = [values[value.id] for value in graph.tapped]
+        return (together, self._choice(state, words, seen), sums), tapped
+
+    def _first_choice(self, held: Any, data: Any, words: jax.Array, memory: Any) -> jax.Array:
+        """What is done first, before anything was learned."""
+        values = self._apart(held, data)
+        state = [values[value.id] for value in self._graph.state.inputs]
+        return self._choice(state, words, self._read(memory))
+
+    def _choice(self, state: list[Any], words: jax.Array, seen: dict[int, Any]) -> jax.Array:
+        values = dict(zip((v.id for v in self._graph.state.inputs), state, strict=True))
+        _run(self._before, values)
+        actor = self._seen.actor
+        at: Timestep = jax.tree.map(lambda value: seen[value.id], actor.timestep)
+        step: Any = actor.step
+        keys = jax.random.wrap_key_data(words, impl=self._impl)
+        own = jax.vmap(act_key)(keys, seen[step.id])
+        return self._acting.choose([values[v.id] for v in self._unroll.inputs], at, own)
+
+    def _read(self, memory: Any) -> dict[int, Any]:
+        """The values that lie in the memory."""
+        bundle = self._slab.bundle(self._seen.values())
+        assert bundle is not None
+        numbers = (value.id for value in bundle.taken)
+        return dict(zip(numbers, bundle.unpack(memory), strict=True))
+
+    def _trajectory(self, made: jax.Array, seen: dict[int, Any]) -> dict[int, Any]:
+        """The values of the unroll that somebody reads."""
+        row, live = self._seen.row, self._seen.live
+        extras = zip(jax.tree.leaves(row.extras), jax.tree.leaves(live.extras), strict=True)
+        chosen = [*jax.tree.leaves(row.action), *(value for value, is_live in extras if is_live)]
+        leaves = zip(chosen, self._acting.leaves(made), strict=True)
+        found = {value.id: leaf[None] for value, leaf in leaves}
+        last = zip(
+            jax.tree.leaves(row.last), jax.tree.leaves(self._seen.actor.timestep), strict=True
+        )
+        found |= {value.id: seen[now.id][None] for value, now in last}
+        return found | seen
+
+
+class Done:
+    """Iterations that have been done."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def wait(self) -> Report:
+        """What they did."""
+        return self._report
+
+
+class Row:
+    """Where the host puts what a step led to."""
+
+    def __init__(self, seen: Seen, arrays: dict[int, np.ndarray], now: Timestep) -> None:
+        def of(tree: Any) -> list[np.ndarray]:
+            return [arrays[value.id][0] for value in jax.tree.leaves(tree)]
+
+        row: Any = seen.row
+        [self.reward], [self.terminated] = of(row.reward), of(row.terminated)
+        [self.truncated], [self.valid] = of(row.truncated), of(row.valid)
+        self.shown: list[Any] = _leaves(now.observation)
+        """What the environments show."""
+        self.last_reward: Any = now.reward
+        self.begins: Any = now.first
+        pairs = zip(of((row.observation, row.first)), [*self.shown, now.first], strict=True)
+        self.before: list[tuple[np.ndarray, Any]] = list(pairs)
+        """What they showed when they were acted on: to be kept before they show something else."""
+        finals = enumerate(jax.tree.leaves(row.next_observation))
+        self.next_observation = [
+            (arrays[value.id][0], i) for i, value in finals if value.id in arrays
+        ]
+        step: Any = seen.actor.step
+        self.step = arrays[step.id]
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Its leaves; of a bare array, the common case, without walking a tree."""
+    return [tree] if isinstance(tree, np.ndarray) else jax.tree.leaves(tree)
+
+
+def _run(fragments: Sequence[Fragment], values: dict[int, Any]) -> None:
+    """Evaluates fragments, one after the other."""
+    for fragment in fragments:
+        found = jaxpr_as_fun(fragment.program)(*[values[v.id] for v in fragment.inputs])
+        values.update(zip((v.id for v in fragment.outputs), found, strict=True))

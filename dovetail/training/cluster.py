@@ -1,0 +1,275 @@
+"""From a deployment to a cluster's resources, and from a plan for it to a runtime on it."""
+
+import inspect
+import math
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.envs.names import parse
+from dovetail.envs.resolve import Env, resolve
+from dovetail.errors import UserError
+from dovetail.graph.ir import Graph
+from dovetail.graph.taps import Wanted
+from dovetail.hosts.deployment import Deployment, Share
+from dovetail.loading import USER_MODULE, load_object
+from dovetail.plan.ir import Cluster, Needs, Node, Plan, Resources, WorkerKind
+from dovetail.replay.data import DataSpec
+from dovetail.replay.service.remote import Served
+from dovetail.run.settings import Settings
+from dovetail.training.planning import Planned, graphs_of
+
+if TYPE_CHECKING:
+    from dovetail.hosts.interface import Processes
+    from dovetail.runtime.interface import Runtime
+
+HERE = "this machine"
+PACKAGE = Path(__file__).resolve().parent.parent
+LEFT_OUT = (".git/", ".venv/", "venv/", "runs/", "**/__pycache__/", "node_modules/")
+"""Of a user's folder, what the workers do not need."""
+
+
+def resources_of(deployment: Deployment, nodes: tuple[Node, ...] | None = None) -> Resources:
+    """What a plan can count on: the cluster's nodes, or this machine's for a local cluster."""
+    cores = os.cpu_count() or 1
+    found = nodes or (Node(HERE, "", math.inf),)
+    cpus = sum(node.cpus for node in found)
+    gpus = sum(node.gpus for node in found)
+    devices = int(gpus) if deployment.learner.gpus else max(2, int(min(cpus, cores)))
+    if nodes is not None and not deployment.learner.gpus:
+        devices = max(1, int(cpus)) * deployment.learner_devices
+    cluster = Cluster(
+        found,
+        _needs(deployment.learner),
+        _needs(deployment.actor),
+        deployment.learner_devices,
+    )
+    return Resources(devices, cores if nodes is None else int(cpus), cluster)
+
+
+def _needs(share: Share) -> Needs:
+    others = tuple(sorted(share.resources.items()))
+    return Needs(share.cpus, share.gpus, others, share.nodes, share.per_node)
+
+
+def connect(
+    deployment: Deployment, plan: Plan | None = None, parcel: "Parcel | None" = None
+) -> Any:
+    """Joins the deployment's cluster; a local one is started with what `plan` needs."""
+    from dovetail.hosts.ray.connection import Connection
+
+    if deployment.cluster != "local":
+        return Connection(deployment.cluster, files=parcel.files() if parcel else None)
+    wanted = sum(station.cpus for station in plan.stations) if plan is not None else 0
+    return Connection("local", max(os.cpu_count() or 1, math.ceil(wanted)))
+
+
+def join(deployment: Deployment, parcel: "Parcel | None" = None) -> tuple[Any, Resources]:
+    """(the cluster that is joined, what it has); a local one is started later, for its plan.
+    `parcel` holds the user's files that go there."""
+    if deployment.cluster == "local":
+        import_ray()
+        return None, resources_of(deployment)
+    connection = connect(deployment, parcel=parcel)
+    return connection, resources_of(deployment, connection.nodes())
+
+
+def import_ray() -> None:
+    """Refuses with a sentence where Ray is not installed."""
+    from dovetail.hosts.ray.connection import import_ray
+
+    import_ray()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a station makes the graph and the environment of a run again."""
+
+    algorithm: Any
+    env: Any
+    """What the user gave."""
+    policy: Any
+    steps: int
+    prepare: Callable[[], None]
+    """Called first, in every process."""
+    wanted: Wanted | None = None
+    """What is tapped of the trajectories."""
+    served: Served | None = None
+    """The servers that keep its replay."""
+    data: DataSpec | None = None
+    """The recorded steps that it learns from, if any."""
+    online: bool = True
+    """Whether anybody acts."""
+
+    def __call__(self, plan: Plan) -> tuple[Graph, Env]:
+        """Loads the user's files where they are here, and traces for the plan's copies."""
+        self.prepare()
+        algorithm, policy = _made(self.algorithm), _made(self.policy)
+        env = resolve(_made(self.env), traced=policy.traced_envs)
+        env = env if self.online else replace(env, jax=None)
+        graphs = graphs_of(
+            *(algorithm, env, policy.envs, self.steps, self.data, self.online),
+            wanted=self.wanted,
+            served=self.served,
+        )
+        return graphs.at(plan.traced_copies, plan.update_envs, plan.batch or None), env
+
+
+@dataclass(frozen=True)
+class Named:
+    """An object of a class in a user's file, which a station loads by itself."""
+
+    target: str
+    options: dict[str, Any]
+
+    def make(self) -> Any:
+        """The object; the file is looked for where the user's folder was put."""
+        return load_object(self.target, "class")(**self.options)
+
+
+def _made(thing: Any) -> Any:
+    return thing.make() if isinstance(thing, Named) else thing
+
+
+def cluster_runtime(
+    recipe: Recipe,
+    planned: Planned,
+    deployment: Deployment,
+    connection: Any,
+    settings: Settings,
+    tell: Callable[[str], None],
+) -> "Runtime":
+    """A runtime for a plan on a cluster, whose stations follow `recipe`."""
+    from dovetail.hosts.job import Job
+    from dovetail.hosts.ray.runtime import ClusterRuntime
+
+    job = Job(
+        build=Parcel.of(recipe, deployment).pack(recipe),
+        plan=planned.plan,
+        patience=settings.patience,
+        seeds=settings.seeds,
+        devices=deployment.learner_devices,
+        asynchronous=recipe.policy.traced_envs,
+    )
+    return ClusterRuntime(planned.graph, job, connection, tell)
+
+
+def apart_in(plan: Plan) -> list[str]:
+    """The workers of a plan for one machine that host sides in processes of their own."""
+    steps = {i.worker for i in plan.instances if i.fragment.endswith(".step")}
+    kinds = [worker for worker in plan.workers if worker.kind is WorkerKind.PROCESS]
+    return [worker.name for worker in kinds if worker.name not in steps]
+
+
+def spawned_processes(
+    recipe: Recipe, plan: Plan, settings: Settings, tell: Callable[[str], None]
+) -> "Processes | None":
+    """The processes of this machine that host sides of a plan; None if there are none."""
+    apart = apart_in(plan)
+    if not apart:
+        return None
+    from dovetail.hosts.interface import Processes
+    from dovetail.hosts.job import Job
+    from dovetail.hosts.processes import SpawnedHost
+
+    deployment = Deployment("local")
+    job = Job(
+        build=Parcel.of(recipe, deployment).pack(recipe),
+        plan=plan,
+        patience=settings.patience,
+        seeds=1,
+        devices=1,
+        asynchronous=recipe.policy.traced_envs,
+    )
+    groups = {name: (name,) for name in apart}
+    return Processes(SpawnedHost(job, groups), groups, settings.patience, tell)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A user's own files on their way to the workers."""
+
+    root: Path | None
+    """The folder that holds them all, if it is sent; None if the workers see the same files."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, deployment: Deployment) -> "Parcel":
+        """What has to be sent so that workers find what a recipe names."""
+        env = recipe.env
+        files = [*_user_files(type(recipe.algorithm)), *_user_files(type(recipe.policy))]
+        if isinstance(env, str):
+            found = parse(env)
+            files += [Path(found.path).expanduser().resolve()] if found.backend == "file" else []
+        else:
+            files += _user_files(env if isinstance(env, type) or callable(env) else type(env))
+        if not files or deployment.cluster == "local":
+            return cls(None)
+        root = Path(os.path.commonpath([_project(file) for file in files]))
+        if root in (Path(root.anchor), Path.home()):
+            names = ", ".join(str(file) for file in files)
+            raise UserError(
+                f"The files of this run ({names}) have no folder in common but {root}, which is "
+                f"too much to send to the workers: put them into one folder."
+            )
+        return cls(root)
+
+    def pack(self, recipe: Recipe) -> Recipe:
+        """The recipe as a worker can follow it."""
+        return replace(
+            recipe,
+            algorithm=self._thing(recipe.algorithm),
+            env=self._env(recipe.env),
+            policy=self._thing(recipe.policy),
+        )
+
+    def _thing(self, thing: Any) -> Any:
+        """An algorithm or a policy as it is sent: by name, if it is from a loaded file."""
+        kind = type(thing)
+        if not kind.__module__.startswith(USER_MODULE):
+            return thing
+        options = {f.name: getattr(thing, f.name) for f in fields(thing)}
+        return Named(f"{self._place(Path(inspect.getfile(kind)))}:{kind.__qualname__}", options)
+
+    def _env(self, env: Any) -> Any:
+        """An environment as it is sent."""
+        if not isinstance(env, str):
+            return env
+        found = parse(env)
+        if found.backend != "file":
+            return env
+        file = Path(found.path).expanduser().resolve()
+        return f"{self._place(file)}:{found.name}{found.query}"
+
+    def files(self) -> dict[str, Any]:
+        """Ray's runtime environment that puts the folder where workers start."""
+        if self.root is None:
+            return {}
+        return {"working_dir": str(self.root), "excludes": list(LEFT_OUT)}
+
+    def _place(self, file: Path) -> str:
+        return str(file) if self.root is None else str(file.relative_to(self.root))
+
+
+def _user_files(kind: Any) -> Iterator[Path]:
+    """The file of a class or function, if it is the user's own and not that of a package."""
+    module = sys.modules.get(getattr(kind, "__module__", ""), None)
+    file = getattr(module, "__file__", None)
+    if file is None or module is sys.modules["__main__"]:
+        return
+    path = Path(file).resolve()
+    kinds = ("stdlib", "purelib", "platlib")
+    installed = [Path(sysconfig.get_path(kind)).resolve() for kind in kinds]
+    if not any(path.is_relative_to(place) for place in (*installed, PACKAGE)):
+        yield path
+
+
+def _project(file: Path) -> Path:
+    """The folder from which a file is imported: above the package that it is in."""
+    folder = file.parent
+    while (folder / "__init__.py").exists():
+        folder = folder.parent
+    return folder

@@ -1,0 +1,67 @@
+"""Replay servers on a cluster's nodes: each is a process that a Ray actor starts and ends with."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from dovetail.errors import UserError
+from dovetail.replay.service.address import Address, write_key
+from dovetail.training.replay_servers import Order
+
+START = 120.0
+"""Seconds in which the servers must be up."""
+
+
+class ServerOnNode:
+    """A Ray actor with a server, which is reached at the node's address."""
+
+    def __init__(self, order: Order) -> None:
+        self._server = order.start(f"{ray.util.get_node_ip_address()}:0")
+
+    def address(self) -> str:
+        """Where it is found, as text with its key."""
+        assert self._server.remote is not None
+        return self._server.remote.text()
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._server.close()
+
+
+class RayServers:
+    """The servers of a training's replay, one for each shard, where Ray puts them. Close them."""
+
+    def __init__(self, wanted: list[Order], key_file: Path, tell: Callable[[str], None]) -> None:
+        """The key goes to `key_file`, for others who are to find the replay."""
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
+        start: Any = ray.remote(ServerOnNode).options(**options, scheduling_strategy="SPREAD")
+        self._actors = [start.remote(order) for order in wanted]
+        try:
+            asked = [actor.address.remote() for actor in self._actors]
+            self.addresses: tuple[str, ...] = tuple(ray.get(asked, timeout=START))
+        except GetTimeoutError:
+            self.close()
+            raise UserError(
+                f"The replay's servers were not up on the cluster after {START:g} s: see what its "
+                "nodes do, or use --replay learner."
+            ) from None
+        except RayError as error:
+            self.close()
+            cause = error.cause if isinstance(error, RayTaskError) else None
+            raise cause if isinstance(cause, UserError) else UserError(str(error)) from error
+        write_key(key_file, wanted[0].key)
+        shown = [Address.from_text(text).shown(str(key_file)) for text in self.addresses]
+        tell(f"The replay is served at {','.join(shown)}")
+
+    def close(self) -> None:
+        """Ends them; safe to call twice. Once the cluster is left, Ray has ended them."""
+        actors, self._actors = self._actors, []
+        for actor in actors if ray.is_initialized() else ():
+            with contextlib.suppress(Exception):
+                ray.get(actor.close.remote(), timeout=10.0)
+            with contextlib.suppress(Exception):
+                ray.kill(actor)

@@ -1,0 +1,92 @@
+"""What a start of a run is made of: its phases, each with its place, its plan and its algorithm."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dovetail.algorithm import Algorithm
+from dovetail.envs.resolve import Env
+from dovetail.hosts.deployment import Deployment
+from dovetail.policies.interface import Policy
+from dovetail.run.folder import Run
+from dovetail.run.settings import Settings
+from dovetail.training.dataset import RecordedData
+from dovetail.training.phases import Phase, phases, task_of
+from dovetail.training.place import Place
+from dovetail.training.planning import Planned
+from dovetail.training.replay_servers import ServedReplay
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A phase with its plan, and the algorithm bound to its task."""
+
+    phase: Phase
+    place: Place
+    planned: Planned
+    algorithm: Algorithm
+
+    @property
+    def last_step(self) -> int:
+        """Where a phase in which nobody acts is over: it takes whole updates."""
+        each = self.planned.graph.offline_steps
+        return -(-self.phase.end // each) * each
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What the phases of a run are made of."""
+
+    algorithm: Algorithm
+    given: Any
+    """The environment, as the user named it."""
+    env: Env
+    where: Deployment | None
+    settings: Settings
+    recorded: RecordedData | None
+    seed: int
+    replay: ServedReplay | None = None
+    """Which servers keep the replay, if any do."""
+
+    def phases(
+        self, policy: Policy, steps: int, online_steps: int, stack: ExitStack
+    ) -> list[Prepared]:
+        """The phases of a run, each with its plan."""
+        data = None
+        if self.recorded is not None:
+            data = self.recorded.prepare(self.algorithm, self.env.spec, self.seed)
+        found: list[Prepared] = []
+        for one in phases(self.algorithm, policy, steps, online_steps, data is not None):
+            end = found[0].last_step + online_steps if found else one.end
+            phase = replace(one, end=end)
+            record = self.settings.record is not None and phase.online
+            replay = self.replay if phase.online else None
+            place = Place(self.algorithm, self.given, phase.policy, self.where, record, replay)
+            stack.callback(place.close)
+            total = phase.end if phase.online else steps
+            planned = place.plan(self.env, total, self.settings, data, phase.online)
+            bound = self.algorithm.bind(task_of(planned, total, data, phase.online, place.served))
+            found.append(Prepared(phase, place, planned, bound))
+        return found
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a run, new or resumed."""
+
+    run: Run
+    env: Env
+    phases: list[Prepared]
+    config: dict[str, Any]
+    settings: Settings
+    began: float
+    """`time.perf_counter()` when it was asked for."""
+    recorded: RecordedData | None
+    silent: str | None
+    """Why nothing is evaluated, if so."""
+    resumed: bool
+
+    @property
+    def last(self) -> Prepared:
+        """The last phase."""
+        return self.phases[-1]

@@ -1,0 +1,62 @@
+"""Who is told of a training's numbers: the sinks of its metrics, and Prometheus."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dovetail.plan.ir import Plan
+from dovetail.run.folder import Run
+from dovetail.run.settings import Settings
+from dovetail.telemetry.remote import PATIENCE, remote_sinks
+from dovetail.telemetry.sinks import CsvSink, Recorder
+from dovetail.telemetry.tensorboard import TensorBoardSink
+from dovetail.training.loop import Reached
+
+if TYPE_CHECKING:
+    from dovetail.telemetry.exporting import ExporterProcess
+
+Tell = Callable[[str], None]
+
+
+def make_recorder(
+    run: Run, config: dict[str, Any], settings: Settings, reached: Reached, tell: Tell
+) -> Recorder:
+    """What writes the metrics; a resumed run goes on after what it had `reached`."""
+    after = reached.env_steps if reached.updates > 0 else None
+    csv = CsvSink(run.path / "metrics.csv", append=after is not None, after=after)
+    events = TensorBoardSink(run.path / "events", after=after)
+    remote = remote_sinks(settings.log, run, config, settings.project, tell)
+    return Recorder([csv, events, *remote], tell, patience=10.0 + PATIENCE * len(remote))
+
+
+def make_exporter(
+    config: dict[str, Any], settings: Settings, plan: Plan, resumed: bool, tell: Tell
+) -> "ExporterProcess | None":
+    """What Prometheus reads, if asked for; a resumed run, which did not choose its port now, takes
+    another if that is taken."""
+    if settings.metrics_port is None:
+        return None
+    from dovetail.telemetry.exporting import ExporterProcess
+    from dovetail.telemetry.prometheus import PortTaken
+
+    host, port = settings.metrics_host, settings.metrics_port
+    info = {name: str(config[name]) for name in ("algorithm", "policy", "seed")}
+    info["env"] = str(config["env_id"])
+    try:
+        exporter = ExporterProcess(host, port, info, plan.staleness, worker_nodes(plan), tell)
+    except PortTaken:
+        if not resumed:
+            raise
+        tell(f"Port {port} is taken, so metrics are served on another.")
+        exporter = ExporterProcess(host, 0, info, plan.staleness, worker_nodes(plan), tell)
+    tell(f"Metrics for Prometheus: {exporter.url}")
+    return exporter
+
+
+def worker_nodes(plan: Plan) -> dict[str, str]:
+    """The node of every worker, by the name under which it reports; none on one machine."""
+    several = sum(station.learns for station in plan.stations) > 1
+    return {
+        f"{worker} of {station.rank}" if several else worker: station.node
+        for station in plan.stations
+        for worker in station.workers
+    }

@@ -1,0 +1,56 @@
+"""What a resumed run goes on from: its last checkpoint, in the phase that wrote it."""
+
+from typing import Any, NamedTuple
+
+from dovetail.errors import UserError
+from dovetail.replay.data import without_data
+from dovetail.run.checkpoint import Checkpoints
+from dovetail.training.loop import Reached
+from dovetail.training.prepare import Start
+from dovetail.training.start import shapes
+
+
+class Started(NamedTuple):
+    """What a phase starts from."""
+
+    state: Any
+    actor: Any
+    """None if nobody acted."""
+    reached: Reached
+
+
+def restored(start: Start, checkpoints: Checkpoints) -> tuple[int, Started]:
+    """(the phase to go on with, what it starts from)."""
+    config, phases = start.config, start.phases
+    expect = {"algorithm": config["algorithm"], "options": config["options"]}
+    at = 0
+    if start.recorded is not None:
+        acted = checkpoints.meta()["online"]
+        at = next((i for i, one in enumerate(phases) if one.phase.online == acted), 0)
+    prepared = phases[at]
+    plan, env = prepared.planned.plan, prepared.planned.env
+    like = shapes(prepared.algorithm, env.jax, plan.num_envs, start.settings.seeds)
+    actor = like[1] if prepared.phase.online else ()
+    tree, meta = checkpoints.restore(
+        {"state": without_data(like[0]), "actor": actor}, expect=expect
+    )
+    reached = Reached(
+        meta["updates"], meta["env_steps"], meta["seconds"], meta["time_to_threshold"]
+    )
+    _refuse_finished(start, reached)
+    start.run.write_json("config.json", config)  # perhaps with another total
+    if not prepared.phase.online:
+        over = reached.env_steps >= prepared.phase.end
+        return min(at + over, len(phases) - 1), Started(tree["state"], None, reached)
+    return at, Started(tree["state"], tree["actor"], reached)
+
+
+def _refuse_finished(start: Start, reached: Reached) -> None:
+    steps = start.last.phase.end
+    ended = start.run.summary.get("final_return") is not None or start.silent is not None
+    if reached.env_steps >= steps and ended:
+        option = "--online-steps" if start.config.get("online_steps") else "--steps"
+        raise UserError(
+            f"{start.run.path} has taken {reached.env_steps:,} steps already, and its total is "
+            f"{steps:,}: give a larger one with {option}."
+        )
