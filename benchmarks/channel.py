@@ -21,7 +21,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from dovetail.boundaries import How
-from dovetail.runtime.channel import Edge, Lockstep, Message, Turn
+from dovetail.runtime.channel import ChannelEdge, Lockstep, Message, Turn
 from dovetail.runtime.heartbeat import Watch
 
 TARGET = 15.0
@@ -31,8 +31,8 @@ MESSAGE = {0: np.zeros(4, np.float32)}
 
 def channel_trips(count: int) -> float:
     """Seconds for that many round trips over two of Dovetail's channels, in lockstep."""
-    weights = Lockstep(Edge("broadcast", (0,), How.COPY, 1, 1))
-    unrolls = Lockstep(Edge("gather", (0,), How.JOIN, 1, 1), depth=1)
+    weights = Lockstep(ChannelEdge("broadcast", (0,), How.COPY, 1, 1))
+    unrolls = Lockstep(ChannelEdge("gather", (0,), How.JOIN, 1, 1), depth=1)
     learner, actor = Watch("learner"), Watch("actor")
 
     def act() -> None:

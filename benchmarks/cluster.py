@@ -20,7 +20,7 @@ import numpy as np
 from dovetail.algorithm import Task
 from dovetail.algorithms import IMPALA
 from dovetail.envs.resolve import resolve
-from dovetail.hosts.deployment import Deployment, Share
+from dovetail.hosts.deployment import Deployment, ProcessShare
 from dovetail.policies import ActorLearner
 from dovetail.run.settings import Settings
 from dovetail.training import cluster as clustering
@@ -108,7 +108,7 @@ def start(repeats: int) -> dict[str, float]:
 def many() -> dict[str, float]:
     """64 actors: how long they take to come up, what they do, and how long to end."""
     seconds: dict[str, float] = {}
-    deployment = Deployment("local", actor=Share(cpus=0.02))
+    deployment = Deployment("local", actor=ProcessShare(cpus=0.02))
     with started(ACTORS, ACTORS, deployment, seconds) as runtime:
         began = time.perf_counter()
         report = runtime.advance(5).wait()

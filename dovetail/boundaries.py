@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from dovetail.errors import UserError
 from dovetail.replay.data import Data
 from dovetail.replay.replay import DeviceReplay, Replay, insertion, of_shards
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.sample import ItemKeys, Sample
 from dovetail.replay.service.remote import RemoteReplay
 from dovetail.trajectory import Trajectory
 
@@ -247,7 +247,7 @@ class RL:
         arrived = self.send(found, LEARNER, How.JOIN, source=REPLAY, name="sample")
         return replay, of_shards(arrived, replay.shards)
 
-    def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
+    def update_priorities(self, replay: Replay, keys: ItemKeys, priorities: jax.Array) -> Replay:
         """Learner → replay: gives sampled items other priorities [K, n]."""
         sent, name = (keys, priorities), "update_priorities"
         if isinstance(replay, RemoteReplay):

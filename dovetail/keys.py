@@ -98,7 +98,7 @@ _threefry = define_prng_impl(
 # Of a batch that is split: what each draws is its part of what one would draw for all.
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """How the draws of keys are a part of those of a whole batch."""
 
     size: int
@@ -109,7 +109,7 @@ class Part(NamedTuple):
     """and where they stand in every array that is drawn."""
 
 
-_known: dict[str, Part] = {}
+_known: dict[str, BatchPart] = {}
 """By the tag of the keys that draw so."""
 
 
@@ -119,7 +119,7 @@ def part_keys(keys: jax.Array, part: jax.Array, size: int, parts: int, axis: int
     words = jax.random.key_data(keys)
     number = jnp.broadcast_to(part.astype(jnp.uint32), (*words.shape[:-1], 1))
     return jax.random.wrap_key_data(
-        jnp.concatenate([words, number], axis=-1), impl=_of_parts(Part(size, parts, axis))
+        jnp.concatenate([words, number], axis=-1), impl=_of_parts(BatchPart(size, parts, axis))
     )
 
 
@@ -137,16 +137,16 @@ def on_axis(keys: jax.Array, axis: int, each: int = 1) -> jax.Array:
     part = _part_of(keys)
     if part is None:
         return keys
-    impl = _of_parts(Part(part.size * each, part.parts, axis))
+    impl = _of_parts(BatchPart(part.size * each, part.parts, axis))
     return jax.random.wrap_key_data(jax.random.key_data(keys), impl=impl)
 
 
-def _part_of(keys: jax.Array) -> Part | None:
+def _part_of(keys: jax.Array) -> BatchPart | None:
     return _known.get(str(jax.random.key_impl(keys)))
 
 
 @cache
-def _of_parts(whose: Part) -> Any:
+def _of_parts(whose: BatchPart) -> Any:
     """Keys of three words, the last of which is the number of the part."""
     size, parts, axis = whose
 

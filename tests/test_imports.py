@@ -72,10 +72,23 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
 }
 """Folder or module → (what of Dovetail it may import beside its own, why)."""
 
-CLI = (
-    "algorithms data envs errors estimation evaluation hosts.deployment inspection lazy loading "
-    "policies replay run telemetry training"
-).split()
+CLI = [
+    "algorithms",
+    "data",
+    "envs",
+    "errors",
+    "estimation",
+    "evaluation",
+    "hosts.deployment",
+    "inspection",
+    "lazy",
+    "loading",
+    "policies",
+    "replay",
+    "run",
+    "telemetry",
+    "training",
+]
 """What the command line may import beside itself and the public door."""
 
 

@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     stop: int
 
 
-class Episodes(NamedTuple):
+class EpisodeColumns(NamedTuple):
     """The columns of a dataset's episodes that are not arrays: [episodes]."""
 
     lengths: Array
@@ -60,7 +60,7 @@ class Episodes(NamedTuple):
 class Storage(Protocol):
     """How episodes are read."""
 
-    episodes: Episodes
+    episodes: EpisodeColumns
 
     def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:
         """The columns of these pieces, one behind the other, all or `only` some; a column without a
@@ -207,7 +207,9 @@ class IndexedFile:
             with np.load(index, allow_pickle=False) as found:
                 arrays = {name: found[name] for name in found.files}
             begun = arrays.get("begun", np.ones(len(arrays["cut"]), np.bool_))
-            self.episodes = Episodes(arrays["lengths"], arrays["sources"], arrays["cut"], begun)
+            self.episodes = EpisodeColumns(
+                arrays["lengths"], arrays["sources"], arrays["cut"], begun
+            )
             self._offsets, self._sums = arrays["offsets"], arrays["sums"]
         except (OSError, ValueError, KeyError, zlib.error, EOFError) as error:
             raise _damaged(index, error) from error
@@ -309,7 +311,7 @@ class LinkedFile:
             begun = [bool(group.attrs.get("begun", True)) for group in groups]
         except Exception as error:  # h5py's own: what is there, but is something else
             raise _damaged(file, error) from error
-        self.episodes = Episodes(
+        self.episodes = EpisodeColumns(
             np.array(lengths, np.int64),
             np.array(sources, np.int32),
             np.array(cut, np.bool_) | ~np.array(ends, np.bool_),

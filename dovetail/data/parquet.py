@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.data.extras import package
-from dovetail.data.hdf5 import Array, Episodes, Piece, Stored
+from dovetail.data.hdf5 import Array, EpisodeColumns, Piece, Stored
 from dovetail.data.metadata import TABLE, Metadata
 from dovetail.data.spaces import Column
 from dovetail.errors import UserError
@@ -139,7 +139,9 @@ class Tables:
                 f"{metadata.episodes} episodes: take both from a copy of the dataset."
             )
         counts = [self._index(*group) for group in self._groups]
-        self.episodes = Episodes(*(np.concatenate(column) for column in zip(*counts, strict=True)))
+        self.episodes = EpisodeColumns(
+            *(np.concatenate(column) for column in zip(*counts, strict=True))
+        )
         self._first = np.cumsum([0, *(len(count[0]) for count in counts)])
         self._kept: tuple[int, dict[str, Array]] | None = None
         if len(self.episodes.lengths) != metadata.episodes:
@@ -164,7 +166,7 @@ class Tables:
         except Exception as error:
             raise self._damaged(path, error) from error
 
-    def _index(self, number: int, group: int) -> Episodes:
+    def _index(self, number: int, group: int) -> EpisodeColumns:
         """Those of a row group; tables that do not say where an episode began hold whole ones."""
         older = "begun" not in self._files[number].schema_arrow.names
         told = [name for name in PER_EPISODE if not (older and name == "begun")]
@@ -174,7 +176,7 @@ class Tables:
         lengths = np.diff(np.append(begins, len(step))) - 1
         known = {name: table[name].to_numpy()[begins] for name in table.column_names}
         begun = known.get("begun", np.ones(len(begins), np.bool_))
-        return Episodes(
+        return EpisodeColumns(
             lengths.astype(np.int64),
             known["source"].astype(np.int32),
             known["cut"].astype(np.bool_),

@@ -9,7 +9,7 @@ import numpy as np
 
 from dovetail.data.blocks import grouped, last_rows
 from dovetail.data.episode import LOG_PROBABILITY, SAMPLED_ACTION, VERSION, Episode, Rows
-from dovetail.data.hdf5 import Array, Episodes, Piece, Storage, open_hdf5
+from dovetail.data.hdf5 import Array, EpisodeColumns, Piece, Storage, open_hdf5
 from dovetail.data.metadata import TABLE, read_metadata
 from dovetail.data.parquet import Tables
 from dovetail.data.spaces import Codec, unflatten
@@ -39,7 +39,7 @@ class Reader:
         self.codec = Codec(self.metadata.observation, self.metadata.action, name)
 
     @property
-    def episodes(self) -> Episodes:
+    def episodes(self) -> EpisodeColumns:
         """Length, source, and whether it was cut and recorded from its first step, of every
         episode."""
         return self.storage.episodes

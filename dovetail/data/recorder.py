@@ -27,7 +27,7 @@ OPEN_BYTES = 1 << 30
 """Bytes that all episodes under way may take; beyond, what there is of the largest is written."""
 
 
-class Steps(NamedTuple):
+class RecordedSteps(NamedTuple):
     """What `Recorder.add` takes, a part of `Trajectory`: leaves [T, B, …]."""
 
     observation: Any
@@ -55,21 +55,21 @@ class Lane:
     """One environment's episode so far."""
 
     def __init__(self) -> None:
-        self.pieces: list[tuple[Steps, int]] = []
+        self.pieces: list[tuple[RecordedSteps, int]] = []
         """With the version of the weights; of what came next only the last row."""
         self.turn: int | None = None
         """The unroll that the last of them came with."""
         self.bytes = 0
         """What they take."""
 
-    def add(self, part: Steps, version: int) -> None:
+    def add(self, part: RecordedSteps, version: int) -> None:
         """Goes on with the episode."""
         after = jax.tree.map(lambda x: x[-1:].copy(), part.next_observation)
         part = part._replace(next_observation=after)
         self.pieces.append((part, version))
         self.bytes += sum(leaf.nbytes for leaf in jax.tree.leaves(part))
 
-    def breaks(self, steps: Steps, start: int) -> bool:
+    def breaks(self, steps: RecordedSteps, start: int) -> bool:
         """Whether the episode does not go on here: its environment was set up anew, or steps in
         between are missing."""
         if not self.pieces:
@@ -82,10 +82,12 @@ class Lane:
         )
         return bool(steps.first[start]) or not all(jax.tree.leaves(same))
 
-    def take(self) -> tuple[Steps, Array]:
+    def take(self) -> tuple[RecordedSteps, Array]:
         """The episode as a whole and the versions of its weights; the lane is empty then."""
         pieces, self.pieces, self.bytes = self.pieces, [], 0
-        steps: Steps = jax.tree.map(lambda *x: np.concatenate(x), *(part for part, _ in pieces))
+        steps: RecordedSteps = jax.tree.map(
+            lambda *x: np.concatenate(x), *(part for part, _ in pieces)
+        )
         versions = [np.full(len(part.reward), version) for part, version in pieces]
         return steps, np.concatenate(versions)
 
@@ -104,11 +106,11 @@ class Recorder:
         self._added = 0
 
     def add(self, trajectory: Any, version: int | Array = -1, of: Lanes | None = None) -> None:
-        """Records a trajectory, which has the fields of `Steps`, of weights of this `version`: one
-        for all, or one for each column. Unless it is said whose the columns are, they are the same
+        """Records a trajectory, with the fields of `RecordedSteps`, made by weights of this
+        `version`: one for all, or one for each column. Unless it is said whose the columns are, they are the same
         environments' every time, and nothing is missing."""
-        steps = Steps(*(getattr(trajectory, name) for name in Steps._fields))
-        columns: Steps = jax.tree.map(lambda x: np.swapaxes(np.asarray(x), 0, 1), steps)
+        steps = RecordedSteps(*(getattr(trajectory, name) for name in RecordedSteps._fields))
+        columns: RecordedSteps = jax.tree.map(lambda x: np.swapaxes(np.asarray(x), 0, 1), steps)
         count = len(columns.reward)
         if of is None:
             of = Lanes(np.arange(count), np.full(count, self._added))
@@ -132,7 +134,7 @@ class Recorder:
             self.writer.write(self._finished(largest, cut=True))
 
     def _follow(
-        self, lane: Lane, steps: Steps, times: Array, version: int
+        self, lane: Lane, steps: RecordedSteps, times: Array, version: int
     ) -> Iterator[tuple[int, Episode]]:
         """Goes on with one environment; what ended, with when."""
         ends = steps.terminated | steps.truncated

@@ -21,7 +21,7 @@ from dovetail.data.hdf5 import Array
 from dovetail.data.reader import Reader
 from dovetail.data.rows import RowReader
 from dovetail.errors import check_option
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.sample import ItemKeys, Sample
 
 MEMORY = 1 << 28
 """Bytes that a stream takes, unless told."""
@@ -196,7 +196,7 @@ class Stream:
         whole = Sample(
             rows=jax.tree.map(lambda x: np.take(x, index, axis=0), found.rows),
             mask=within < np.minimum(left, self._window),
-            keys=Keys(slot=steps, number=np.zeros_like(steps)),
+            keys=ItemKeys(slot=steps, number=np.zeros_like(steps)),
             probabilities=np.full(len(chosen), 1 / self._blocks.total, np.float32),
             size=np.int32(min(self._blocks.total, np.iinfo(np.int32).max)),
             times=np.zeros(len(chosen), np.int32),

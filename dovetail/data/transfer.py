@@ -20,7 +20,7 @@ from dovetail.run.folder import make_new, write_error
 FORMATS = {"minari": HDF5, "parquet": TABLE}
 
 
-class Made(NamedTuple):
+class MadeDataset(NamedTuple):
     """A dataset that was made."""
 
     folder: Path
@@ -38,7 +38,7 @@ def merge(
     format: str = "minari",
     drop_invalid: bool = False,
     tell: Tell | None = None,
-) -> Made:
+) -> MadeDataset:
     """All episodes of `datasets`, in order, as a new dataset `out`.
 
     `drop_invalid` leaves out episodes with observations, actions or rewards that are not finite, or
@@ -53,7 +53,7 @@ def merge(
         total = sum(reader.num_episodes for reader in readers)
         made = _write(Path(out), metadata, _told(episodes, tell, total))
         unread = {name for reader in readers for name in reader.storage.unread()}
-        return Made(Path(out), made, len(dropped), sorted(unread))
+        return MadeDataset(Path(out), made, len(dropped), sorted(unread))
     finally:
         for reader in readers:
             reader.close()
@@ -66,7 +66,7 @@ def split(
     *,
     seed: int = 0,
     tell: Tell | None = None,
-) -> list[Made]:
+) -> list[MadeDataset]:
     """New datasets with these shares of the episodes, drawn at random; each keeps their order."""
     check_shares(shares, outs)
     with Reader(dataset) as reader:
@@ -79,13 +79,13 @@ def split(
             )
         for out in outs:
             make_new(Path(out), "dataset")
-        made: list[Made] = []
+        made: list[MadeDataset] = []
         done, unread = 0, reader.storage.unread()
         for part, out in enumerate(outs):
             metadata, shifts = _joined([reader], _format(reader.metadata))
             episodes = _all([reader], shifts, [parts == part], metadata, None)
             told = _told(episodes, tell, reader.num_episodes, done)
-            made.append(Made(Path(out), _write(Path(out), metadata, told), 0, unread))
+            made.append(MadeDataset(Path(out), _write(Path(out), metadata, told), 0, unread))
             done += counts[part]
         return made
 

@@ -26,7 +26,17 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from dovetail.envs.faults import fault
-from dovetail.envs.segment import COMMAND, DONE, FINAL, WORDS, Batch, Layout, Views, at, attach
+from dovetail.envs.segment import (
+    COMMAND,
+    DONE,
+    FINAL,
+    WORDS,
+    SegmentLayout,
+    SharedArrays,
+    Views,
+    at,
+    attach,
+)
 
 STEP, RESET, CLOSE = range(3)
 """Commands."""
@@ -39,7 +49,7 @@ _SPIN = 100e-6
 
 
 @dataclass(frozen=True)
-class Job:
+class ChildJob:
     """What a process is told when it starts."""
 
     env_id: str
@@ -65,7 +75,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Made:
+class ChildReady:
     """What a process tells of the environments it has made."""
 
     observation: gymnasium.Space[Any]
@@ -89,7 +99,7 @@ class Misfit(Exception):
     """What the environments returned has the wrong shape."""
 
 
-def serve(job: Job, connection: Connection) -> None:
+def serve(job: ChildJob, connection: Connection) -> None:
     """Makes the environments and steps them until the parent is done with them."""
     log = recv_handle(connection)
     faulthandler.enable(log)
@@ -98,7 +108,7 @@ def serve(job: Job, connection: Connection) -> None:
     with contextlib.suppress(EOFError):  # the parent has changed its mind
         venv = _make(job, connection)
         if venv is not None:
-            layout: Layout = connection.recv()
+            layout: SegmentLayout = connection.recv()
             memory = attach(recv_handle(connection), layout.size())
             connection.send(None)
             _Server(job, connection, venv, layout.views(memory, job.rows)).run()
@@ -114,7 +124,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _make(job: Job, connection: Connection) -> VectorEnv[Any, Any, Any] | None:
+def _make(job: ChildJob, connection: Connection) -> VectorEnv[Any, Any, Any] | None:
     """Makes the environments and tells the parent, of whatever hinders it too."""
     failed = "cannot be brought into a process of its own: define it in a module or file; there is"
     try:
@@ -128,7 +138,7 @@ def _make(job: Job, connection: Connection) -> VectorEnv[Any, Any, Any] | None:
         mode = getattr(venv, "autoreset_mode", None) or metadata.get("autoreset_mode")
         mode = None if mode is None else AutoresetMode(mode)
         listed = isinstance(venv, SyncVectorEnv)
-        made = Made(venv.single_observation_space, venv.single_action_space, mode, listed)
+        made = ChildReady(venv.single_observation_space, venv.single_action_space, mode, listed)
         connection.send(made)
     except BaseException as error:
         _tell(connection, f"{job.env_id} {failed} {type(error).__name__}: {error}")
@@ -146,7 +156,7 @@ class _Server:
     """Answers exchanges."""
 
     def __init__(
-        self, job: Job, connection: Connection, venv: VectorEnv[Any, Any, Any], views: Views
+        self, job: ChildJob, connection: Connection, venv: VectorEnv[Any, Any, Any], views: Views
     ) -> None:
         self._job, self._connection, self._venv, self._views = job, connection, venv, views
         self._words = views.words[job.index * WORDS : (job.index + 1) * WORDS]
@@ -216,14 +226,14 @@ class _Server:
         raw, _ = self._venv.reset(seed=seed, options=options)
         self._show(self._views.outcomes[self._turn].observation, raw)
 
-    def _show(self, batch: Batch, raw: Any) -> None:
+    def _show(self, batch: SharedArrays, raw: Any) -> None:
         if batch.only is not None:
             _fill(batch.only, raw, "observations")
             return
         for path, array in zip(batch.paths, batch.arrays, strict=True):
             _fill(array, at(raw, path), "observations")
 
-    def _show_finals(self, batch: Batch, finals: Any, ended: np.ndarray) -> None:
+    def _show_finals(self, batch: SharedArrays, finals: Any, ended: np.ndarray) -> None:
         """Final observations come as a batch, or as an array of separate ones."""
         listed = isinstance(finals, np.ndarray) and finals.dtype == object
         for path, array in zip(batch.paths, batch.arrays, strict=True):

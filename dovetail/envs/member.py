@@ -20,7 +20,7 @@ from multiprocessing.synchronize import Semaphore
 from types import ModuleType
 from typing import Any
 
-from dovetail.envs.child import CLOSE, Job, serve
+from dovetail.envs.child import CLOSE, ChildJob, serve
 from dovetail.envs.segment import COMMAND, FOLDER, LINE
 from dovetail.errors import UserError
 
@@ -52,7 +52,7 @@ class ProcessFailed(UserError):
 class Member:
     """Owns one process and both ends of what is said to it beside the segment."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ChildJob) -> None:
         """Starts the process."""
         self.rows = job.rows
         self.go = job.go.release

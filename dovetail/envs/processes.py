@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from dovetail.envs import segment
-from dovetail.envs.child import RESET, STEP, Job, Made, spin
+from dovetail.envs.child import RESET, STEP, ChildJob, ChildReady, spin
 from dovetail.envs.member import (
     GRACE,
     SLICE,
@@ -29,7 +29,7 @@ from dovetail.envs.member import (
     pickled,
     semaphore,
 )
-from dovetail.envs.segment import COMMAND, DONE, FINAL, WORDS, Layout, Outcome
+from dovetail.envs.segment import COMMAND, DONE, FINAL, WORDS, SegmentLayout, StepResult
 from dovetail.errors import UserError
 
 __all__ = ["PATIENCE", "ProcessFailed", "ProcessVectorEnv", "make_bell", "sendable"]
@@ -104,25 +104,27 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         try:
             for k, go in enumerate(goes):
                 rows = slice(k * num_envs // count, (k + 1) * num_envs // count)
-                job = Job(env_id, sent, k, rows, first, go, done, bell, self._spins, os.getpid())
+                job = ChildJob(
+                    env_id, sent, k, rows, first, go, done, bell, self._spins, os.getpid()
+                )
                 self._members.append(Member(job))
             self._share(self._made(), seeding)
         except BaseException:
             self.close()
             raise
 
-    def _made(self) -> Made:
+    def _made(self) -> ChildReady:
         """What the processes tell of their environments, which are all alike."""
         told = [self._heard_starting(member) for member in self._members]
         for found in told:
-            if not isinstance(found, Made):
+            if not isinstance(found, ChildReady):
                 raise ProcessFailed(*found)
         return told[0]
 
     def _heard_starting(self, member: Member) -> Any:
         return member.hear(max(START_LIMIT, self._patience), "as it started")
 
-    def _share(self, made: Made, seeding: Seeding | None) -> None:
+    def _share(self, made: ChildReady, seeding: Seeding | None) -> None:
         """Makes the segment, hands it to the processes, and prepares everything for stepping."""
         for space in (made.observation, made.action):
             if not segment.fits(space):
@@ -137,7 +139,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self._seeding: Seeding = seeding or (list if made.listed else one_seed)
         count = len(self._members)
         finals = made.autoreset is AutoresetMode.SAME_STEP
-        layout = Layout(made.observation, made.action, self.num_envs, count, finals)
+        layout = SegmentLayout(made.observation, made.action, self.num_envs, count, finals)
         descriptor = segment.create(layout.size(), self._env_id, self.num_envs)
         for member in self._members:
             member.say(layout)
@@ -282,7 +284,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             member.words[DONE] = self._sent  # told once
         raise ProcessFailed(*told[0])
 
-    def _finals(self, outcome: Outcome) -> dict[str, Any]:
+    def _finals(self, outcome: StepResult) -> dict[str, Any]:
         for words, _ in self._calls:
             if words[FINAL] == self._sent and outcome.final is not None:
                 ended = outcome.terminated | outcome.truncated

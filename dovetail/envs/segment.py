@@ -31,7 +31,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class Batch:
+class SharedArrays:
     """The arrays of a batch of elements of one space, without and with the space's structure."""
 
     paths: tuple[Path, ...]
@@ -42,11 +42,11 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What one step returns."""
 
-    observation: Batch
-    final: Batch | None
+    observation: SharedArrays
+    final: SharedArrays | None
     """Final observations, set where an episode ended; None if the step does not tell them."""
     reward: np.ndarray
     terminated: np.ndarray
@@ -58,13 +58,13 @@ class Views:
     """The arrays of a segment, for all environments or for some."""
 
     words: memoryview
-    action: Batch
-    outcomes: tuple[Outcome, Outcome]
+    action: SharedArrays
+    outcomes: tuple[StepResult, StepResult]
     """Steps take turns; a reset writes into the last step's."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class SegmentLayout:
     """Where everything lies; both sides work it out from the same spaces."""
 
     observation: spaces.Space[Any]
@@ -85,7 +85,7 @@ class Layout:
         place = _Placing(memory, self.num_envs, rows, self.processes * LINE)
         action = place.batch(self.action)
         outcomes = [
-            Outcome(
+            StepResult(
                 place.batch(self.observation),
                 place.batch(self.observation) if self.finals else None,
                 place.array((), np.dtype(np.float32)),
@@ -115,11 +115,11 @@ class _Placing:
         self._at += _room(whole.nbytes)
         return whole[self._rows]
 
-    def batch(self, space: spaces.Space[Any]) -> Batch:
+    def batch(self, space: spaces.Space[Any]) -> SharedArrays:
         found = [(path, self.array(shape, dtype)) for path, shape, dtype in _leaves(space)]
         paths = tuple(path for path, _ in found)
         arrays = tuple(array for _, array in found)
-        return Batch(
+        return SharedArrays(
             paths, arrays, _tree(space, iter(arrays)), arrays[0] if paths == ((),) else None
         )
 

@@ -39,7 +39,7 @@ class SpaceMap:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class SpaceLeaf:
     """One array of an observation: where it stands and what it becomes."""
 
     path: tuple[str | int, ...]
@@ -72,7 +72,7 @@ def _leaves(
     env_id: str,
     xp: ModuleType,
     batched: bool,
-) -> Iterator[Leaf]:
+) -> Iterator[SpaceLeaf]:
     """The arrays of an observation: dict keys sorted, tuple entries in order."""
     if isinstance(space, gym_spaces.Dict):
         for key in sorted(space.spaces):
@@ -82,15 +82,15 @@ def _leaves(
             yield from _leaves(entry, (*path, index), env_id, xp, batched)
     elif isinstance(space, gym_spaces.Box):
         image = space.dtype == np.uint8 and len(space.shape) >= 2
-        yield Leaf(path, image, space.shape or (1,), _box(space, image, xp, batched))
+        yield SpaceLeaf(path, image, space.shape or (1,), _box(space, image, xp, batched))
     elif isinstance(space, gym_spaces.Discrete):
         convert = _one_hots(np.array([space.n]), np.array([space.start]), xp, batched)
-        yield Leaf(path, False, (int(space.n),), convert)
+        yield SpaceLeaf(path, False, (int(space.n),), convert)
     elif isinstance(space, gym_spaces.MultiDiscrete):
         counts, start = space.nvec.ravel(), np.asarray(space.start).ravel()
-        yield Leaf(path, False, (int(counts.sum()),), _one_hots(counts, start, xp, batched))
+        yield SpaceLeaf(path, False, (int(counts.sum()),), _one_hots(counts, start, xp, batched))
     elif isinstance(space, gym_spaces.MultiBinary):
-        yield Leaf(path, False, space.shape, lambda x: xp.asarray(x, np.float32))
+        yield SpaceLeaf(path, False, space.shape, lambda x: xp.asarray(x, np.float32))
     else:
         where = ".".join(str(part) for part in path)
         raise UserError(
@@ -125,7 +125,7 @@ def _one_hots(
 
 
 def _observation(
-    space: gym_spaces.Space[Any], leaves: list[Leaf], env_id: str, xp: ModuleType
+    space: gym_spaces.Space[Any], leaves: list[SpaceLeaf], env_id: str, xp: ModuleType
 ) -> tuple[Any, Callable[[Any], Observation]]:
     if not isinstance(space, gym_spaces.Dict | gym_spaces.Tuple):
         (leaf,) = leaves
@@ -153,11 +153,11 @@ def _observation(
     return {**spec, VECTOR: vector_spec}, lambda x: {**_convert_all(images, x), VECTOR: join(x)}
 
 
-def _convert_all(images: dict[str, Leaf], x: Any) -> dict[str, Any]:
+def _convert_all(images: dict[str, SpaceLeaf], x: Any) -> dict[str, Any]:
     return {name: leaf.convert(_at(x, leaf.path)) for name, leaf in images.items()}
 
 
-def _name(leaf: Leaf, env_id: str) -> str:
+def _name(leaf: SpaceLeaf, env_id: str) -> str:
     name = ".".join(str(part) for part in leaf.path)
     if name == VECTOR:
         raise UserError(

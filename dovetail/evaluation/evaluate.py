@@ -22,7 +22,7 @@ from dovetail.evaluation.play import (
     MAX_STEPS,
     Manner,
     Played,
-    Record,
+    StepRecord,
     acting,
     acting_on_host,
     played,
@@ -30,13 +30,13 @@ from dovetail.evaluation.play import (
 from dovetail.graph.unroll import (
     Act,
     ActorState,
-    Episodes,
+    EpisodeSums,
     Step,
     initial_actor,
     no_episodes,
     step_once,
 )
-from dovetail.graph.unroll import Record as Turn
+from dovetail.graph.unroll import StepRecord as Turn
 
 if TYPE_CHECKING:
     from dovetail.envs.resolve import Env
@@ -98,7 +98,7 @@ class Evaluator:
         num_envs: int | None = None,
         max_steps: int = MAX_STEPS,
         explore: bool = False,
-        record: Record | None = None,
+        record: StepRecord | None = None,
     ) -> None:
         manner = Manner(explore, record, max_steps)
         for name, value in (("episodes", episodes), ("max_steps", max_steps)):
@@ -182,7 +182,7 @@ def evaluate(
     num_envs: int | None = None,
     max_steps: int = MAX_STEPS,
     explore: bool = False,
-    record: Record | None = None,
+    record: StepRecord | None = None,
 ) -> Evaluation:
     """The policy's returns over `episodes` episodes, greedy unless it is to `explore`.
 
@@ -237,7 +237,7 @@ class _Now(NamedTuple):
     """How far an evaluation in JAX environments has come."""
 
     actor: ActorState
-    ended: Episodes
+    ended: EpisodeSums
 
 
 def _jax_step(env: JaxEnv, max_steps: int) -> Step:
@@ -322,7 +322,7 @@ def _jax_play(algorithm: Algorithm, env: JaxEnv, episodes: int, seed: int, manne
 class _Tally:
     """Keeps the episodes of host environments, each environment's up to its quota."""
 
-    def __init__(self, quota: np.ndarray, record: Record | None) -> None:
+    def __init__(self, quota: np.ndarray, record: StepRecord | None) -> None:
         self.quota, self.record = quota, record
         self.returns = np.zeros((len(quota), quota.max()))
         self.lengths = np.zeros((len(quota), quota.max()), np.int64)

@@ -12,7 +12,7 @@ from dovetail.algorithm import Algorithm, Params, Timestep
 from dovetail.batching import act_for_one, act_on_batch, defines, greedy_on_batch
 from dovetail.envs.interface import Continuous
 from dovetail.graph.unroll import Act, slot_reset
-from dovetail.graph.unroll import Record as Turn
+from dovetail.graph.unroll import StepRecord as Turn
 
 ACTING = 0x616374
 """Mixed with an environment's key, so that acting shares no random number with stepping."""
@@ -37,7 +37,7 @@ class Played(NamedTuple):
     """None where it is not known."""
 
 
-Record = Callable[[Played], None]
+StepRecord = Callable[[Played], None]
 """Shown what is played, in order."""
 
 
@@ -47,7 +47,7 @@ class Manner:
 
     explore: bool = False
     """Whether actions are chosen as in training, not greedily."""
-    record: Record | None = None
+    record: StepRecord | None = None
     max_steps: int = MAX_STEPS
 
 

@@ -19,7 +19,7 @@ from dovetail.boundaries import BATCH_AXIS, RL, How, Reach, Side, here
 from dovetail.graph.marks import Opens, declared, run_python, unmarked
 from dovetail.graph.unroll import (
     ActorState,
-    Episodes,
+    EpisodeSums,
     Step,
     masked_reset,
     no_episodes,
@@ -28,7 +28,7 @@ from dovetail.graph.unroll import (
 )
 from dovetail.replay.data import Data
 from dovetail.replay.replay import DeviceReplay, Replay, insertion, of_shards
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.sample import ItemKeys, Sample
 
 # What a replay does is compiled, unless jit is off: it is hundreds of operations.
 _insert, _insert_each = jax.jit(DeviceReplay.insert), jax.jit(jax.vmap(DeviceReplay.insert))
@@ -129,7 +129,7 @@ class Interpreting(RL):
         """Recorded data → learner."""
         return data.sample(draws)
 
-    def update_priorities(self, replay: Replay, keys: Keys, priorities: jax.Array) -> Replay:
+    def update_priorities(self, replay: Replay, keys: ItemKeys, priorities: jax.Array) -> Replay:
         """Learner → replay."""
         if not isinstance(replay, DeviceReplay):
             return super().update_priorities(replay, keys, priorities)
@@ -166,7 +166,7 @@ class Interpreting(RL):
             self.actor,
             scan=_in_python,
         )
-        self.episodes = Episodes(*map(jnp.add, self.episodes, ended))
+        self.episodes = EpisodeSums(*map(jnp.add, self.episodes, ended))
         return trajectory
 
     def _over_environments(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,7 +203,7 @@ def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def interpret(
     algorithm: Algorithm, step: Step, state: Any, actor: ActorState, debug: bool = False
-) -> tuple[Any, dict[str, jax.Array], ActorState, Episodes]:
+) -> tuple[Any, dict[str, jax.Array], ActorState, EpisodeSums]:
     """One iteration of a bound algorithm: (state, metrics, actor, episodes), values concrete.
 
     `step` is how the batch of environments steps: `dovetail.envs.batched.step` with a JAX

@@ -58,7 +58,7 @@ from dovetail.graph.sides import Ends, origin, settle
 from dovetail.graph.traced import PythonSpec, Traced, UnrollSpec
 from dovetail.graph.unroll import (
     ActorState,
-    Episodes,
+    EpisodeSums,
     Reset,
     environment_keys,
     initial_actor,
@@ -218,7 +218,7 @@ class Tracing(RL):
         self._batch = batch
         self._crossings = 0
         self._received: dict[int, Any] = {}
-        self.episodes: Episodes | None = None
+        self.episodes: EpisodeSums | None = None
         self._algorithm = algorithm
         self._spec = spec
         self._env = env
@@ -352,7 +352,7 @@ class Tracing(RL):
         size = spec.trajectory_tree.num_leaves
         actor_tree = jax.tree.structure(self.actor)
         self.actor = actor_tree.unflatten(outputs[size : size + actor_tree.num_leaves])
-        ended = Episodes(*outputs[size + actor_tree.num_leaves :])
+        ended = EpisodeSums(*outputs[size + actor_tree.num_leaves :])
         self.episodes = (
             ended if self.episodes is None else jax.tree.map(jnp.add, self.episodes, ended)
         )

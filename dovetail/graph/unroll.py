@@ -39,7 +39,7 @@ class ActorState(NamedTuple):
     episode_length: jax.Array
 
 
-class Episodes(NamedTuple):
+class EpisodeSums(NamedTuple):
     """Episodes that ended, per environment [B]: how many, and the sums over them."""
 
     number: jax.Array
@@ -47,12 +47,12 @@ class Episodes(NamedTuple):
     lengths: jax.Array
 
 
-class Record(NamedTuple):
+class StepRecord(NamedTuple):
     """One step's row of the trajectory, and the timestep to act on next."""
 
     row: Trajectory
     actor: ActorState
-    episodes: Episodes
+    episodes: EpisodeSums
 
 
 def environment_keys(seed_key: jax.Array, num_envs: int) -> jax.Array:
@@ -86,9 +86,9 @@ def initial_actor(env_state: Any, observation: Any, carry: Carry, keys: jax.Arra
     )
 
 
-def no_episodes(batch: int) -> Episodes:
+def no_episodes(batch: int) -> EpisodeSums:
     """Nothing has ended yet."""
-    return Episodes(jnp.zeros(batch, jnp.int32), jnp.zeros(batch), jnp.zeros(batch, jnp.int32))
+    return EpisodeSums(jnp.zeros(batch, jnp.int32), jnp.zeros(batch), jnp.zeros(batch, jnp.int32))
 
 
 def masked_reset(initial: Carry) -> Reset:
@@ -130,7 +130,7 @@ def resetting(act: Act, reset: Reset) -> Act:
 
 def step_once(
     act: Act, step: Step, params: Params, actor: ActorState, keys: tuple[Any, Any]
-) -> Record:
+) -> StepRecord:
     """One turn: acts and steps once in every environment, and counts the episodes that end.
 
     It is what compiled loops, the interpreter and evaluations do in each of their steps; the arrays
@@ -144,7 +144,7 @@ def step_once(
     done = after.terminated | after.truncated
     episode_return = actor.episode_return + after.reward
     episode_length = actor.episode_length + after.valid
-    episodes = Episodes(
+    episodes = EpisodeSums(
         done.astype(np.int32),
         arrays.where(done, episode_return, 0),
         arrays.where(done, episode_length, 0),
@@ -175,10 +175,10 @@ def step_once(
         episode_return=arrays.where(done, 0, episode_return),
         episode_length=arrays.where(done, 0, episode_length),
     )
-    return Record(row, following, episodes)
+    return StepRecord(row, following, episodes)
 
 
-def final_timestep(record: Record) -> Timestep:
+def final_timestep(record: StepRecord) -> Timestep:
     """What an actor would see at the true successor of a row, were the episode to go on."""
     row, number = record.row, record.actor.timestep.number
     return Timestep(row.next_observation, row.reward, jnp.zeros_like(row.first), number)
@@ -192,13 +192,13 @@ def unroll_scan(
     params: Params,
     actor: ActorState,
     scan: Callable[..., Any] = jax.lax.scan,
-) -> tuple[Trajectory, ActorState, Episodes]:
+) -> tuple[Trajectory, ActorState, EpisodeSums]:
     """`length` turns, as one `lax.scan` or what does the same; `act` resets carries itself."""
     steps = actor.step[None] + jnp.arange(length, dtype=jnp.int32)[:, None]
     over_time = jax.vmap(jax.vmap(act_key), (None, 0)), jax.vmap(jax.vmap(env_key), (None, 0))
     keys = (over_time[0](actor.keys, steps), over_time[1](actor.keys, steps))
 
-    def body(state: tuple[ActorState, Episodes], keys: Any) -> tuple[Any, Trajectory]:
+    def body(state: tuple[ActorState, EpisodeSums], keys: Any) -> tuple[Any, Trajectory]:
         actor, episodes = state
         record = step_once(act, step, params, actor, keys)
         row = record.row
@@ -215,7 +215,7 @@ def unroll_scan(
     return trajectory._replace(**ends), after, episodes
 
 
-def _at_truncation(bootstrap: Bootstrap, params: Params, record: Record) -> Any:
+def _at_truncation(bootstrap: Bootstrap, params: Params, record: StepRecord) -> Any:
     """`bootstrap` at the true final observation of truncated episodes, zero elsewhere."""
     row = record.row
 

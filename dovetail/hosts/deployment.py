@@ -15,7 +15,7 @@ from dovetail.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
-class Share:
+class ProcessShare:
     """What one process takes of its node, and where it may be."""
 
     cpus: float = 1.0
@@ -37,9 +37,9 @@ class Deployment:
 
     cluster: str = "auto"
     """local starts one on this machine, auto joins the one that runs here, host:port another."""
-    learner: Share = Share()
+    learner: ProcessShare = ProcessShare()
     """Of each learner process."""
-    actor: Share = Share()
+    actor: ProcessShare = ProcessShare()
     """Of each actor process."""
     learner_devices: int = 1
     """Devices of one learner process."""
@@ -82,9 +82,9 @@ def rebuilt(found: dict[str, Any] | None) -> Deployment | None:
     )
 
 
-def _share_again(found: dict[str, Any]) -> Share:
+def _share_again(found: dict[str, Any]) -> ProcessShare:
     fields: dict[str, Any] = {**found, "nodes": tuple(found["nodes"])}
-    return Share(**fields)
+    return ProcessShare(**fields)
 
 
 def _table(path: str | Path, found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -94,8 +94,8 @@ def _table(path: str | Path, found: Mapping[str, Any], name: str) -> Mapping[str
     return table
 
 
-def _share(path: str | Path, table: Mapping[str, Any], name: str) -> Share:
-    known = [f.name for f in dataclasses.fields(Share)]
+def _share(path: str | Path, table: Mapping[str, Any], name: str) -> ProcessShare:
+    known = [f.name for f in dataclasses.fields(ProcessShare)]
     _refuse_unknown(path, table, [*known, "devices"] if name == "learner" else known, f"[{name}] ")
     for key in ("cpus", "gpus"):
         amount = table.get(key, 0)
@@ -113,7 +113,7 @@ def _share(path: str | Path, table: Mapping[str, Any], name: str) -> Share:
     ):
         raise UserError(f"{path}: [{name}] resources is {resources!r}; give each an amount over 0.")
     rebuilt: dict[str, Any] = {**table, "nodes": tuple(nodes), "resources": dict(resources)}
-    return Share(**rebuilt)
+    return ProcessShare(**rebuilt)
 
 
 def _refuse_unknown(path: str | Path, table: Mapping[str, Any], known: Any, where: str) -> None:

@@ -36,7 +36,7 @@ class Call(Protocol):
         ...
 
 
-class Process(Protocol):
+class HostProcess(Protocol):
     """A process with some workers, as a host started it: it has a `ProcessWorkers`."""
 
     def set_up(self) -> Call:
@@ -71,7 +71,7 @@ class Process(Protocol):
 class Host(Protocol):
     """Starts processes, and makes references that stand for values in all of them."""
 
-    def start(self, name: str, again: bool) -> Process:
+    def start(self, name: str, again: bool) -> HostProcess:
         """Starts a process, `again` if one of that name is gone; does not wait for it."""
         ...
 
@@ -96,10 +96,10 @@ class Supervised:
         self._host = host
         self._lock = threading.Lock()
         self._where = "no node yet"
-        self.process: Process | None = host.start(name, again=False)
+        self.process: HostProcess | None = host.start(name, again=False)
         self._ready = self.process.set_up()
 
-    def started(self) -> tuple[Process, Call]:
+    def started(self) -> tuple[HostProcess, Call]:
         """(the process, what it answers once it is set up); started anew if it was gone."""
         with self._lock:
             if self.process is None:
@@ -107,7 +107,9 @@ class Supervised:
                 self._ready = self.process.set_up()
             return self.process, self._ready
 
-    def wait_until_there(self, process: Process, ready: Call, tell: Callable[[str], None]) -> None:
+    def wait_until_there(
+        self, process: HostProcess, ready: Call, tell: Callable[[str], None]
+    ) -> None:
         """Waits until it has a place and answers."""
         began, told = time.monotonic(), False
         while True:
@@ -124,7 +126,7 @@ class Supervised:
                 told = True
                 tell(text)
 
-    def wait(self, process: Process, call: Call, worker: str, beat: Callable[[], None]) -> Any:
+    def wait(self, process: HostProcess, call: Call, worker: str, beat: Callable[[], None]) -> Any:
         """Waits for a call, and looks after the process meanwhile."""
         last = time.monotonic()
         while True:
@@ -134,7 +136,9 @@ class Supervised:
                 raise Closed("stopping")
             last = self._look(process, worker, last, beat)
 
-    def _look(self, process: Process, worker: str, last: float, beat: Callable[[], None]) -> float:
+    def _look(
+        self, process: HostProcess, worker: str, last: float, beat: Callable[[], None]
+    ) -> float:
         """Whether a worker gets on; a process whose worker does not is ended. Returns when it last
         did."""
         try:
@@ -154,14 +158,14 @@ class Supervised:
             beat()
         return time.monotonic() - min(quiet, time.monotonic() - last)
 
-    def _get(self, process: Process, call: Call, limit: float) -> Any:
+    def _get(self, process: HostProcess, call: Call, limit: float) -> Any:
         try:
             return call.get(limit)
         except WorkerLost as error:
             self.kill(process)
             raise WorkerLost(f"{self.name} on {self._where} is gone ({error}).") from error
 
-    def kill(self, process: Process | None) -> None:
+    def kill(self, process: HostProcess | None) -> None:
         """Ends it; one that has taken its place meanwhile is left alone."""
         with self._lock:
             if self.process is process:
@@ -176,7 +180,7 @@ class SupervisedWorker:
 
     def __init__(self, within: Supervised, worker: str, tell: Callable[[str], None]) -> None:
         self._within, self._worker, self._tell = within, worker, tell
-        self._process: Process | None = None
+        self._process: HostProcess | None = None
 
     def begin(self, held: Values, keys: Any) -> Callable[[], Values]:
         """Sets what the worker holds, once the process is there."""
@@ -199,7 +203,7 @@ class SupervisedWorker:
         call = process.call("held", self._worker)
         return unpack_values(self._within.wait(process, call, self._worker, lambda: None))
 
-    def _there(self) -> Process:
+    def _there(self) -> HostProcess:
         within, process = self._within, self._process
         if process is None or within.process is not process:
             raise WorkerLost(f"{within.name}, the process of {self._worker}, is gone.")

@@ -19,9 +19,9 @@ from dovetail.runtime.channel import REPORT, Turn
 from dovetail.runtime.environments import begin_episodes
 from dovetail.runtime.packing import Values
 from dovetail.runtime.remote import Payload, Reply
-from dovetail.runtime.schedule import Workers, stretches_of
+from dovetail.runtime.schedule import Workers, chains_of
 from dovetail.runtime.wire import pack_values, unpack_values
-from dovetail.runtime.worker import Put, Run, Take, Worker, size
+from dovetail.runtime.worker import Put, RunningWorker, RunProgram, Take, size
 from dovetail.telemetry.spans import LINK
 
 
@@ -64,11 +64,11 @@ class ProcessWorkers:
 class _Served:
     """One worker, stretch by stretch."""
 
-    def __init__(self, graph: Graph, env: Env, workers: Workers, worker: Worker) -> None:
+    def __init__(self, graph: Graph, env: Env, workers: Workers, worker: RunningWorker) -> None:
         self.worker = worker
         self._graph, self._env, self._workers = graph, env, workers
-        operations = [o for o in worker.schedule if isinstance(o, Take | Run | Put)]
-        self._stretches = stretches_of(operations)
+        operations = [o for o in worker.schedule if isinstance(o, Take | RunProgram | Put)]
+        self._stretches = chains_of(operations)
         self._state = {v.id for v in graph.state.inputs if v.side in worker.copies}
         self._values: Values = {}
         self._turn = Turn(0, 0)

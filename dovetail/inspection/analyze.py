@@ -35,7 +35,7 @@ HELP = {
 
 
 @dataclass(frozen=True)
-class Share:
+class TimeShare:
     """A fragment, a wait or a link of a worker, with its part of the worker's time."""
 
     worker: str
@@ -138,13 +138,13 @@ class Analysis:
     plan: Plan
     measured: Mapping[str, Any]
 
-    def shares(self) -> Iterator[Share]:
+    def shares(self) -> Iterator[TimeShare]:
         """Everything that was measured, worker by worker."""
         for worker, of in self.measured["workers"].items():
             wall = max(of["wall_s"], 1e-9)
             for kind in (COMPUTE, WAIT, LINK):
                 for name, numbers in of[kind].items():
-                    yield Share(worker, kind, name, numbers["seconds"] / wall, numbers)
+                    yield TimeShare(worker, kind, name, numbers["seconds"] / wall, numbers)
 
     def of_worker(self, worker: str) -> Use:
         """What a worker's time goes into."""
@@ -185,7 +185,7 @@ class Analysis:
         return tuple(name for name in working if name in least.values())
 
     @property
-    def critical_path(self) -> list[Share]:
+    def critical_path(self) -> list[TimeShare]:
         """What the workers on it do, of that which takes a hundredth of their time."""
         on = self.critical
         rows = (share for share in self.shares() if share.kind != WAIT)
@@ -195,7 +195,7 @@ class Analysis:
     def bottleneck(self) -> Bottleneck | None:
         """The largest share of those workers that are waited for."""
         blamed = self.critical
-        sums: dict[str, list[Share]] = {}
+        sums: dict[str, list[TimeShare]] = {}
         for share in self.shares():
             if share.worker in blamed and share.kind != WAIT:
                 sums.setdefault(share.name, []).append(share)
@@ -299,13 +299,13 @@ def _stem(worker: str) -> str:
     return worker.rstrip("0123456789")
 
 
-def _mark(share: Share, worst: Bottleneck | None, path: list[Share]) -> str:
+def _mark(share: TimeShare, worst: Bottleneck | None, path: list[TimeShare]) -> str:
     if worst is not None and worst.name == share.name and share.worker in worst.workers:
         return "▶"
     return "•" if share in path else ""
 
 
-def _path_text(path: list[Share]) -> str:
+def _path_text(path: list[TimeShare]) -> str:
     """Of workers that are alike, one stands for all."""
     shown: dict[str, list[str]] = {}
     for share in path:
@@ -315,7 +315,7 @@ def _path_text(path: list[Share]) -> str:
     return "; ".join(f"{worker}: {' → '.join(parts)}" for worker, parts in shown.items())
 
 
-def _row(share: Share, wall: float, mark: str) -> Row:
+def _row(share: TimeShare, wall: float, mark: str) -> Row:
     numbers = share.numbers
     rate = ""
     if numbers["bytes"]:

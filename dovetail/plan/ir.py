@@ -123,7 +123,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Station:
+class Process:
     """A process on a node of a cluster, and the workers in it."""
 
     name: str
@@ -167,7 +167,7 @@ class Plan:
     fewest: int | None = None
     """On a cluster, how many actors must be there to begin; the others join when there is room.
     None for all of them."""
-    stations: tuple[Station, ...] = ()
+    stations: tuple[Process, ...] = ()
     """The processes of a cluster; none if all workers are in this one."""
     batch: int = 0
     """Environments that one call of acting serves where others step them; 0 for all."""

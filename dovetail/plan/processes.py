@@ -21,8 +21,8 @@ from dovetail.plan.ir import (
     Needs,
     Node,
     Plan,
+    Process,
     Resources,
-    Station,
     Worker,
     WorkerKind,
 )
@@ -104,7 +104,7 @@ class _Grouping:
             )
         self._ranks = plan.replicas // each
 
-    def stations(self) -> list[Station]:
+    def stations(self) -> list[Process]:
         """The learner's processes first, then those of actors."""
         beside: dict[int, list[str]] = {rank: [] for rank in range(self._ranks)}
         groups: dict[tuple[int, str], list[str]] = {}
@@ -118,7 +118,7 @@ class _Grouping:
                 groups.setdefault((rank, self._process(worker)), []).extend(names)
         learner, needs = self._learner.name, self._cluster.learners
         made = [
-            Station(
+            Process(
                 "learner" if self._ranks == 1 else f"learner-{rank}",
                 tuple(dict.fromkeys([learner, *names])),
                 True,
@@ -140,17 +140,17 @@ class _Grouping:
         workers = dict.fromkeys(i.worker for name in names for i in self._plan.instances_of(name))
         return [name for name in workers if name != self._learner.name]
 
-    def _serving(self, name: str) -> Station:
+    def _serving(self, name: str) -> Process:
         needs = self._cluster.actors
-        return Station(
+        return Process(
             name, (name,), False, cpus=needs.cpus, gpus=needs.gpus, others=needs.others, keeps=True
         )
 
-    def _acting_apart(self, rank: int, names: list[str]) -> Station:
+    def _acting_apart(self, rank: int, names: list[str]) -> Process:
         """What steps in processes of its own needs a core for each; who acts then mostly waits."""
         needs, unique = self._cluster.actors, tuple(dict.fromkeys(names))
         cpus = needs.cpus * max(1, self._processes(names))
-        return Station(
+        return Process(
             unique[0], unique, False, rank, cpus=cpus, gpus=needs.gpus, others=needs.others
         )
 
@@ -198,11 +198,11 @@ class _Room:
     gpus: float
     others: dict[str, float]
 
-    def fits(self, station: Station) -> bool:
+    def fits(self, station: Process) -> bool:
         named = all(self.others.get(name, 0) >= amount for name, amount in station.others)
         return self.cpus >= station.cpus and self.gpus >= station.gpus and named
 
-    def take(self, station: Station) -> None:
+    def take(self, station: Process) -> None:
         self.cpus -= station.cpus
         self.gpus -= station.gpus
         for name, amount in station.others:
@@ -210,15 +210,15 @@ class _Room:
 
 
 def place(
-    stations: list[Station], cluster: Cluster, fewest: int | None = None
-) -> tuple[Station, ...]:
+    stations: list[Process], cluster: Cluster, fewest: int | None = None
+) -> tuple[Process, ...]:
     """Gives every station a node: learners apart from each other, each actor where most is free.
 
     With `fewest`, actors beyond that number may be left without a node, to join later.
     """
     _refuse_unknown_nodes(cluster)
     rooms = [_Room(n, n.cpus, n.gpus, dict(n.others)) for n in cluster.nodes]
-    placed: list[Station] = []
+    placed: list[Process] = []
     there = Counter[tuple[bool, str]]()
     for station in stations:
         needs = cluster.learners if station.learns else cluster.actors
@@ -245,7 +245,7 @@ def place(
 
 
 def _reluctance(
-    station: Station, learners: Counter[tuple[bool, str]], room: _Room
+    station: Process, learners: Counter[tuple[bool, str]], room: _Room
 ) -> tuple[int, int, float]:
     """How little a node suits a station: what is rare there is left to those who ask for it."""
     rare = [room.gpus and not station.gpus]
@@ -264,7 +264,7 @@ def _refuse_unknown_nodes(cluster: Cluster) -> None:
             raise UserError(f"The cluster has no node {name!r}: {nearest(name, known)}")
 
 
-def _shortage(stations: list[Station], station: Station, cluster: Cluster) -> str:
+def _shortage(stations: list[Process], station: Process, cluster: Cluster) -> str:
     there = "; ".join(_room_text(node) for node in cluster.nodes) or "no node"
     needs = Needs(station.cpus, station.gpus, station.others)
     cpus, gpus = sum(s.cpus for s in stations), sum(s.gpus for s in stations)
@@ -287,7 +287,7 @@ def _room_text(node: Node) -> str:
     return f"{_needs_text(Needs(node.cpus, node.gpus, node.others))} on {node.name}"
 
 
-def _told(plan: Plan, stations: tuple[Station, ...], cluster: Cluster) -> Iterator[str]:
+def _told(plan: Plan, stations: tuple[Process, ...], cluster: Cluster) -> Iterator[str]:
     """One sentence for each choice."""
     ranks = [station for station in stations if station.learns]
     if len(ranks) > 1:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dovetail.errors import UserError
-from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Station, Worker, WorkerKind
+from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Process, Worker, WorkerKind
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _link(fields: Mapping[str, Any]) -> Link:
     return Link(**rebuilt)
 
 
-def _station(fields: Mapping[str, Any]) -> Station:
+def _station(fields: Mapping[str, Any]) -> Process:
     others = tuple((name, amount) for name, amount in fields["others"])
     rebuilt: dict[str, Any] = {**fields, "workers": tuple(fields["workers"]), "others": others}
-    return Station(**rebuilt)
+    return Process(**rebuilt)

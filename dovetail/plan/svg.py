@@ -72,7 +72,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class Arrow:
     """The edges from one box to another in a different lane, drawn as one arrow."""
 
     source: Box
@@ -180,7 +180,7 @@ def _add_badges(boxes: dict[str, Box], plan: Plan) -> None:
             boxes[name].tint = PROGRAMS[total % len(PROGRAMS)]
 
 
-def _crossings(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> list[Crossing]:
+def _crossings(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> list[Arrow]:
     edges: dict[tuple[str, str], list[Edge]] = {}
     for edge in graph.edges:
         source = _box_name(graph, edge.source)
@@ -191,7 +191,7 @@ def _crossings(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> list[C
     return [crossing for crossing in found if crossing.source.lane != crossing.target.lane]
 
 
-def _crossing(edges: list[Edge], plan: Plan | None, source: Box, target: Box) -> Crossing:
+def _crossing(edges: list[Edge], plan: Plan | None, source: Box, target: Box) -> Arrow:
     """Two lines for one edge, a line for each of several."""
     kinds = [_kind(plan, edge.boundary, source, target) for edge in edges]
     firsts = [f"{e.boundary} · {k}" if k else e.boundary for e, k in zip(edges, kinds, strict=True)]
@@ -203,15 +203,15 @@ def _crossing(edges: list[Edge], plan: Plan | None, source: Box, target: Box) ->
         lines = [firsts[0], sizes[0]]
     elif kinds[0]:
         lines.append(kinds[0])
-    return Crossing(source, target, tuple(lines), tip, _is_dashed(kinds[0]))
+    return Arrow(source, target, tuple(lines), tip, _is_dashed(kinds[0]))
 
 
-def _reached(node: Python, reach: Reach, boxes: dict[str, Box]) -> Crossing:
+def _reached(node: Python, reach: Reach, boxes: dict[str, Box]) -> Arrow:
     """What plain Python brings to or from a side by itself."""
     ends = (boxes[node.name], boxes[reach.side])
     source, target = ends if reach.sends else ends[::-1]
     lines = (f"{node.name} · {LinkKind.SOCKET}", quantity(node.moved, "B"))
-    return Crossing(source, target, lines, ", ".join(lines), True)
+    return Arrow(source, target, lines, ", ".join(lines), True)
 
 
 def _kind(plan: Plan | None, boundary: str, source: Box, target: Box) -> str:
@@ -226,7 +226,7 @@ def _is_dashed(kind: str) -> bool:
     return kind not in ("", LinkKind.FUSED)
 
 
-def _curves(crossings: list[Crossing]) -> Iterator[str]:
+def _curves(crossings: list[Arrow]) -> Iterator[str]:
     """Curves between lanes; each label sits on its own curve, above all curves, clear of the
     others."""
     taken: list[tuple[Point, float]] = []
@@ -243,7 +243,7 @@ def _curves(crossings: list[Crossing]) -> Iterator[str]:
     yield from labels
 
 
-def _ends(crossing: Crossing) -> tuple[Point, Point]:
+def _ends(crossing: Arrow) -> tuple[Point, Point]:
     """Where an arrow leaves its source and meets its target: at their facing edges."""
     source, target = crossing.source, crossing.target
     lean = 36 if source.middle < target.middle else 0

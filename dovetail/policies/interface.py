@@ -19,7 +19,7 @@ __all__ = ["Policy", "Resources"]
 
 
 @dataclass(frozen=True)
-class Apart:
+class SidePlacement:
     """A side that has workers of its own."""
 
     side: Side
@@ -27,7 +27,7 @@ class Apart:
     process: bool
 
     @staticmethod
-    def parse(text: str) -> "Apart":
+    def parse(text: str) -> "SidePlacement":
         """critic, critic:2 for two copies, judge@process for a process of its own."""
         found = re.fullmatch(r"([^:@\s]+)(?::([1-9]\d*))?(@process)?", text)
         if found is None:
@@ -35,7 +35,7 @@ class Apart:
                 f"--sides {text!r} names no side: write for instance critic, critic:2 for two "
                 f"copies, or judge@process for a process of its own."
             )
-        return Apart(found[1], int(found[2] or 1), found[3] is not None)
+        return SidePlacement(found[1], int(found[2] or 1), found[3] is not None)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Policy:
     def __post_init__(self) -> None:
         check_option("envs", self.envs, self.envs >= 1, "1 or more")
         for text in self.sides:
-            Apart.parse(text)
+            SidePlacement.parse(text)
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ class Policy:
 
     def _place_others(self, graph: Graph, workers: list[Worker], instances: list[Instance]) -> None:
         """Places the sides that nobody has placed, and those that are to be apart."""
-        apart = {asked.side: asked for asked in map(Apart.parse, self.sides)}
+        apart = {asked.side: asked for asked in map(SidePlacement.parse, self.sides)}
         placed = {instance.fragment for instance in instances}
         for side in apart:
             if side not in graph.sides or side in (graph.home, *graph.acting):

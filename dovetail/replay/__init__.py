@@ -34,7 +34,7 @@ acknowledged is lost. The processes of servers import no JAX.
 
 from dovetail.replay.host.table import HostTable
 from dovetail.replay.limiter import RateLimiter
-from dovetail.replay.sample import Keys, Sample, importance_weights
+from dovetail.replay.sample import ItemKeys, Sample, importance_weights
 from dovetail.replay.service.address import Address
 from dovetail.replay.service.client import ReplayClient
 from dovetail.replay.service.server import ReplayServer, ReplayShards
@@ -61,7 +61,7 @@ __all__ = [
     "Highest",
     "History",
     "HostTable",
-    "Keys",
+    "ItemKeys",
     "Lifo",
     "Lowest",
     "Prioritised",

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.sample import ItemKeys, Sample
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Data:
         return Sample(
             rows=jax.tree.map(lambda x: x[index], self.rows),
             mask=within < jnp.minimum(left, self.window),
-            keys=Keys(slot=chosen, number=jnp.zeros_like(chosen)),
+            keys=ItemKeys(slot=chosen, number=jnp.zeros_like(chosen)),
             probabilities=each / self.size,
             size=jnp.broadcast_to(self.size, draws.shape),
             times=jnp.zeros_like(chosen),

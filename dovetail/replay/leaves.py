@@ -13,7 +13,7 @@ from dovetail.errors import UserError
 
 
 @dataclass(frozen=True)
-class Leaf:
+class RowLeaf:
     """One array of a row."""
 
     path: str
@@ -45,15 +45,15 @@ def structure_of(tree: Any) -> Any:
     return structure(tree)
 
 
-def leaves_of(tree: Any, axes: int = 0) -> list[Leaf]:
+def leaves_of(tree: Any, axes: int = 0) -> list[RowLeaf]:
     """The leaves of a row from arrays that have `axes` more axes in front."""
     return [
-        Leaf(path, tuple(np.shape(x))[axes:], np.dtype(getattr(x, "dtype", type(x))))
+        RowLeaf(path, tuple(np.shape(x))[axes:], np.dtype(getattr(x, "dtype", type(x))))
         for path, x in with_paths(tree)
     ]
 
 
-def check_leaves(expected: Sequence[Leaf], given: Any, axes: tuple[int, ...], what: str) -> None:
+def check_leaves(expected: Sequence[RowLeaf], given: Any, axes: tuple[int, ...], what: str) -> None:
     """Refuses rows that are not as the table's, naming the first leaf that differs."""
     by_path = {leaf.path: leaf for leaf in expected}
     arrays = dict(with_paths(given))
@@ -69,14 +69,14 @@ def check_leaves(expected: Sequence[Leaf], given: Any, axes: tuple[int, ...], wh
         leaf = by_path[path]
         dtype, shape = np.dtype(getattr(x, "dtype", type(x))), tuple(np.shape(x))
         if dtype != leaf.dtype or shape != (*axes, *leaf.shape):
-            wanted = Leaf(path, (*axes, *leaf.shape), leaf.dtype)
+            wanted = RowLeaf(path, (*axes, *leaf.shape), leaf.dtype)
             raise UserError(
-                f"What was inserted as {what} has {path} of {Leaf(path, shape, dtype)}, but the "
+                f"What was inserted as {what} has {path} of {RowLeaf(path, shape, dtype)}, but the "
                 f"table's rows want {wanted}: insert what the table was made with."
             )
 
 
-def check_history(leaves: Sequence[Leaf], stacks: Sequence[Any]) -> None:
+def check_history(leaves: Sequence[RowLeaf], stacks: Sequence[Any]) -> None:
     """Refuses a history of a leaf that is not there, or no stack of so many frames."""
     by_path = {leaf.path: leaf for leaf in leaves}
     for stack in stacks:
@@ -94,7 +94,7 @@ def check_history(leaves: Sequence[Leaf], stacks: Sequence[Any]) -> None:
             )
 
 
-def final_positions(leaves: Sequence[Leaf], final: Any) -> list[int]:
+def final_positions(leaves: Sequence[RowLeaf], final: Any) -> list[int]:
     """Where among a row's leaves each leaf of `final` belongs."""
     by_path = {leaf.path: at for at, leaf in enumerate(leaves)}
     return [by_path[path] for path, _ in with_paths(final)]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from dovetail.errors import UserError
 from dovetail.replay.device import table as device
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.sample import ItemKeys, Sample
 from dovetail.replay.table import Table
 
 
@@ -89,7 +89,7 @@ class DeviceReplay(Replay):
         shaped = jax.tree.map(lambda x: x.reshape(batches, each, *x.shape[1:]), found)
         return replace(self, state=state), shaped
 
-    def update_priorities(self, keys: Keys, priorities: jax.Array) -> "DeviceReplay":
+    def update_priorities(self, keys: ItemKeys, priorities: jax.Array) -> "DeviceReplay":
         """Gives items other priorities [K, n]."""
         flat = jax.tree.map(jnp.ravel, keys)
         state = device.update_priorities(self.table, self.state, flat, priorities.ravel())

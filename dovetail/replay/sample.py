@@ -11,7 +11,7 @@ def _same(array: Array) -> Array:
     return array
 
 
-class Keys(NamedTuple):
+class ItemKeys(NamedTuple):
     """Which items were sampled: a key of an item that has left since matches no other item."""
 
     slot: Array
@@ -28,7 +28,7 @@ class Sample(NamedTuple):
     mask: Array
     """Which of them are steps of the item [n, W]. The row behind the last step shows what was seen
     after it; further rows have no meaning."""
-    keys: Keys
+    keys: ItemKeys
     """For `update_priorities`."""
     probabilities: Array
     """The probability of each item to be chosen by one draw [n]; 1 where nothing is left to

@@ -1,7 +1,7 @@
 """What a replay table keeps, which item it gives and which it lets go: options and sizes.
 
-A `Table` says what is wanted; a `Layout` works out, for given rows and environments, how many of
-what is stored where. Both are plain numbers: the tables on the host and on the device share them.
+A `Table` states the options; `TableSizes` holds, for given rows and environments, how much of
+everything is stored. Both are plain numbers: the tables on the host and on the device share them.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.leaves import Leaf
+from dovetail.replay.leaves import RowLeaf
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def check_table(table: Table) -> None:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableSizes:
     """How many of what a table stores for given rows and environments."""
 
     envs: int
@@ -265,7 +265,9 @@ STAGED = 32
 """Steps for which there is room where items own their rows and the rings only lead to them."""
 
 
-def make_layout(table: Table, leaves: Sequence[Leaf], envs: int, on_host: bool = False) -> Layout:
+def make_layout(
+    table: Table, leaves: Sequence[RowLeaf], envs: int, on_host: bool = False
+) -> TableSizes:
     """The layout within the table's capacity in items and in bytes."""
     if table.compress and not on_host:
         raise UserError(
@@ -296,7 +298,7 @@ def make_layout(table: Table, leaves: Sequence[Leaf], envs: int, on_host: bool =
     return layout_with(table, envs, low)
 
 
-def layout_with(table: Table, envs: int, most: int) -> Layout:
+def layout_with(table: Table, envs: int, most: int) -> TableSizes:
     """The layout for `most` items, of each stream where rows are shared, else of all."""
     items, window, stack = table.items, table.items.window, table.frames
     share = most if table.shared else STAGED
@@ -308,7 +310,7 @@ def layout_with(table: Table, envs: int, most: int) -> Layout:
         period = items.period if isinstance(items, Sequences) else 1
         rows = ceil(period * share * (1 + table.spare)) + window + 2 * ROOM
     frames = max(rows + stack + 1, (stack + 1) * (window + 1))
-    return Layout(
+    return TableSizes(
         envs=envs,
         share=share,
         slots=share + items.pending,
@@ -320,7 +322,7 @@ def layout_with(table: Table, envs: int, most: int) -> Layout:
     )
 
 
-def stored_bytes(table: Table, leaves: Sequence[Leaf], envs: int, most: int) -> int:
+def stored_bytes(table: Table, leaves: Sequence[RowLeaf], envs: int, most: int) -> int:
     """Bytes of the rows and frames that a layout stores, without those that are compressed."""
     layout = layout_with(table, envs, most)
     stacks = {stack.path: stack for stack in table.history}
@@ -339,7 +341,7 @@ def stored_bytes(table: Table, leaves: Sequence[Leaf], envs: int, most: int) -> 
     return total
 
 
-def owned_frames(table: Table, layout: Layout) -> int:
+def owned_frames(table: Table, layout: TableSizes) -> int:
     """Frames that an item's window needs: shared by its rows, where it stays in one episode."""
     if table.items.cut:
         return layout.window + layout.stack - 1

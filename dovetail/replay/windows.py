@@ -8,7 +8,7 @@ r × envs + e, modulo the ring's flat size, so the next row of a stream is alway
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from dovetail.replay.table import Episodes, Layout, Sequences, Table, Transitions
+from dovetail.replay.table import Episodes, Sequences, Table, TableSizes, Transitions
 
 Array = Any
 """An array of numpy or of JAX."""
@@ -34,7 +34,7 @@ class Counters(NamedTuple):
     """Whether the next step begins an episode."""
 
 
-class Plan(NamedTuple):
+class InsertPlan(NamedTuple):
     """Where the rows of an insert go [T, B]; `DROP` where there is none."""
 
     step_at: Array
@@ -58,12 +58,12 @@ class Plan(NamedTuple):
 def make_plan(
     xp: ModuleType,
     table: Table,
-    layout: Layout,
+    layout: TableSizes,
     counters: Counters,
     streams: Array,
     ends: Array,
     valid: Array,
-) -> tuple[Plan, Counters]:
+) -> tuple[InsertPlan, Counters]:
     """The places of an insert's rows [T, B], and the counters [B] after it."""
     envs, lane = layout.envs, layout.lane
     step = valid.astype(counters.begun.dtype)
@@ -79,7 +79,7 @@ def make_plan(
     frame = counters.frame_cursor + (xp.cumsum(frame_width, axis=0) - frame_width) * envs
     newest = frame + (layout.stack - 1) * envs * leads
     frames = max(layout.frame_lane, 1)
-    plan = Plan(
+    plan = InsertPlan(
         step_at=xp.where(valid, at % lane, DROP),
         final_at=xp.where(final > 0, (at + envs) % lane, DROP),
         item_at=xp.where(begins > 0, (number % layout.slots) * envs + streams, DROP),
@@ -139,7 +139,9 @@ def item_begins(xp: ModuleType, table: Table, steps: Array, step: Array, fresh: 
     return step * (count % items.period == 0)
 
 
-def complete(table: Table, layout: Layout, counters: Counters, begun_at: Array, xp: Any) -> Array:
+def complete(
+    table: Table, layout: TableSizes, counters: Counters, begun_at: Array, xp: Any
+) -> Array:
     """The number of items of each stream whose windows are complete."""
     items = table.items
     if isinstance(items, Transitions):  # every row since the last end has begun one
@@ -149,7 +151,12 @@ def complete(table: Table, layout: Layout, counters: Counters, begun_at: Array, 
 
 
 def oldest(
-    layout: Layout, counters: Counters, high: Array, begun_at: Array, frame_begun: Array, xp: Any
+    layout: TableSizes,
+    counters: Counters,
+    high: Array,
+    begun_at: Array,
+    frame_begun: Array,
+    xp: Any,
 ) -> Array:
     """The number of each stream's first item that is still there: its rows and its share."""
     low = xp.maximum(high - layout.share, begun_at[counters.cursor])

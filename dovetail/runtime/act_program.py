@@ -30,7 +30,7 @@ PACKED_BYTES = 64 * 1024
 """Weights of up to this size go in as one array: taking it apart costs less than its pieces."""
 
 
-class Acting:
+class ActProgram:
     """Call it with `weights(inputs)`, the carry, a row of `sees`, the reward if `rewarded`, and
     the words of the keys if `random`; or with the carry of more environments than it acts for, and
     their slots."""
@@ -124,11 +124,11 @@ class Acting:
             for part, dtype, shape in self._parts
         ]
 
-    def keeper(self, rows: list[np.ndarray]) -> "Keeper | WordKeeper":
+    def keeper(self, rows: list[np.ndarray]) -> "RowWriter | WordWriter":
         """What writes the calls of an unroll into `rows`, one array [T, B, …] for each leaf."""
         if not (self._packed and self._bare):
-            return Keeper(self, rows)
-        return WordKeeper(rows, self._parts)
+            return RowWriter(self, rows)
+        return WordWriter(rows, self._parts)
 
     def _act(
         self, weights: Any, carry: Any, sees: list[Any], last: list[Any], words: list[Any]
@@ -164,10 +164,10 @@ class Acting:
         return made, jax.tree.map(put, carry, after)
 
 
-class Keeper:
+class RowWriter:
     """Writes what each call made into the rows of its step."""
 
-    def __init__(self, acting: Acting, rows: list[np.ndarray]) -> None:
+    def __init__(self, acting: ActProgram, rows: list[np.ndarray]) -> None:
         self._acting, self._rows = acting, rows
 
     def put(self, t: int, made: Any) -> Any:
@@ -181,7 +181,7 @@ class Keeper:
         """After the last step: everything is in its row already."""
 
 
-class WordKeeper:
+class WordWriter:
     """Keeps the words of every call, and writes all rows of a leaf at once in the end."""
 
     def __init__(

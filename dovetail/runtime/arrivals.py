@@ -8,7 +8,7 @@ tables that they are inserted into.
 
 import time
 
-from dovetail.runtime.channel import ENOUGH, Edge, Message, Sleepers, Ticket, Turn
+from dovetail.runtime.channel import ENOUGH, ChannelEdge, Message, Ticket, Turn, Waiters
 from dovetail.runtime.heartbeat import Watch
 
 
@@ -19,7 +19,7 @@ class Arrivals:
         """`groups`: of neighbouring copies, each of which gives an equal part of every update."""
         self.dropped = 0
         """Unrolls that came too late to be learned from."""
-        self.sleepers = Sleepers()
+        self.sleepers = Waiters()
         self._staleness, self._groups = staleness, groups
         self._members, self._each = copies // groups, joined // groups
         self._weights: dict[int, dict[int, Message]] = {}
@@ -139,7 +139,7 @@ class Arrivals:
 class Weights:
     """The channel by which copies that act get the latest weights."""
 
-    def __init__(self, edge: Edge, arrivals: Arrivals, number: int, last: bool) -> None:
+    def __init__(self, edge: ChannelEdge, arrivals: Arrivals, number: int, last: bool) -> None:
         self.edge, self._arrivals = edge, arrivals
         self._number, self._last = number, last
 
@@ -167,7 +167,7 @@ class Weights:
 class Arriving:
     """A channel out of copies that act; with the `last` of them an unroll is complete."""
 
-    def __init__(self, edge: Edge, arrivals: Arrivals, number: int, last: bool) -> None:
+    def __init__(self, edge: ChannelEdge, arrivals: Arrivals, number: int, last: bool) -> None:
         self.edge, self._arrivals = edge, arrivals
         self._number, self._last = number, last
         arrivals.takers += edge.takers

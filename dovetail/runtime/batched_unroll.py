@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 from dovetail.graph.ir import Graph, Unroll
-from dovetail.runtime.buffers import Share
+from dovetail.runtime.buffers import BufferPart
 from dovetail.runtime.devices import Device
-from dovetail.runtime.environments import Stage
+from dovetail.runtime.environments import ActorEnvironments
 from dovetail.runtime.heartbeat import Watch
-from dovetail.runtime.host_unroll import Environments, HostUnroll
+from dovetail.runtime.host_unroll import HostUnroll, UnrollEnvironments
 from dovetail.runtime.turns import Compiled, Turns
 from dovetail.telemetry.spans import Track
 
@@ -36,7 +36,7 @@ class BatchedUnroll(HostUnroll):
         unroll: Unroll,
         graph: Graph,
         compiled: Compiled,
-        stage: Stage,
+        stage: ActorEnvironments,
         watch: Watch,
         track: Track,
         batch: int,
@@ -51,12 +51,12 @@ class BatchedUnroll(HostUnroll):
         self.groups_per_call = batch // (self._parts[0].stop - self._parts[0].start)
         self._batch = batch
 
-    def _environments(self, turns: Turns) -> Environments:
-        batch = Batch(turns, self._compiled, self._batch)
+    def _environments(self, turns: Turns) -> UnrollEnvironments:
+        batch = ActBatch(turns, self._compiled, self._batch)
         return Groups(turns, self._stage, batch, self)
 
 
-class Batch:
+class ActBatch:
     """What one call of acting takes and makes: that of some environments, and padding."""
 
     def __init__(self, turns: Turns, compiled: Compiled, size: int) -> None:
@@ -72,7 +72,7 @@ class Batch:
         self._words = [] if turns.words is None else [_room(size, turns.words[0])]
         self._slots = np.zeros(size, np.int32)
 
-    def act(self, shares: list[Share], steps: list[int]) -> list[np.ndarray]:
+    def act(self, shares: list[BufferPart], steps: list[int]) -> list[np.ndarray]:
         """Acts for environments, each at its own step; returns the leaves of what it made, whose
         first rows are theirs."""
         turns, end, begun = self._turns, 0, False
@@ -94,7 +94,7 @@ class Batch:
             made, _ = self.acting.call(turns.weights, turns.carry, self._seen, last, self._words)
         return self.acting.unpack(made)
 
-    def _fill(self, share: Share, t: int, own: slice) -> None:
+    def _fill(self, share: BufferPart, t: int, own: slice) -> None:
         turns, part = self._turns, share.part
         self._slots[own] = range(part.start, part.stop)
         for buffer, leaf in zip(self._seen, share.seen[t], strict=True):
@@ -118,7 +118,9 @@ def _room(size: int, rows: np.ndarray) -> np.ndarray:
 class Groups:
     """Environments on other workers, each group at a step of its own."""
 
-    def __init__(self, turns: Turns, stage: Stage, batch: Batch, unroll: BatchedUnroll) -> None:
+    def __init__(
+        self, turns: Turns, stage: ActorEnvironments, batch: ActBatch, unroll: BatchedUnroll
+    ) -> None:
         self._turns, self._stage, self._batch, self._unroll = turns, stage, batch, unroll
         self._shares = turns.rows.shares
         self._steps = [0] * len(stage.groups)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.graph.ir import Unroll, Value
-from dovetail.runtime.act_program import Acting
+from dovetail.runtime.act_program import ActProgram
 from dovetail.runtime.packing import Slab
 from dovetail.trajectory import Trajectory
 
@@ -25,11 +25,11 @@ Kept = list[tuple[int, np.ndarray]]
 """Leaves of a tree that somebody reads, each with its position."""
 
 
-class Rows:
+class UnrollBuffers:
     """Buffers for one unroll; `parts` are the environments that step together."""
 
     def __init__(
-        self, unroll: Unroll, slab: Slab | None, acting: Acting, parts: Sequence[slice]
+        self, unroll: Unroll, slab: Slab | None, acting: ActProgram, parts: Sequence[slice]
     ) -> None:
         self.memory, arrays = (None, {}) if slab is None else slab.buffers()
         """What the buffers lie in, if in one piece."""
@@ -53,13 +53,15 @@ class Rows:
         self.keeper = acting.keeper(self.made)
         """What writes the calls of acting that serve all environments."""
         final = _kept(self.trajectory.next_observation, live.next_observation)
-        self.shares = [Share(self.trajectory, final, part, acting) for part in parts]
+        self.shares = [BufferPart(self.trajectory, final, part, acting) for part in parts]
 
 
-class Share:
+class BufferPart:
     """The rows of some environments that step together: views of [T, part, …]."""
 
-    def __init__(self, trajectory: Trajectory, final: Kept, part: slice, acting: Acting) -> None:
+    def __init__(
+        self, trajectory: Trajectory, final: Kept, part: slice, acting: ActProgram
+    ) -> None:
         buffers: Any = trajectory
         self.part = part
         self.rewards: np.ndarray = buffers.reward[:, part]

@@ -14,7 +14,7 @@ from dovetail.graph.ir import Arrival, Fragment, Graph, Node, Python, Unroll
 from dovetail.plan.ir import Instance, LinkKind, Plan
 from dovetail.runtime.batched_unroll import BatchedUnroll
 from dovetail.runtime.devices import Device
-from dovetail.runtime.environments import Stage, make_stage
+from dovetail.runtime.environments import ActorEnvironments, make_environments
 from dovetail.runtime.host_unroll import HostUnroll
 from dovetail.runtime.packing import Bundle
 from dovetail.runtime.placement import names_many_devices, pieces, stepping_for
@@ -26,16 +26,16 @@ from dovetail.runtime.programs import (
     UnrollProgram,
 )
 from dovetail.runtime.turns import Compiled
-from dovetail.runtime.worker import Worker
+from dovetail.runtime.worker import RunningWorker
 
 
 class Programs:
     """What the workers of a plan run. Close it: the environments may be processes."""
 
     def __init__(self, graph: Graph, plan: Plan, env: Env, patience: float) -> None:
-        self.acting: list[tuple[HostUnroll, Worker]] = []
+        self.acting: list[tuple[HostUnroll, RunningWorker]] = []
         """The unrolls with environments on the host, each with its worker."""
-        self.stages: dict[str, Stage] = {}
+        self.stages: dict[str, ActorEnvironments] = {}
         """Their environments, by the name of the worker that acts."""
         self._graph, self._plan, self._env, self._patience = graph, plan, env, patience
         self._devices = jax.devices() if names_many_devices(plan) else None
@@ -62,7 +62,7 @@ class Programs:
         for stage in self.stages.values():
             stage.close()
 
-    def build(self, node: Node, worker: Worker) -> Any:
+    def build(self, node: Node, worker: RunningWorker) -> Any:
         """The program of a node on a worker; what it runs before is built already."""
         if isinstance(node, Unroll):
             return self._unroll(node, worker)
@@ -86,7 +86,7 @@ class Programs:
 
         return count
 
-    def _beside(self, node: Fragment, worker: Worker) -> list[Bundle]:
+    def _beside(self, node: Fragment, worker: RunningWorker) -> list[Bundle]:
         """What a fragment takes in one piece from the unroll before it on the same worker."""
         if node.side in self._graph.acting:
             return []
@@ -121,7 +121,7 @@ class Programs:
             graph.tables,
         )
 
-    def _unroll(self, node: Unroll, worker: Worker) -> Any:
+    def _unroll(self, node: Unroll, worker: RunningWorker) -> Any:
         plan, jax_env = self._plan, self._env.jax
         number = plan.worker(worker.name).devices[0]
         if self._stepping(node) is LinkKind.FUSED:
@@ -159,8 +159,10 @@ class Programs:
             if link.boundary == "action" and link.source == f"{node.name}.act"
         )
 
-    def _stage(self, node: Unroll, worker: str, acting: Instance) -> Stage:
+    def _stage(self, node: Unroll, worker: str, acting: Instance) -> ActorEnvironments:
         if worker not in self.stages:
             steps = stepping_for(self._plan, node, acting)
-            self.stages[worker] = make_stage(self._plan, self._env, acting, steps, self._patience)
+            self.stages[worker] = make_environments(
+                self._plan, self._env, acting, steps, self._patience
+            )
         return self.stages[worker]

@@ -92,7 +92,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Edge:
+class ChannelEdge:
     """What a channel carries, and from how many copies to how many."""
 
     boundary: str
@@ -143,7 +143,7 @@ def _part(leaf: Any, which: int, parts: int) -> Any:
 class Channel(Protocol):
     """What a worker puts to and takes from."""
 
-    edge: Edge
+    edge: ChannelEdge
 
     def begin_at(self, turn: int) -> None:
         """The number of the first turn; before anything is put."""
@@ -166,7 +166,7 @@ class Channel(Protocol):
         ...
 
 
-class Sleepers:
+class Waiters:
     """Workers that sleep until something changes, each on a lock of its own: a round trip between
     two threads is a matter of microseconds. Hold `mutex` for everything."""
 
@@ -204,7 +204,7 @@ class Sleepers:
 class Lockstep:
     """A channel whose messages are taken turn by turn."""
 
-    def __init__(self, edge: Edge, lag: int = 0, depth: int | None = None) -> None:
+    def __init__(self, edge: ChannelEdge, lag: int = 0, depth: int | None = None) -> None:
         """A turn takes what was sent `lag` turns before. With a `depth`, at most so many turns are
         put that are not finished."""
         self.edge, self._lag, self._depth = edge, lag, depth
@@ -212,7 +212,7 @@ class Lockstep:
         self._sent: dict[int, dict[int, Message]] = {}
         self._done = [0] * edge.takers
         """By taker, its next turn."""
-        self._sleepers = Sleepers()
+        self._sleepers = Waiters()
 
     def begin_at(self, turn: int) -> None:
         """The number of the first turn."""

@@ -1,11 +1,11 @@
 """The channels of a plan: one for each edge of the graph that joins different workers."""
 
 from dovetail.boundaries import How, Side
-from dovetail.graph.ir import Edge as GraphEdge
+from dovetail.graph.ir import Edge
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 from dovetail.runtime.arrivals import Arrivals, Arriving, Weights
-from dovetail.runtime.channel import REPORT, Channel, Edge, Lockstep
+from dovetail.runtime.channel import REPORT, Channel, ChannelEdge, Lockstep
 from dovetail.runtime.placement import givers, home_of, workers_of
 
 
@@ -46,12 +46,12 @@ class Channels:
         for channel in self.all:
             channel.close()
 
-    def ends(self, edge: GraphEdge) -> tuple[list[str], list[str]]:
+    def ends(self, edge: Edge) -> tuple[list[str], list[str]]:
         """The workers at the two ends of an edge, in the order of their copies."""
         graph, plan = self._graph, self._plan
         return workers_of(graph, plan, edge.from_side), workers_of(graph, plan, edge.to_side)
 
-    def _joins_workers(self, edge: GraphEdge) -> bool:
+    def _joins_workers(self, edge: Edge) -> bool:
         """Whether an edge leads from one worker to another; what nobody reads leads nowhere."""
         senders, takers = self.ends(edge)
         return bool(edge.targets) and (len({*senders, *takers}) > 1)
@@ -63,7 +63,7 @@ class Channels:
         groups = max([givers(graph, plan, edge.to_side) for edge in self._outward()], default=1)
         return Arrivals(plan.copies_of(*graph.acting), plan.joined, plan.staleness, groups)
 
-    def _outward(self) -> list[GraphEdge]:
+    def _outward(self) -> list[Edge]:
         """The edges out of the sides that act."""
         return [edge for edge in self._graph.edges if edge.from_side in self._graph.acting]
 
@@ -72,14 +72,16 @@ class Channels:
         acting = [name for side in graph.acting for name in workers_of(graph, plan, side)]
         return any(name != home_of(graph, plan) for name in acting)
 
-    def _make(self, position: int, edge: GraphEdge, last: bool) -> Channel:
+    def _make(self, position: int, edge: Edge, last: bool) -> Channel:
         graph, plan = self._graph, self._plan
         numbers = tuple(value.id for value in edge.values)
         acts, weights = edge.from_side in graph.acting, edge.to_side in graph.acting
         if self.arrivals is not None and weights:
-            made = Edge(edge.boundary, numbers, edge.how, 1, plan.copies_of(edge.to_side))
+            made = ChannelEdge(edge.boundary, numbers, edge.how, 1, plan.copies_of(edge.to_side))
             return Weights(made, self.arrivals, position, last)
-        made = Edge(edge.boundary, numbers, edge.how, *self._sizes(edge.from_side, edge.to_side))
+        made = ChannelEdge(
+            edge.boundary, numbers, edge.how, *self._sizes(edge.from_side, edge.to_side)
+        )
         if self.arrivals is not None and acts:
             return Arriving(made, self.arrivals, position, last=False)
         lag = plan.staleness if weights else 0
@@ -96,7 +98,7 @@ class Channels:
         if not self._acts_apart():
             return None
         numbers = tuple(v.id for v in (*graph.actor.outputs, *graph.episodes))
-        made = Edge(REPORT, numbers, How.JOIN, plan.joined, 1)
+        made = ChannelEdge(REPORT, numbers, How.JOIN, plan.joined, 1)
         if self.arrivals is not None:
             return Arriving(made, self.arrivals, len(graph.edges), last=True)
         return Lockstep(made, depth=plan.staleness + 1)

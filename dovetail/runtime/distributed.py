@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dovetail.graph.primitives import REPLICA_AXIS
-from dovetail.runtime.wire import Keys, pack, unpack
+from dovetail.runtime.wire import KeyWords, pack, unpack
 
 JOIN_SECONDS = 60
 """How long the processes wait for each other at the start."""
@@ -31,7 +31,7 @@ def placed(array: Any, sharding: NamedSharding) -> jax.Array:
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     packed = pack(own_part(array))
-    if isinstance(packed, Keys):
+    if isinstance(packed, KeyWords):
         words: Any = placed(packed.words, sharding)
         return unpack(replace(packed, words=words))
     whole = np.asarray(packed)
@@ -49,7 +49,7 @@ def own_part(leaf: Any) -> Any:
     return jnp.concatenate([shard.data for shard in ordered])
 
 
-class Layout:
+class MeshLayout:
     """The learner's state whole on every device of a mesh, the actors' divided among them."""
 
     def __init__(self, mesh: Mesh) -> None:
@@ -71,7 +71,7 @@ class Layout:
 
     def _divide(self, leaf: Any) -> Any:
         packed = pack(leaf)
-        if isinstance(packed, Keys):
+        if isinstance(packed, KeyWords):
             words: Any = jax.make_array_from_process_local_data(self._divided, packed.words)
             return unpack(replace(packed, words=words))
         return jax.make_array_from_process_local_data(self._divided, np.asarray(packed))

@@ -210,7 +210,7 @@ class ProcessPort:
             self._env = None
 
 
-class Group:
+class EnvGroup:
     """A share of an actor's environments, on another worker."""
 
     def __init__(self, part: slice, port: Port) -> None:
@@ -219,10 +219,10 @@ class Group:
         self.port = port
 
 
-class Stage:
+class ActorEnvironments:
     """The environments of one actor: one stepper at hand, or groups on other workers."""
 
-    def __init__(self, stepper: Stepper | None, groups: list[Group]) -> None:
+    def __init__(self, stepper: Stepper | None, groups: list[EnvGroup]) -> None:
         self.stepper = stepper
         self.groups = groups
         self.heard: Callable[[bool, float], bool] = lambda block, timeout: False
@@ -263,9 +263,9 @@ class Stage:
             group.port.close()
 
 
-def make_stage(
+def make_environments(
     plan: Plan, env: Env, acting: Instance, steps: list[Instance], patience: float
-) -> Stage:
+) -> ActorEnvironments:
     """The stage of the actor that `acting` is, with the instances that step its environments.
 
     A process that takes longer than `patience` seconds for a step is ended.
@@ -275,11 +275,11 @@ def make_stage(
     if len(steps) == 1:
         process = kinds[steps[0].worker] is WorkerKind.PROCESS
         if not process and steps[0].worker == acting.worker:
-            return Stage(_stepper(env, last - first), [])
+            return ActorEnvironments(_stepper(env, last - first), [])
         if process:
             make = _process_maker(env, steps[0], patience)
-            return Stage(HostStepper(lambda: make(None)), [])
-    groups: list[Group] = []
+            return ActorEnvironments(HostStepper(lambda: make(None)), [])
+    groups: list[EnvGroup] = []
     for step in steps:
         begin, end = step.envs or (first, last)
         port: Port
@@ -287,8 +287,8 @@ def make_stage(
             port = ProcessPort(_process_maker(env, step, patience))
         else:
             port = ThreadPort(step.worker, _stepper(env, end - begin))
-        groups.append(Group(slice(begin - first, end - first), port))
-    return Stage(None, groups)
+        groups.append(EnvGroup(slice(begin - first, end - first), port))
+    return ActorEnvironments(None, groups)
 
 
 def _stepper(env: Env, size: int) -> Stepper:
@@ -309,7 +309,9 @@ def _process_maker(
     return lambda bell: make(last - first, bell=bell, first=first, patience=patience)
 
 
-def begin_episodes(env: Env, stage: Stage | None, actor: ActorState, keys: jax.Array) -> ActorState:
+def begin_episodes(
+    env: Env, stage: ActorEnvironments | None, actor: ActorState, keys: jax.Array
+) -> ActorState:
     """Sets an actor's environments anew; on the host each begins an episode by its key. Returns
     the actor's state with what they show."""
     if stage is None:

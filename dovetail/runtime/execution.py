@@ -22,13 +22,13 @@ from dovetail.runtime.channel import Closed, Message, Turn
 from dovetail.runtime.heartbeat import Watchdog
 from dovetail.runtime.measures import measures_of, seconds_of
 from dovetail.runtime.packing import Values
-from dovetail.runtime.records import LOOK_SECONDS, Record, Records
-from dovetail.runtime.remote import Elsewhere
-from dovetail.runtime.report import Part, Report, Tapped, all_finite, sums
+from dovetail.runtime.records import LOOK_SECONDS, Records, UpdateRecord
+from dovetail.runtime.remote import RemoteWorkers
+from dovetail.runtime.report import Report, Tapped, UpdatePart, all_finite, sums
 from dovetail.runtime.schedule import Workers
 from dovetail.runtime.states import States
 from dovetail.runtime.supervision import Recovery, WorkerFailed, refuse_hung, sentence
-from dovetail.runtime.worker import Worker
+from dovetail.runtime.worker import RunningWorker
 from dovetail.telemetry.spans import COMPUTE, WAIT
 
 JOIN_SECONDS = 10.0
@@ -45,7 +45,7 @@ class Execution:
         env: Env,
         patience: float,
         tell: Callable[[str], None],
-        host: Elsewhere | None = None,
+        host: RemoteWorkers | None = None,
         here: Collection[str] | None = None,
     ) -> None:
         self._graph, self._plan = graph, plan
@@ -122,7 +122,7 @@ class Execution:
             if program.can_warm_up(values):
                 program.warm_up(values)
 
-    def advance(self, iterations: int) -> "Coming":
+    def advance(self, iterations: int) -> "PendingUpdates":
         """Lets the workers go on for that many updates."""
         self._ends.add(self._limit + iterations)
         if self._workers.is_one:
@@ -135,14 +135,14 @@ class Execution:
                 self._turn(worker, number)
             worker.track.paused = time.perf_counter()
             self._done = self._limit = self._done + iterations
-            return Coming(self, iterations)
+            return PendingUpdates(self, iterations)
         with self._may_go_on:
             self._limit += iterations
             self._workers.home.watch.beat()  # what it waited for until now was us
             self._may_go_on.notify_all()
         if not self._threads:
             self._start()
-        return Coming(self, iterations)
+        return PendingUpdates(self, iterations)
 
     def _start(self) -> None:
         for worker in self._workers.all:
@@ -152,7 +152,7 @@ class Execution:
             self._threads.append(thread)
             thread.start()
 
-    def _work(self, worker: Worker) -> None:
+    def _work(self, worker: RunningWorker) -> None:
         """A worker's thread."""
         worker.watch.begin()
         number = self._done
@@ -171,7 +171,7 @@ class Execution:
             self._broken = True
             self._workers.channels.close()
 
-    def _join(self, worker: Worker) -> None:
+    def _join(self, worker: RunningWorker) -> None:
         """Waits for a worker that may come later."""
         coming = self._coming.get(worker.name)
         if coming is None:
@@ -180,7 +180,7 @@ class Execution:
         self._recovery.wait_for(worker, coming)
         self._tell(f"{worker.name} has joined.")
 
-    def _wait_for_leave(self, worker: Worker, number: int) -> None:
+    def _wait_for_leave(self, worker: RunningWorker, number: int) -> None:
         worker.watch.idle("leave to go on")
         began, waited = time.perf_counter(), False
         with self._may_go_on:
@@ -192,7 +192,7 @@ class Execution:
         if self._stopping.is_set():
             raise Closed("stopping")
 
-    def _turn(self, worker: Worker, number: int) -> None:
+    def _turn(self, worker: RunningWorker, number: int) -> None:
         """One iteration of a worker, tried again if its environments failed."""
         while True:
             try:
@@ -210,7 +210,7 @@ class Execution:
             worker.end(turn)
             return
 
-    def _record(self, worker: Worker, values: Values, turn: Turn) -> None:
+    def _record(self, worker: RunningWorker, values: Values, turn: Turn) -> None:
         """Notes an update."""
         graph, states = self._graph, self._states
         for message in turn.reports:
@@ -227,12 +227,12 @@ class Execution:
             values |= worker.apart(values)
             outputs = graph.state.outputs
             state = [values[v.id] if v.side == graph.home else None for v in outputs]
-        record = Record(
+        record = UpdateRecord(
             metrics=[values[v.id] for _, v in graph.metrics],
             episodes=episodes,
             state=state,
             actor=list(states.copies) if state else [],
-            parts=[Part(m.copy, m.turn, turn.number - m.version) for m in turn.reports],
+            parts=[UpdatePart(m.copy, m.turn, turn.number - m.version) for m in turn.reports],
             tapped=[values[v.id] for v in graph.tapped],
         )
         self._records.add(record)
@@ -307,7 +307,7 @@ class Execution:
             self._host.close()
 
 
-class Coming:
+class PendingUpdates:
     """Updates that the workers are at."""
 
     def __init__(self, run: Execution, iterations: int) -> None:

@@ -14,7 +14,7 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 from dovetail.runtime.devices import mesh_of, replicated
-from dovetail.runtime.distributed import Layout
+from dovetail.runtime.distributed import MeshLayout
 from dovetail.runtime.heartbeat import Watch, Watchdog
 from dovetail.runtime.programs import Parts, many_iterations, over_devices, over_seeds
 from dovetail.runtime.report import Report, Tapped, all_finite, sums
@@ -50,7 +50,7 @@ class FusedRun:
             sides = [value.side for i, value in held if i not in graph.data]
             program = over_devices(program, devices, [side in graph.tables for side in sides])
             self._mesh = mesh_of(devices)
-            self._layout = Layout(self._mesh) if jax.process_count() > 1 else None
+            self._layout = MeshLayout(self._mesh) if jax.process_count() > 1 else None
         self._parts = Parts(graph)
         self._graph = graph
         self._call: Callable[..., Any] = jax.jit(program)

@@ -16,10 +16,10 @@ import jax
 import numpy as np
 
 from dovetail.graph.ir import Graph, Unroll
-from dovetail.graph.unroll import ActorState, Episodes
-from dovetail.runtime.buffers import Rows, as_host, written_values
+from dovetail.graph.unroll import ActorState, EpisodeSums
+from dovetail.runtime.buffers import UnrollBuffers, as_host, written_values
 from dovetail.runtime.devices import Device, to_device
-from dovetail.runtime.environments import Stage, Stepper
+from dovetail.runtime.environments import ActorEnvironments, Stepper
 from dovetail.runtime.heartbeat import Watch
 from dovetail.runtime.packing import Slab, Values
 from dovetail.runtime.turns import Compiled, Turns
@@ -27,7 +27,7 @@ from dovetail.telemetry.spans import COMPUTE, Track
 from dovetail.trajectory import Trajectory
 
 
-class Environments(Protocol):
+class UnrollEnvironments(Protocol):
     """The environments of one unroll, as the loop sees them."""
 
     def warm_up(self) -> None:
@@ -43,7 +43,7 @@ class Environments(Protocol):
         ...
 
 
-class AtHand:
+class OwnEnvironments:
     """Environments that this thread steps, all at once. They see their own row of the buffers."""
 
     def __init__(self, turns: Turns, compiled: Compiled, stepper: Stepper) -> None:
@@ -94,7 +94,7 @@ class HostUnroll:
         unroll: Unroll,
         graph: Graph,
         compiled: Compiled,
-        stage: Stage,
+        stage: ActorEnvironments,
         watch: Watch,
         track: Track,
         device: Device | None = None,
@@ -109,7 +109,7 @@ class HostUnroll:
         self._stage = stage
         self._watch = watch
         self._device = device
-        self._free: deque[Rows] = deque()
+        self._free: deque[UnrollBuffers] = deque()
         self._began = 0.0
         self._compiled, self._acting = compiled, compiled.acting
         self._parts = [group.part for group in stage.groups] or [slice(0, graph.actor_envs)]
@@ -151,8 +151,8 @@ class HostUnroll:
         self._track.add(COMPUTE, f"{self.name}.record", began + halves, rest)
         return partial(self._free.append, rows)
 
-    def _rows(self) -> Rows:
-        return Rows(self._unroll, self.slab, self._acting, self._parts)
+    def _rows(self) -> UnrollBuffers:
+        return UnrollBuffers(self._unroll, self.slab, self._acting, self._parts)
 
     def _taken(self, values: Values) -> list[Any]:
         inputs = [values[v.id] for v in self._unroll.inputs]
@@ -161,7 +161,7 @@ class HostUnroll:
     def _actor(self, values: Values) -> ActorState:
         return self._graph.actor.tree.unflatten([values[v.id] for v in self._unroll.actor_inputs])
 
-    def _steps(self, inputs: list[Any], actor: ActorState, rows: Rows) -> ActorState:
+    def _steps(self, inputs: list[Any], actor: ActorState, rows: UnrollBuffers) -> ActorState:
         """The loop."""
         turns = Turns(self._unroll, self._compiled, inputs, actor, rows)
         self._stage.load(actor.env)
@@ -180,10 +180,10 @@ class HostUnroll:
         self._note(acting, stepping)
         return after
 
-    def _environments(self, turns: Turns) -> Environments:
+    def _environments(self, turns: Turns) -> UnrollEnvironments:
         """The environments of an unroll that begins."""
         assert self._stage.stepper is not None
-        return AtHand(turns, self._compiled, self._stage.stepper)
+        return OwnEnvironments(turns, self._compiled, self._stage.stepper)
 
     def _note(self, acting: float, stepping: float) -> None:
         """The two halves of an unroll, each as if it had been done in one go."""
@@ -195,14 +195,14 @@ class HostUnroll:
         self._track.add(COMPUTE, f"{name}.step", began + acting, stepping, length, items=items)
 
 
-def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[Episodes, ActorState]:
+def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[EpisodeSums, ActorState]:
     """Episodes that ended in these rows, and the running totals of those that go on."""
     done = rows.terminated | rows.truncated
     reward, valid = np.asarray(rows.reward), np.asarray(rows.valid)
     returns, lengths = np.asarray(actor.episode_return), np.asarray(actor.episode_length)
     if not np.count_nonzero(done):
         returns, lengths = returns + reward.sum(0), lengths + valid.sum(0, np.int32)
-        none = Episodes(np.zeros_like(lengths), np.zeros_like(returns), np.zeros_like(lengths))  # type: ignore[arg-type]
+        none = EpisodeSums(np.zeros_like(lengths), np.zeros_like(returns), np.zeros_like(lengths))  # type: ignore[arg-type]
         return none, actor._replace(episode_return=returns, episode_length=lengths)
     count = done.sum(0).astype(np.int32)
     any_ended = count > 0
@@ -214,5 +214,5 @@ def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[Episodes, Acto
     ended_lengths = np.where(any_ended, lengths, 0) + (valid & ended).sum(0, np.int32)
     returns = np.where(any_ended, 0, returns) + (reward * ongoing).sum(0)
     lengths = np.where(any_ended, 0, lengths) + (valid & ongoing).sum(0, np.int32)
-    episodes = Episodes(count, ended_returns, ended_lengths)  # type: ignore[arg-type]
+    episodes = EpisodeSums(count, ended_returns, ended_lengths)  # type: ignore[arg-type]
     return episodes, actor._replace(episode_return=returns, episode_length=lengths)

@@ -16,7 +16,7 @@ from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
 from dovetail.runtime.execution import Execution
 from dovetail.runtime.fused import FusedRun
-from dovetail.runtime.remote import Elsewhere
+from dovetail.runtime.remote import RemoteWorkers
 from dovetail.runtime.report import Pending
 from dovetail.runtime.single_steps import StepRun, single_steps
 
@@ -35,7 +35,7 @@ class LocalRuntime:
         seeds: int = 1,
         patience: float = PATIENCE,
         tell: Callable[[str], None] = lambda _: None,
-        host: Elsewhere | None = None,
+        host: RemoteWorkers | None = None,
         here: Collection[str] | None = None,
     ) -> None:
         """`tell` hears what people should know of: restarts, workers that do not get on. `host`

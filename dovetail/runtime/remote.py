@@ -61,7 +61,7 @@ class RemoteWorker(Protocol):
         ...
 
 
-class Elsewhere(Protocol):
+class RemoteWorkers(Protocol):
     """Reaches the workers of other processes."""
 
     def share(self, values: Values) -> Payload:
@@ -85,7 +85,7 @@ class Elsewhere(Protocol):
         ...
 
 
-class RemoteStretch:
+class RemoteChain:
     """A stretch of a worker's programs, run in its process."""
 
     def __init__(self, name: str, remote: RemoteWorker, stretch: int, shared: list[bool]) -> None:

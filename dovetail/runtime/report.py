@@ -10,7 +10,7 @@ import numpy as np
 from dovetail.telemetry.spans import Span
 
 
-class Part(NamedTuple):
+class UpdatePart(NamedTuple):
     """Who made a part of what an update took."""
 
     actor: int
@@ -24,7 +24,7 @@ class Tapped(NamedTuple):
     """What the graph's tap shows of one update."""
 
     values: Sequence[Any]
-    parts: Sequence[Part] = ()
+    parts: Sequence[UpdatePart] = ()
     """Who made each of the equal parts of the values, in the order of their environments; empty
     where the newest weights made all of it, in one place."""
 

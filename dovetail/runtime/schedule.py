@@ -12,8 +12,8 @@ from dovetail.runtime.host_unroll import HostUnroll
 from dovetail.runtime.packing import Bundle, bundles_of
 from dovetail.runtime.placement import copies_on, fragment_of, home_of, hosted
 from dovetail.runtime.programs import compiled_together
-from dovetail.runtime.remote import Elsewhere, RemoteStretch, RemoteWorker
-from dovetail.runtime.worker import Operation, Put, Run, Stretch, Take, Worker
+from dovetail.runtime.remote import RemoteChain, RemoteWorker, RemoteWorkers
+from dovetail.runtime.worker import Chain, Operation, Put, RunningWorker, RunProgram, Take
 
 
 class Workers:
@@ -25,7 +25,7 @@ class Workers:
         plan: Plan,
         env: Env,
         patience: float,
-        host: Elsewhere | None = None,
+        host: RemoteWorkers | None = None,
         here: Collection[str] | None = None,
     ) -> None:
         """`here` names the workers of this process, `host` reaches the others; without it only
@@ -35,16 +35,16 @@ class Workers:
         self._home = home_of(graph, plan)
         self.channels = Channels(graph, plan)
         self.programs = Programs(graph, plan, env, patience)
-        self.remote: list[tuple[RemoteStretch, Worker]] = []
+        self.remote: list[tuple[RemoteChain, RunningWorker]] = []
         """What other processes run, each with its worker here."""
-        self.all: list[Worker] = []
+        self.all: list[RunningWorker] = []
         for worker in plan.workers:
             nodes = hosted(graph, plan, worker.name)
             if nodes and (host is not None or self._is_here(worker.name)):
                 self.all.append(self._worker(worker.name, nodes))
 
     @property
-    def home(self) -> Worker:
+    def home(self) -> RunningWorker:
         """The worker of the home side: an update is one of its turns."""
         return next(worker for worker in self.all if worker.name == self._home)
 
@@ -61,13 +61,13 @@ class Workers:
     def _is_here(self, worker: str) -> bool:
         return self._here is None or worker in self._here
 
-    def _worker(self, name: str, nodes: list[Node]) -> Worker:
+    def _worker(self, name: str, nodes: list[Node]) -> RunningWorker:
         """A worker that hosts these nodes."""
         copies = copies_on(self._graph, self._plan, name)
         away = None
         if self._host is not None and not self._is_here(name):
             away = self._host.worker(name)
-        worker = Worker(name, copies, self._slots(copies), self._host, away)
+        worker = RunningWorker(name, copies, self._slots(copies), self._host, away)
         schedule = self._schedule(worker, nodes)
         if away is None:
             worker.schedule = [*schedule]
@@ -84,7 +84,7 @@ class Workers:
         acts = any(side in copies for side in self._graph.acting)
         return [Slots(state.tree, taken, made)] + ([self._graph.actor] if acts else [])
 
-    def _schedule(self, worker: Worker, nodes: list[Node]) -> list[Operation]:
+    def _schedule(self, worker: RunningWorker, nodes: list[Node]) -> list[Operation]:
         """What a worker does in an iteration, as if it were here."""
         taken = set[int]()
         groups = self._groups(worker.name, nodes)
@@ -100,7 +100,7 @@ class Workers:
                 schedule += self._puts(part.name, worker)
         return schedule + self._reports(worker)
 
-    def _takes(self, node: Node, worker: Worker, taken: set[int]) -> list[Operation]:
+    def _takes(self, node: Node, worker: RunningWorker, taken: set[int]) -> list[Operation]:
         """What a node needs of other workers, and nothing has `taken` yet."""
         graph, found = self._graph, list[Operation]()
         for i, channel in self.channels.of_edge.items():
@@ -113,7 +113,7 @@ class Workers:
             found.append(Take(channel, taker, acting, edge.from_side in graph.acting))
         return found
 
-    def _puts(self, source: str, worker: Worker) -> list[Operation]:
+    def _puts(self, source: str, worker: RunningWorker) -> list[Operation]:
         """What is sent to other workers once a node has run, or of the state as it came in."""
         graph, found = self._graph, list[Operation]()
         for i, channel in self.channels.of_edge.items():
@@ -126,7 +126,7 @@ class Workers:
             found.append(Put(channel, worker.copies[edge.from_side], here, away))
         return found
 
-    def _reports(self, worker: Worker) -> list[Operation]:
+    def _reports(self, worker: RunningWorker) -> list[Operation]:
         """What ends an iteration: copies that act tell the home side of their environments."""
         report = self.channels.report
         if report is None:
@@ -147,18 +147,18 @@ class Workers:
             found.setdefault(first, []).append(node)
         return found
 
-    def _run(self, group: list[Node], worker: Worker) -> Run:
+    def _run(self, group: list[Node], worker: RunningWorker) -> RunProgram:
         """Runs nodes that are compiled together."""
         first = group[0]
         whole = first if len(group) == 1 else compiled_together(group, self._graph)
         if isinstance(whole, Fragment) and first.side not in self._graph.acting:
             worker.bundles += self._bundles(whole, group, worker)
         if worker.away is not None:
-            return Run(first)
+            return RunProgram(first)
         program = self.programs.build(whole, worker)
-        return Run(program, noted=isinstance(program, HostUnroll))
+        return RunProgram(program, noted=isinstance(program, HostUnroll))
 
-    def _bundles(self, whole: Fragment, group: list[Node], worker: Worker) -> list[Bundle]:
+    def _bundles(self, whole: Fragment, group: list[Node], worker: RunningWorker) -> list[Bundle]:
         """What of the state a program takes and makes as one array: what it alone makes."""
         if worker.away is not None or len(self._plan.worker(worker.name).devices) > 1:
             return []
@@ -166,41 +166,41 @@ class Workers:
         return bundles_of(whole, self._graph, read, len(worker.bundles))
 
     def _stretches(
-        self, schedule: list[Operation], worker: Worker, away: RemoteWorker
-    ) -> list[Operation | Stretch]:
+        self, schedule: list[Operation], worker: RunningWorker, away: RemoteWorker
+    ) -> list[Operation | Chain]:
         """A schedule whose programs between two channels run in the worker's process."""
-        made: list[Operation | Stretch] = []
-        for number, stretch in enumerate(stretches_of(schedule)):
+        made: list[Operation | Chain] = []
+        for number, stretch in enumerate(chains_of(schedule)):
             made += stretch.takes
             shared = [put.away for put in stretch.puts]
-            program = RemoteStretch(worker.name, away, number, shared)
+            program = RemoteChain(worker.name, away, number, shared)
             self.remote.append((program, worker))
-            made.append(Stretch(program, stretch.puts))
+            made.append(Chain(program, stretch.puts))
         ends = [o for o in schedule if isinstance(o, Take) and o.report]
         return [*made, *ends]
 
 
-class StretchOf:
+class ChainOf:
     """Programs that follow each other without a channel between them, and the channels round
     them."""
 
     def __init__(self, takes: list[Take]) -> None:
         self.takes = takes
         """What is taken before them."""
-        self.runs: list[Run] = []
+        self.runs: list[RunProgram] = []
         self.puts: tuple[Put, ...] = ()
         """What is put after them."""
 
 
-def stretches_of(schedule: list[Operation]) -> list[StretchOf]:
+def chains_of(schedule: list[Operation]) -> list[ChainOf]:
     """The stretches of a schedule, the same in every process."""
-    found: list[StretchOf] = []
+    found: list[ChainOf] = []
     takes: list[Take] = []
     state_puts: list[Put] = []
     for kind, operations in groupby(schedule, key=type):
-        if kind is Run:
-            found.append(StretchOf(takes))
-            found[-1].runs = [o for o in operations if isinstance(o, Run)]
+        if kind is RunProgram:
+            found.append(ChainOf(takes))
+            found[-1].runs = [o for o in operations if isinstance(o, RunProgram)]
             takes = []
         elif kind is Take:
             takes += [o for o in operations if isinstance(o, Take) and not o.report]
@@ -209,6 +209,6 @@ def stretches_of(schedule: list[Operation]) -> list[StretchOf]:
         else:
             state_puts += [o for o in operations if isinstance(o, Put)]
     if state_puts:
-        found.insert(0, StretchOf([]))
+        found.insert(0, ChainOf([]))
         found[0].puts = tuple(state_puts)
     return found

@@ -23,8 +23,8 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Fragment, Graph, Unroll, Value
 from dovetail.graph.unroll import ActorState, act_key
 from dovetail.plan.ir import Plan, WorkerKind
-from dovetail.runtime.act_program import Acting
-from dovetail.runtime.environments import HostStepper, begin_episodes, make_stage
+from dovetail.runtime.act_program import ActProgram
+from dovetail.runtime.environments import HostStepper, begin_episodes, make_environments
 from dovetail.runtime.heartbeat import Watch, Watchdog
 from dovetail.runtime.packing import Bundle, Slab, bundles_of_state
 from dovetail.runtime.report import Report, Tapped, all_finite
@@ -50,9 +50,9 @@ def single_steps(graph: Graph, plan: Plan, env: Env) -> bool:
     return _acting(unroll).in_words and _slab(graph, unroll) is not None
 
 
-def _acting(unroll: Unroll) -> Acting:
+def _acting(unroll: Unroll) -> ActProgram:
     live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
-    return Acting(unroll, jax.tree.leaves(live.extras), len(jax.tree.leaves(live.observation)))
+    return ActProgram(unroll, jax.tree.leaves(live.extras), len(jax.tree.leaves(live.observation)))
 
 
 class Seen:
@@ -98,7 +98,7 @@ class StepRun:
         self._step_name = f"{unroll.name}.step"
         [acts] = plan.instances_of(f"{unroll.name}.act")
         steps = plan.instances_of(f"{unroll.name}.step")
-        self._stage = make_stage(plan, env, acts, steps, patience)
+        self._stage = make_environments(plan, env, acts, steps, patience)
         assert isinstance(self._stage.stepper, HostStepper)
         self._stepper = self._stage.stepper
         self._watch, self._track = Watch(worker.name), Track(worker.name)
@@ -134,7 +134,7 @@ class StepRun:
         self._memory, arrays = slab.buffers()
         self._now: Timestep = jax.tree.map(lambda v: arrays[v.id], self._seen.actor.timestep)
         """What the environments show, in that memory."""
-        self._row = Row(self._seen, arrays, self._now)
+        self._row = HostRow(self._seen, arrays, self._now)
 
     def compile(self, state: Any, actor: Any) -> None:
         """Compiles by one call on zeros, of a state like this."""
@@ -426,7 +426,7 @@ class Done:
         return self._report
 
 
-class Row:
+class HostRow:
     """Where the host puts what a step led to."""
 
     def __init__(self, seen: Seen, arrays: dict[int, np.ndarray], now: Timestep) -> None:

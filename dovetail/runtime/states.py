@@ -19,7 +19,7 @@ from dovetail.runtime.placement import workers_of
 from dovetail.runtime.records import LOOK_SECONDS
 from dovetail.runtime.remote import WorkerLost
 from dovetail.runtime.schedule import Workers
-from dovetail.runtime.worker import Worker
+from dovetail.runtime.worker import RunningWorker
 
 AGAIN_SECONDS = 10.0
 """How long a worker whose process is gone is waited for, before what it last saved counts."""
@@ -56,11 +56,11 @@ class States:
         size = self._plan.num_envs // self._plan.copies_of(*self._graph.acting)
         return slice(copy * size, (copy + 1) * size)
 
-    def acts(self, worker: Worker) -> int | None:
+    def acts(self, worker: RunningWorker) -> int | None:
         """Which copy that acts a worker hosts; None if it does not act."""
         return next((worker.copies[s] for s in self._graph.acting if s in worker.copies), None)
 
-    def give(self, worker: Worker, state: Any) -> None:
+    def give(self, worker: RunningWorker, state: Any) -> None:
         """Gives a worker what it holds of the state, and of the actors'."""
         leaves = jax.tree.leaves(state)
         own = self._own(worker, leaves)
@@ -77,7 +77,7 @@ class States:
         if copy is not None:
             self._set_actor(worker, self.copies[copy])
 
-    def _own(self, worker: Worker, leaves: Sequence[Any]) -> Values:
+    def _own(self, worker: RunningWorker, leaves: Sequence[Any]) -> Values:
         """A worker's part of the state: of a table in several copies, one of them."""
         found: Values = {}
         for value, leaf in zip(self._graph.state.inputs, leaves, strict=True):
@@ -109,7 +109,7 @@ class States:
         numbers = (self._graph.state.inputs[i].id for i in self._graph.data)
         home.held |= dict(zip(numbers, data, strict=True))
 
-    def set_up(self, worker: Worker, attempt: int) -> Callable[[], None]:
+    def set_up(self, worker: RunningWorker, attempt: int) -> Callable[[], None]:
         """Begins to set a worker up: its process, with what it last held of the state, and its
         environments, with new episodes on the host. What it returns waits until that is done."""
         keys = self._episode_keys(worker, attempt)
@@ -125,7 +125,7 @@ class States:
             self._keep_actor(worker, jax.tree.leaves(begun))
         return lambda: None
 
-    def _episode_keys(self, worker: Worker, attempt: int) -> Any:
+    def _episode_keys(self, worker: RunningWorker, attempt: int) -> Any:
         copy = self.acts(worker)
         if copy is None:
             return None
@@ -134,23 +134,23 @@ class States:
             keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1_000_000 + attempt)
         return keys
 
-    def _actor_held(self, worker: Worker) -> Values:
+    def _actor_held(self, worker: RunningWorker) -> Values:
         if self.acts(worker) is None:
             return {}
         return {value.id: worker.held[value.id] for value in self._graph.actor.inputs}
 
-    def _heard(self, worker: Worker, held: Values) -> None:
+    def _heard(self, worker: RunningWorker, held: Values) -> None:
         """What a worker in another process said that it holds."""
         if self.acts(worker) is not None:
             self._keep_actor(worker, [held[value.id] for value in self._graph.actor.inputs])
 
-    def _keep_actor(self, worker: Worker, leaves: list[Any]) -> None:
+    def _keep_actor(self, worker: RunningWorker, leaves: list[Any]) -> None:
         self._set_actor(worker, leaves)
         copy = self.acts(worker)
         assert copy is not None
         self.copies[copy] = leaves
 
-    def _set_actor(self, worker: Worker, leaves: list[Any]) -> None:
+    def _set_actor(self, worker: RunningWorker, leaves: list[Any]) -> None:
         number = self._plan.worker(worker.name).devices[0]
         if self._workers.programs.many_devices and worker.away is None:
             leaves = [to_device(x, jax.devices()[number]) for x in map(_array, leaves)]
@@ -175,7 +175,7 @@ class States:
             return jnp.stack([_array(part[number]) for part in parts])
         return parts[0][number]
 
-    def _held_now(self, worker: Worker) -> Values:
+    def _held_now(self, worker: RunningWorker) -> Values:
         """What a worker holds of the state by now; of one in another process it is kept."""
         if worker.away is None:
             return worker.all_held()

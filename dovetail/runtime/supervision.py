@@ -16,7 +16,7 @@ from dovetail.runtime.channel import Closed
 from dovetail.runtime.heartbeat import Watch
 from dovetail.runtime.placement import home_of, steps_apart
 from dovetail.runtime.remote import WorkerLost
-from dovetail.runtime.worker import Worker
+from dovetail.runtime.worker import RunningWorker
 
 RESTARTS = 5
 """How often a worker is set up again before its failure ends the run."""
@@ -69,7 +69,7 @@ class Recovery:
         self,
         graph: Graph,
         plan: Plan,
-        set_up: Callable[[Worker, int], Callable[[], None]],
+        set_up: Callable[[RunningWorker, int], Callable[[], None]],
         stopping: threading.Event,
         tell: Callable[[str], None],
     ) -> None:
@@ -85,7 +85,7 @@ class Recovery:
         """Those of all workers, so far."""
         return sum(restarts.total for restarts in self._restarts.values())
 
-    def begin(self, worker: Worker) -> None:
+    def begin(self, worker: RunningWorker) -> None:
         """Sets a worker's environments; a process that was killed meanwhile is started again."""
         try:
             self._set_up(worker, 0)()
@@ -94,14 +94,14 @@ class Recovery:
                 raise
             self.recover(worker, error)
 
-    def wait_for(self, worker: Worker, coming: Callable[[], None]) -> None:
+    def wait_for(self, worker: RunningWorker, coming: Callable[[], None]) -> None:
         """Waits until a worker elsewhere is there; one that is lost meanwhile is started again."""
         try:
             coming()
         except WorkerLost as error:
             self.recover(worker, error)
 
-    def recover(self, worker: Worker, error: Exception) -> None:
+    def recover(self, worker: RunningWorker, error: Exception) -> None:
         """Sets a worker up again, or raises the error for good."""
         restarts = self._restarts[worker.name]
         failed: Exception | None = error
@@ -128,14 +128,14 @@ class Recovery:
             except Exception as again:
                 failed = again
 
-    def _apart(self, worker: Worker) -> bool:
+    def _apart(self, worker: RunningWorker) -> bool:
         """Whether what failed can be set up again without the state that it held."""
         if worker.name == self._home:
             return steps_apart(self._graph, self._plan, worker.name)
         acts = any(side in worker.copies for side in self._graph.acting)
         return acts or worker.away is not None
 
-    def _holds_state(self, worker: Worker) -> bool:
+    def _holds_state(self, worker: RunningWorker) -> bool:
         """Whether a worker holds a part of the state that changes."""
         state = self._graph.state
         pairs = zip(state.inputs, state.outputs, strict=True)

@@ -16,8 +16,8 @@ from jax.extend.core import jaxpr_as_fun
 
 from dovetail.graph.ir import Unroll
 from dovetail.graph.unroll import ActorState, slot_reset
-from dovetail.runtime.act_program import Acting
-from dovetail.runtime.buffers import Rows, Share, as_host, copy_into
+from dovetail.runtime.act_program import ActProgram
+from dovetail.runtime.buffers import BufferPart, UnrollBuffers, as_host, copy_into
 from dovetail.runtime.programs import reset_function
 from dovetail.trajectory import Timestep, Trajectory
 
@@ -28,7 +28,7 @@ class Compiled:
     def __init__(self, unroll: Unroll) -> None:
         live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
         observations = len(jax.tree.leaves(live.observation))
-        self.acting = Acting(unroll, jax.tree.leaves(live.extras), observations)
+        self.acting = ActProgram(unroll, jax.tree.leaves(live.extras), observations)
         self.carries = unroll.carry_tree.num_leaves > 0
         self.own: Callable[[Any], Any] = jax.jit(lambda carry: jax.tree.map(jnp.copy, carry))
         """A carry in memory of its own, which acting may write to."""
@@ -48,7 +48,12 @@ class Turns:
     """The steps of one unroll."""
 
     def __init__(
-        self, unroll: Unroll, compiled: Compiled, inputs: list[Any], actor: ActorState, rows: Rows
+        self,
+        unroll: Unroll,
+        compiled: Compiled,
+        inputs: list[Any],
+        actor: ActorState,
+        rows: UnrollBuffers,
     ) -> None:
         acting = compiled.acting
         self.rows, self.length = rows, unroll.length
@@ -82,7 +87,7 @@ class Turns:
         for _, buffer in rows.bootstrap:
             buffer[...] = 0
 
-    def record(self, share: Share, t: int, after: Any) -> None:
+    def record(self, share: BufferPart, t: int, after: Any) -> None:
         """Writes step `t` of some environments, and what they show afterwards."""
         reward, begins = after.reward, after.first
         share.rewards[t] = reward

@@ -12,7 +12,7 @@ from dovetail.runtime.packing import Values
 
 
 @dataclass(frozen=True)
-class Keys:
+class KeyWords:
     """Random keys, as words."""
 
     words: np.ndarray
@@ -26,7 +26,7 @@ def pack(leaf: Any) -> Any:
         return leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         kind = "" if is_ours(leaf) else str(jax.random.key_impl(leaf))
-        return Keys(np.asarray(jax.random.key_data(leaf)), kind)
+        return KeyWords(np.asarray(jax.random.key_data(leaf)), kind)
     return np.asarray(leaf)
 
 
@@ -42,8 +42,8 @@ def unpack_values(values: Values) -> Values:
 
 def unpack(leaf: Any) -> Any:
     """What `pack` was given, as numpy or random keys."""
-    if isinstance(leaf, Keys) and not leaf.kind:
+    if isinstance(leaf, KeyWords) and not leaf.kind:
         return from_words(jnp.asarray(leaf.words))
-    if isinstance(leaf, Keys):
+    if isinstance(leaf, KeyWords):
         return jax.random.wrap_key_data(jnp.asarray(leaf.words), impl=leaf.kind)
     return leaf

@@ -19,7 +19,7 @@ from dovetail.runtime.channel import ENOUGH, REPORT, Channel, Lease, Message, Tu
 from dovetail.runtime.heartbeat import Watch
 from dovetail.runtime.packing import Bundle, Key, Values
 from dovetail.runtime.programs import PythonProgram
-from dovetail.runtime.remote import Elsewhere, Payload, RemoteStretch, RemoteWorker
+from dovetail.runtime.remote import Payload, RemoteChain, RemoteWorker, RemoteWorkers
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, ROOM, WAIT, Track
 
 
@@ -39,7 +39,7 @@ class Take:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunProgram:
     """Runs a program."""
 
     program: Any
@@ -60,19 +60,19 @@ class Put:
     """and in another."""
 
 
-Operation = Take | Run | Put
+Operation = Take | RunProgram | Put
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Chain:
     """Programs between two channels, on a worker in another process."""
 
-    program: RemoteStretch
+    program: RemoteChain
     puts: tuple[Put, ...]
     """What follows it."""
 
 
-class Worker:
+class RunningWorker:
     """Hosts fragment instances and runs them round and round."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Worker:
         name: str,
         copies: dict[Side, int],
         slots: list[Slots],
-        host: Elsewhere | None = None,
+        host: RemoteWorkers | None = None,
         away: RemoteWorker | None = None,
     ) -> None:
         self.name = name
@@ -94,7 +94,7 @@ class Worker:
         self.track = Track(name)
         self.held: Values = {}
         self.seconds: dict[str, float] = {}
-        self.schedule: list[Operation | Stretch] = []
+        self.schedule: list[Operation | Chain] = []
         """What it does in an iteration."""
         self.bundles: list[Bundle] = []
         """What it holds of the state as one array each."""
@@ -113,7 +113,7 @@ class Worker:
                     self._take(operation, values, turn, payloads)
                 elif isinstance(operation, Put):
                     self._put(operation, values, turn)
-                elif isinstance(operation, Run):
+                elif isinstance(operation, RunProgram):
                     self.run(operation, values, turn)
                 else:
                     self._run_away(operation, turn, payloads)
@@ -224,7 +224,7 @@ class Worker:
             if isinstance(operation, Put)
         )
 
-    def run(self, operation: Run, values: Values, turn: Turn) -> None:
+    def run(self, operation: RunProgram, values: Values, turn: Turn) -> None:
         """Runs a program on the values of a turn."""
         program = operation.program
         self.watch.doing(f"running {program.name}")
@@ -239,7 +239,7 @@ class Worker:
         elif not operation.noted:
             self.track.add(COMPUTE, program.name, began, spent, version=turn.version)
 
-    def _run_away(self, operation: Stretch, turn: Turn, payloads: list[Payload]) -> None:
+    def _run_away(self, operation: Chain, turn: Turn, payloads: list[Payload]) -> None:
         program, host = operation.program, self.host
         assert host is not None
         self.watch.doing(f"running {program.name}")

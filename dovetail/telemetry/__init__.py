@@ -1,7 +1,7 @@
 """What people see of a training: scalars in files, the progress display, plots and videos."""
 
 from dovetail.telemetry.progress import Progress, make_progress
-from dovetail.telemetry.sinks import CsvSink, Recorder, Sink
+from dovetail.telemetry.sinks import CsvSink, MetricsWriter, Sink
 from dovetail.telemetry.tensorboard import TensorBoardSink
 
-__all__ = ["CsvSink", "Progress", "Recorder", "Sink", "TensorBoardSink", "make_progress"]
+__all__ = ["CsvSink", "MetricsWriter", "Progress", "Sink", "TensorBoardSink", "make_progress"]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dovetail.errors import UserError
-from dovetail.telemetry.prometheus import Exporter, PortTaken, Published, Sums
+from dovetail.telemetry.prometheus import Exporter, PortTaken, Published, PublishedTotals
 from dovetail.telemetry.timeline import Timeline
 
 EVERY = 1.0
@@ -164,7 +164,9 @@ def _message(published: Published) -> dict[str, Any]:
 
 def _published(message: Mapping[str, Any]) -> Published:
     totals = {
-        (worker, kind, name): Sums(calls, seconds, nbytes, items, dict(map(tuple, buckets)))
+        (worker, kind, name): PublishedTotals(
+            calls, seconds, nbytes, items, dict(map(tuple, buckets))
+        )
         for worker, kind, name, calls, seconds, nbytes, items, buckets in message["totals"]
     }
     plain: dict[str, Any] = dict(message)

@@ -42,7 +42,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Curves that differ only by their seed."""
 
     label: str
@@ -54,7 +54,7 @@ def learning_curve(run: Run, path: str | Path | None = None) -> Path:
     metrics = run.metrics
     named = (("episode_return", "training"), ("eval_return", "greedy evaluation"))
     found = [(label, curves(metrics, "env_steps", name)) for name, label in named]
-    groups = [Group(label, tuple(several)) for label, several in found if several]
+    groups = [SeedGroup(label, tuple(several)) for label, several in found if several]
     if not groups:
         raise UserError(
             f"{run.path} has no return to draw yet: wait until the first episodes have ended."
@@ -127,7 +127,7 @@ def on_common_grid(several: Sequence[Curve]) -> Curve | None:
     return grid, np.stack([np.interp(grid, x, y) for x, y in several])
 
 
-def _groups(runs: Sequence[Run], x: str, y: str) -> tuple[str, list[Group]]:
+def _groups(runs: Sequence[Run], x: str, y: str) -> tuple[str, list[SeedGroup]]:
     """What all runs share, and the runs that differ only by their seed, in order of first sight."""
     members: dict[str, list[Curve]] = {}
     for run in runs:
@@ -139,7 +139,7 @@ def _groups(runs: Sequence[Run], x: str, y: str) -> tuple[str, list[Group]]:
         members.setdefault(key, []).extend(found)
     title, labels = _labels([json.loads(key) for key in members])
     several = [tuple(found) for found in members.values()]
-    return title, [Group(label, found) for label, found in zip(labels, several, strict=True)]
+    return title, [SeedGroup(label, found) for label, found in zip(labels, several, strict=True)]
 
 
 def _labels(configs: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
@@ -185,7 +185,7 @@ def _figure() -> "tuple[Figure, Axes]":
     return figure, axes
 
 
-def _draw(axes: "Axes", group: Group, colour: str, style: str) -> None:
+def _draw(axes: "Axes", group: SeedGroup, colour: str, style: str) -> None:
     """One seed as it is; several as their interquartile mean and its 95 % band."""
     from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
 
@@ -264,7 +264,7 @@ def _threshold(run: Run) -> float | None:
     return next((float(value) for value in found if value is not None), None)
 
 
-def _legend_columns(groups: Sequence[Group]) -> int:
+def _legend_columns(groups: Sequence[SeedGroup]) -> int:
     """As many columns as fit under the figure."""
     longest = max(len(group.label) for group in groups) + 10
     return max(1, min(len(groups), 100 // longest))

@@ -75,7 +75,7 @@ Key = tuple[str, str, str]
 """Worker, kind and name."""
 
 
-class Sums(NamedTuple):
+class PublishedTotals(NamedTuple):
     """What a `Totals` came to when it was published."""
 
     calls: int
@@ -84,10 +84,12 @@ class Sums(NamedTuple):
     items: int
     buckets: Mapping[int, int]
 
-    def plus(self, more: "Sums") -> "Sums":
+    def plus(self, more: "PublishedTotals") -> "PublishedTotals":
         """Both together; how long single calls took is left out."""
         calls, seconds = self.calls + more.calls, self.seconds + more.seconds
-        return Sums(calls, seconds, self.nbytes + more.nbytes, self.items + more.items, {})
+        return PublishedTotals(
+            calls, seconds, self.nbytes + more.nbytes, self.items + more.items, {}
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Published:
     """Everything that a scrape tells; never changed, only replaced."""
 
     scalars: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(ZERO, 0.0))
-    totals: Mapping[Key, Sums] = field(default_factory=dict[Key, Sums])
+    totals: Mapping[Key, PublishedTotals] = field(default_factory=dict[Key, PublishedTotals])
     staleness: Mapping[int, int] = field(default_factory=dict[int, int])
     dropped_spans: int = 0
     reported: float = field(default_factory=time.time)
@@ -109,7 +111,7 @@ class Published:
         return Published(
             scalars={**self.scalars, **row, "episodes": episodes},
             totals={
-                key: Sums(t.calls, t.seconds, t.nbytes, t.items, dict(t.buckets))
+                key: PublishedTotals(t.calls, t.seconds, t.nbytes, t.items, dict(t.buckets))
                 for key, t in timeline.totals.items()
             },
             staleness=dict(timeline.staleness),
@@ -186,7 +188,7 @@ class Exporter(Collector):
             self._seen.set()
 
 
-def bounded(totals: Mapping[Key, Sums]) -> dict[Key, Sums]:
+def bounded(totals: Mapping[Key, PublishedTotals]) -> dict[Key, PublishedTotals]:
     """The first `LABEL_SETS` as they are, the rest of each kind in one sum."""
     found = dict(islice(totals.items(), LABEL_SETS))
     for (_, kind, _), more in islice(totals.items(), LABEL_SETS, None):
@@ -240,7 +242,7 @@ def _scalars(now: Published) -> Iterator[Metric]:
     yield CounterMetricFamily("dovetail_dropped_spans", text, now.dropped_spans)
 
 
-def _spans(totals: Mapping[Key, Sums], nodes: Mapping[str, str]) -> Iterator[Metric]:
+def _spans(totals: Mapping[Key, PublishedTotals], nodes: Mapping[str, str]) -> Iterator[Metric]:
     """With the node where there is one: Prometheus takes an empty label for none."""
     labels = ["worker", "kind", "name", "node"]
     text = "Seconds that a worker spent: computing a fragment, waiting, or using a link."
@@ -261,7 +263,7 @@ def _spans(totals: Mapping[Key, Sums], nodes: Mapping[str, str]) -> Iterator[Met
     yield from (seconds, calls, items, nbytes)
 
 
-def _latency(totals: Mapping[Key, Sums]) -> Metric:
+def _latency(totals: Mapping[Key, PublishedTotals]) -> Metric:
     """By kind and name, over all workers."""
     buckets: dict[tuple[str, str], Counter[int]] = {}
     seconds: dict[tuple[str, str], float] = {}

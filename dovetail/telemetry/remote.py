@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.errors import UserError, nearest
 from dovetail.run.folder import Run
-from dovetail.telemetry.sinks import Recorder, Sink
+from dovetail.telemetry.sinks import MetricsWriter, Sink
 
 SERVICES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 """What `--log` takes: the extra, and the packages that it brings."""
@@ -22,11 +22,11 @@ PATIENCE = 60.0
 Tell = Callable[[str], None]
 
 
-class Apart:
+class ThreadedSink:
     """A sink with a thread of its own."""
 
     def __init__(self, sink: Sink, tell: Tell) -> None:
-        self._recorder = Recorder([sink], tell, patience=PATIENCE)
+        self._recorder = MetricsWriter([sink], tell, patience=PATIENCE)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Hands over, and never waits."""
@@ -62,7 +62,7 @@ def remote_sinks(
         "wandb": lambda: WandbSink(run.path, config, project, tell),
         "mlflow": lambda: MlflowSink(run.path, config, project),
     }
-    return [Apart(made[name](), tell) for name in names]
+    return [ThreadedSink(made[name](), tell) for name in names]
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Where the scalars of a training go: metrics.csv, or any other sink.
 
-The training loop hands them to a `Recorder`, whose one thread writes them to every sink: neither
-a slow disk nor an import ever holds up a step.
+The training loop hands them to a `MetricsWriter`, whose thread writes them to every sink: neither a
+slow disk nor an import ever holds up a step.
 """
 
 import contextlib
@@ -133,7 +133,7 @@ def _cell(value: float) -> str:
     return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
 
 
-class Recorder:
+class MetricsWriter:
     """Writes scalars to sinks from a thread of its own; `record` never waits for them."""
 
     def __init__(

@@ -15,7 +15,7 @@ from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
 from dovetail.graph.taps import Wanted
-from dovetail.hosts.deployment import Deployment, Share
+from dovetail.hosts.deployment import Deployment, ProcessShare
 from dovetail.loading import USER_MODULE, load_object
 from dovetail.plan.ir import Cluster, Needs, Node, Plan, Resources, WorkerKind
 from dovetail.replay.data import DataSpec
@@ -51,24 +51,24 @@ def resources_of(deployment: Deployment, nodes: tuple[Node, ...] | None = None) 
     return Resources(devices, cores if nodes is None else int(cpus), cluster)
 
 
-def _needs(share: Share) -> Needs:
+def _needs(share: ProcessShare) -> Needs:
     others = tuple(sorted(share.resources.items()))
     return Needs(share.cpus, share.gpus, others, share.nodes, share.per_node)
 
 
 def connect(
-    deployment: Deployment, plan: Plan | None = None, parcel: "Parcel | None" = None
+    deployment: Deployment, plan: Plan | None = None, parcel: "UserFiles | None" = None
 ) -> Any:
     """Joins the deployment's cluster; a local one is started with what `plan` needs."""
-    from dovetail.hosts.ray.connection import Connection
+    from dovetail.hosts.ray.connection import RayConnection
 
     if deployment.cluster != "local":
-        return Connection(deployment.cluster, files=parcel.files() if parcel else None)
+        return RayConnection(deployment.cluster, files=parcel.files() if parcel else None)
     wanted = sum(station.cpus for station in plan.stations) if plan is not None else 0
-    return Connection("local", max(os.cpu_count() or 1, math.ceil(wanted)))
+    return RayConnection("local", max(os.cpu_count() or 1, math.ceil(wanted)))
 
 
-def join(deployment: Deployment, parcel: "Parcel | None" = None) -> tuple[Any, Resources]:
+def join(deployment: Deployment, parcel: "UserFiles | None" = None) -> tuple[Any, Resources]:
     """(the cluster that is joined, what it has); a local one is started later, for its plan.
     `parcel` holds the user's files that go there."""
     if deployment.cluster == "local":
@@ -148,7 +148,7 @@ def cluster_runtime(
     from dovetail.hosts.ray.runtime import ClusterRuntime
 
     job = Job(
-        build=Parcel.of(recipe, deployment).pack(recipe),
+        build=UserFiles.of(recipe, deployment).pack(recipe),
         plan=planned.plan,
         patience=settings.patience,
         seeds=settings.seeds,
@@ -178,7 +178,7 @@ def spawned_processes(
 
     deployment = Deployment("local")
     job = Job(
-        build=Parcel.of(recipe, deployment).pack(recipe),
+        build=UserFiles.of(recipe, deployment).pack(recipe),
         plan=plan,
         patience=settings.patience,
         seeds=1,
@@ -190,14 +190,14 @@ def spawned_processes(
 
 
 @dataclass(frozen=True)
-class Parcel:
+class UserFiles:
     """A user's own files on their way to the workers."""
 
     root: Path | None
     """The folder that holds them all, if it is sent; None if the workers see the same files."""
 
     @classmethod
-    def of(cls, recipe: Recipe, deployment: Deployment) -> "Parcel":
+    def of(cls, recipe: Recipe, deployment: Deployment) -> "UserFiles":
         """What has to be sent so that workers find what a recipe names."""
         env = recipe.env
         files = [*_user_files(type(recipe.algorithm)), *_user_files(type(recipe.policy))]

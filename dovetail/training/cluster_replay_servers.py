@@ -10,7 +10,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from dovetail.errors import UserError
 from dovetail.replay.service.address import Address, write_key
-from dovetail.training.replay_servers import Order
+from dovetail.training.replay_servers import ServerOrder
 
 START = 120.0
 """Seconds in which the servers must be up."""
@@ -19,7 +19,7 @@ START = 120.0
 class ServerOnNode:
     """A Ray actor with a server, which is reached at the node's address."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: ServerOrder) -> None:
         self._server = order.start(f"{ray.util.get_node_ip_address()}:0")
 
     def address(self) -> str:
@@ -35,7 +35,9 @@ class ServerOnNode:
 class RayServers:
     """The servers of a training's replay, one for each shard, where Ray puts them. Close them."""
 
-    def __init__(self, wanted: list[Order], key_file: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, wanted: list[ServerOrder], key_file: Path, tell: Callable[[str], None]
+    ) -> None:
         """The key goes to `key_file`, for others who are to find the replay."""
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
         start: Any = ray.remote(ServerOnNode).options(**options, scheduling_strategy="SPREAD")

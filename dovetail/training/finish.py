@@ -28,7 +28,7 @@ FILM_STEPS = 200
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinalEvaluation:
     """What the trained policy, or each seed's, is worth."""
 
     final_return: float | None
@@ -45,18 +45,20 @@ def seed_params(params: Any, seeds: int) -> list[Any]:
     return [jax.tree.map(lambda x, i=i: x[i], params) for i in range(seeds)]
 
 
-def judge(evaluations: list[Evaluation | None]) -> Outcome:
+def judge(evaluations: list[Evaluation | None]) -> FinalEvaluation:
     """The return of one seed, or the interquartile mean of several with its interval."""
     means = [evaluation.mean for evaluation in evaluations if evaluation is not None]
     if not means:
-        return Outcome(None, 0, {})
+        return FinalEvaluation(None, 0, {})
     if len(evaluations) == 1:
-        return Outcome(means[0], 0, {})
+        return FinalEvaluation(means[0], 0, {})
     returns = np.asarray(means)
     low, high = bootstrap_interval(returns[:, None])
     interval = [float(np.ravel(low)[0]), float(np.ravel(high)[0])]
     seeds = {"final_returns": means, "final_return_interval": interval}
-    return Outcome(float(np.ravel(interquartile_mean(returns))[0]), int(returns.argmax()), seeds)
+    return FinalEvaluation(
+        float(np.ravel(interquartile_mean(returns))[0]), int(returns.argmax()), seeds
+    )
 
 
 def finish(
@@ -90,7 +92,9 @@ def finish(
         progress.message(farewell(run, summary))
 
 
-def summarise(run: Run, config: dict[str, Any], loop: Loop, outcome: Outcome) -> dict[str, Any]:
+def summarise(
+    run: Run, config: dict[str, Any], loop: Loop, outcome: FinalEvaluation
+) -> dict[str, Any]:
     """The object that `--json` prints."""
     reached = loop.reached
     threshold, final = config["threshold"], outcome.final_return

@@ -14,15 +14,15 @@ from dovetail.replay.data import Data, with_data
 from dovetail.runtime.interface import Runtime
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.loop import Loop, Reached, Snapshot
-from dovetail.training.prepare import Prepared, Start
+from dovetail.training.prepare import PreparedPhase, RunStart
 from dovetail.training.recording import Recording
 from dovetail.training.restore import Started
 from dovetail.training.start import first_state, resumed_keys, shapes
 
 
 def launch(
-    start: Start,
-    prepared: Prepared,
+    start: RunStart,
+    prepared: PreparedPhase,
     started: Started | None,
     record: str | None,
     watchers: Sequence[Callable[[dict[str, float], Timeline], None]],
@@ -69,8 +69,8 @@ def launch(
 
 
 def _runtime(
-    start: Start,
-    prepared: Prepared,
+    start: RunStart,
+    prepared: PreparedPhase,
     tell: Callable[[str], None],
     stack: ExitStack,
 ) -> Runtime:
@@ -86,13 +86,13 @@ def _runtime(
     return runtime
 
 
-def _recorder(start: Start, prepared: Prepared, folder: str) -> Recorder:
+def _recorder(start: RunStart, prepared: PreparedPhase, folder: str) -> Recorder:
     """What writes the dataset of a phase."""
     known = knows_probabilities(prepared.algorithm, explore=True)
     return record_to(folder, prepared.planned.env, (_source(start),), log_probabilities=known)
 
 
-def _source(start: Start) -> Source:
+def _source(start: RunStart) -> Source:
     """Where recorded episodes come from."""
     config = start.config
     return Source(
@@ -106,7 +106,7 @@ def _source(start: Start) -> Source:
 
 
 def _states(
-    start: Start, prepared: Prepared, started: Started | None, data: Data | None
+    start: RunStart, prepared: PreparedPhase, started: Started | None, data: Data | None
 ) -> tuple[Any, Any, jax.Array | None]:
     """(the learner's state, the actors', the keys of host environments' next episodes, if these are
     not the actors' own)."""

@@ -25,7 +25,7 @@ from dovetail.run.settings import Settings
 from dovetail.runtime.interface import Runtime
 from dovetail.runtime.report import Pending, Report
 from dovetail.telemetry.progress import Progress
-from dovetail.telemetry.sinks import Recorder
+from dovetail.telemetry.sinks import MetricsWriter
 from dovetail.telemetry.spans import COMPUTE, WAIT
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.background_evaluation import BackgroundEvaluation
@@ -115,7 +115,7 @@ class Loop:
         self,
         steps: int,
         stop: Stop,
-        recorder: Recorder,
+        recorder: MetricsWriter,
         progress: Progress,
         checkpoints: Checkpoints,
         evaluations: BackgroundEvaluation,
@@ -190,7 +190,7 @@ class Loop:
             self.timeline.note(DRIVER, WAIT, "recorded steps", began)
         return min(count, self._feed.left(updates))
 
-    def _show_weights(self, recorder: Recorder) -> None:
+    def _show_weights(self, recorder: MetricsWriter) -> None:
         """Hands over what acting takes, if its histograms are asked for."""
         if self.settings.histograms:
             leaves, _ = jax.tree.flatten_with_path(self._acting(self.good.state(replay=False)))

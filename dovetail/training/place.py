@@ -17,8 +17,8 @@ from dovetail.run.settings import Settings
 from dovetail.runtime.interface import Runtime
 from dovetail.runtime.local import LocalRuntime
 from dovetail.training.cluster import (
-    Parcel,
     Recipe,
+    UserFiles,
     apart_in,
     cluster_runtime,
     connect,
@@ -79,7 +79,7 @@ class Place:
         if self._replay is not None:
             self._replay.refuse_elsewhere(self._deployment is not None)
         if self._deployment is not None:
-            parcel = Parcel.of(self._recipe(steps), self._deployment)
+            parcel = UserFiles.of(self._recipe(steps), self._deployment)
             self._connection, resources = join(self._deployment, parcel)
         given = self._algorithm, env, self._policy, steps, resources, data, online
         try:

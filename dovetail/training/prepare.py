@@ -18,7 +18,7 @@ from dovetail.training.replay_servers import ServedReplay
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPhase:
     """A phase with its plan, and the algorithm bound to its task."""
 
     phase: Phase
@@ -50,12 +50,12 @@ class Preparation:
 
     def phases(
         self, policy: Policy, steps: int, online_steps: int, stack: ExitStack
-    ) -> list[Prepared]:
+    ) -> list[PreparedPhase]:
         """The phases of a run, each with its plan."""
         data = None
         if self.recorded is not None:
             data = self.recorded.prepare(self.algorithm, self.env.spec, self.seed)
-        found: list[Prepared] = []
+        found: list[PreparedPhase] = []
         for one in phases(self.algorithm, policy, steps, online_steps, data is not None):
             end = found[0].last_step + online_steps if found else one.end
             phase = replace(one, end=end)
@@ -66,17 +66,17 @@ class Preparation:
             total = phase.end if phase.online else steps
             planned = place.plan(self.env, total, self.settings, data, phase.online)
             bound = self.algorithm.bind(task_of(planned, total, data, phase.online, place.served))
-            found.append(Prepared(phase, place, planned, bound))
+            found.append(PreparedPhase(phase, place, planned, bound))
         return found
 
 
 @dataclass(frozen=True)
-class Start:
+class RunStart:
     """One start of a run, new or resumed."""
 
     run: Run
     env: Env
-    phases: list[Prepared]
+    phases: list[PreparedPhase]
     config: dict[str, Any]
     settings: Settings
     began: float
@@ -87,6 +87,6 @@ class Start:
     resumed: bool
 
     @property
-    def last(self) -> Prepared:
+    def last(self) -> PreparedPhase:
         """The last phase."""
         return self.phases[-1]

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 
 from dovetail.algorithm import Trajectory
-from dovetail.data.recorder import Lanes, Recorder, Steps
+from dovetail.data.recorder import Lanes, RecordedSteps, Recorder
 from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
-from dovetail.runtime.report import Part, Report
+from dovetail.runtime.report import Report, UpdatePart
 
 
-def recorded_steps(trajectory: Trajectory) -> Steps:
+def recorded_steps(trajectory: Trajectory) -> RecordedSteps:
     """What is recorded of a trajectory; it decides what the graph's tap shows."""
-    named = {name: getattr(trajectory, name) for name in Steps._fields[:-1]}
-    return Steps(**named, log_probability=getattr(trajectory.extras, "log_prob", None))
+    named = {name: getattr(trajectory, name) for name in RecordedSteps._fields[:-1]}
+    return RecordedSteps(**named, log_probability=getattr(trajectory.extras, "log_prob", None))
 
 
 class Recording:
@@ -29,11 +29,11 @@ class Recording:
     def add(self, report: Report) -> None:
         """Records what was lived through in each update of a report."""
         for values, parts in report.taps:
-            steps: Steps = self._tree.unflatten([np.asarray(leaf) for leaf in values])
-            self._add(steps, parts or [Part(0, self._updates, 0)])
+            steps: RecordedSteps = self._tree.unflatten([np.asarray(leaf) for leaf in values])
+            self._add(steps, parts or [UpdatePart(0, self._updates, 0)])
             self._updates += 1
 
-    def _add(self, steps: Steps, parts: Sequence[Part]) -> None:
+    def _add(self, steps: RecordedSteps, parts: Sequence[UpdatePart]) -> None:
         count = steps.reward.shape[1]
         each = count // len(parts)  # environments of a part
         actor, turn, behind = (np.repeat(column, each) for column in zip(*parts, strict=True))

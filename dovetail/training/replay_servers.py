@@ -24,7 +24,7 @@ from dovetail.graph.show import count
 from dovetail.keys import seed_key
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.service.address import Address, read_key, write_key
-from dovetail.replay.service.remote import Form, RemoteReplay, Sampling, Served, Way
+from dovetail.replay.service.remote import RemoteReplay, Sampling, Served, ServedForm, Way
 from dovetail.replay.service.server import ReplayServer
 from dovetail.replay.table import Sequences
 
@@ -100,7 +100,7 @@ def with_keys(served: Served) -> Served:
     return replace(served, addresses=tuple(texts))
 
 
-def form_of(graph: Graph) -> Form | None:
+def form_of(graph: Graph) -> ServedForm | None:
     """What the servers of a graph's replay keep; None if it has none that is served."""
     ways = [node.function for node in graph.reaching if isinstance(node.function, Way)]
     return ways[0].form if ways else None
@@ -139,7 +139,7 @@ def refuse_unreachable(graph: Graph) -> None:
 
 
 @dataclass(frozen=True)
-class Order:
+class ServerOrder:
     """What one server is made with; it can be sent to another process."""
 
     table: Any
@@ -158,12 +158,12 @@ class Order:
         )
 
 
-def orders(form: Form, options: ServedReplay, folder: Path) -> list[Order]:
+def orders(form: ServedForm, options: ServedReplay, folder: Path) -> list[ServerOrder]:
     """What the servers of a training are made with; durable ones keep their files in `folder`."""
     key = secrets.token_hex(32)
     places = [f"shard-{at}-of-{options.shards}" for at in range(options.shards)]
     return [
-        Order(
+        ServerOrder(
             *(form.table, form.example, form.streams, limiter_of(options.samples_per_insert), key),
             str(folder / place) if options.durable else None,
         )
@@ -180,7 +180,7 @@ def samples_each(graph: Graph) -> float:
     return sum(map(prod, draws)) * period / graph.steps_per_iteration
 
 
-def served_form(algorithm: Algorithm, spec: EnvSpec, envs: int, shards: int = 1) -> Form:
+def served_form(algorithm: Algorithm, spec: EnvSpec, envs: int, shards: int = 1) -> ServedForm:
     """What each server keeps for the replay of an algorithm on so many environments."""
     bound = algorithm.bind(Task(spec, envs, 1, served=Served(shards, "servers")))
     state = jax.eval_shape(bound.init, seed_key(0))
@@ -216,7 +216,7 @@ def serve_replay(
         file = Path(durable).absolute() / "key"
         key = read_key(file, str(durable)) if file.exists() else key
     folder = None if durable is None else str(Path(durable).absolute() / "table")
-    order = Order(form.table, form.example, envs, limiter_of(rate), key, folder)
+    order = ServerOrder(form.table, form.example, envs, limiter_of(rate), key, folder)
     server = order.start(listen)
     if file is not None:
         write_key(file, key)
@@ -233,7 +233,9 @@ def limiter_of(samples_per_insert: float | None) -> RateLimiter:
 class Servers:
     """The servers that a training starts on this machine. Close them."""
 
-    def __init__(self, wanted: list[Order], tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, wanted: list[ServerOrder], tell: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._servers: list[ReplayServer] = []
         try:
             for order in wanted:

@@ -7,7 +7,7 @@ from dovetail.plan.ir import Plan
 from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
 from dovetail.telemetry.remote import PATIENCE, remote_sinks
-from dovetail.telemetry.sinks import CsvSink, Recorder
+from dovetail.telemetry.sinks import CsvSink, MetricsWriter
 from dovetail.telemetry.tensorboard import TensorBoardSink
 from dovetail.training.loop import Reached
 
@@ -19,13 +19,13 @@ Tell = Callable[[str], None]
 
 def make_recorder(
     run: Run, config: dict[str, Any], settings: Settings, reached: Reached, tell: Tell
-) -> Recorder:
+) -> MetricsWriter:
     """What writes the metrics; a resumed run goes on after what it had `reached`."""
     after = reached.env_steps if reached.updates > 0 else None
     csv = CsvSink(run.path / "metrics.csv", append=after is not None, after=after)
     events = TensorBoardSink(run.path / "events", after=after)
     remote = remote_sinks(settings.log, run, config, settings.project, tell)
-    return Recorder([csv, events, *remote], tell, patience=10.0 + PATIENCE * len(remote))
+    return MetricsWriter([csv, events, *remote], tell, patience=10.0 + PATIENCE * len(remote))
 
 
 def make_exporter(

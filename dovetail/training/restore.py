@@ -6,7 +6,7 @@ from dovetail.errors import UserError
 from dovetail.replay.data import without_data
 from dovetail.run.checkpoint import Checkpoints
 from dovetail.training.loop import Reached
-from dovetail.training.prepare import Start
+from dovetail.training.prepare import RunStart
 from dovetail.training.start import shapes
 
 
@@ -19,7 +19,7 @@ class Started(NamedTuple):
     reached: Reached
 
 
-def restored(start: Start, checkpoints: Checkpoints) -> tuple[int, Started]:
+def restored(start: RunStart, checkpoints: Checkpoints) -> tuple[int, Started]:
     """(the phase to go on with, what it starts from)."""
     config, phases = start.config, start.phases
     expect = {"algorithm": config["algorithm"], "options": config["options"]}
@@ -45,7 +45,7 @@ def restored(start: Start, checkpoints: Checkpoints) -> tuple[int, Started]:
     return at, Started(tree["state"], tree["actor"], reached)
 
 
-def _refuse_finished(start: Start, reached: Reached) -> None:
+def _refuse_finished(start: RunStart, reached: Reached) -> None:
     steps = start.last.phase.end
     ended = start.run.summary.get("final_return") is not None or start.silent is not None
     if reached.env_steps >= steps and ended:

@@ -13,7 +13,7 @@ from dovetail.evaluation.evaluate import Evaluator
 from dovetail.run.checkpoint import Checkpoints
 from dovetail.run.folder import Run
 from dovetail.telemetry.progress import make_progress
-from dovetail.telemetry.sinks import Recorder
+from dovetail.telemetry.sinks import MetricsWriter
 from dovetail.telemetry.status import Status
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.background_evaluation import BackgroundEvaluation
@@ -21,13 +21,13 @@ from dovetail.training.finish import finish
 from dovetail.training.launch import launch
 from dovetail.training.loop import Diverged, Loop
 from dovetail.training.phases import Phase
-from dovetail.training.prepare import Start
+from dovetail.training.prepare import RunStart
 from dovetail.training.reporting import make_exporter, make_recorder
 from dovetail.training.restore import Started, restored
 from dovetail.training.signals import Stop
 
 
-def conduct(start: Start, stop: Stop) -> Run:
+def conduct(start: RunStart, stop: Stop) -> Run:
     """Runs the loop of every phase and finishes the folder."""
     with ExitStack() as stack:
         loop = _Session(start, stop, stack).go()
@@ -42,7 +42,7 @@ def conduct(start: Start, stop: Stop) -> Run:
 class _Session:
     """Everything that is open while a run goes on."""
 
-    def __init__(self, start: Start, stop: Stop, stack: ExitStack) -> None:
+    def __init__(self, start: RunStart, stop: Stop, stack: ExitStack) -> None:
         """`stack` closes it."""
         self._start, self._stop, self._stack = start, stop, stack
         self._loop: Loop | None = None
@@ -95,7 +95,7 @@ class _Session:
             raise
 
     def _run_phases(
-        self, at: int, loop: Loop, recorder: Recorder, evaluations: BackgroundEvaluation
+        self, at: int, loop: Loop, recorder: MetricsWriter, evaluations: BackgroundEvaluation
     ) -> Loop:
         """Runs one loop after the other; returns the last."""
         stop, checkpoints = self._stop, self._checkpoints
@@ -176,14 +176,14 @@ class _Session:
             raise UserError(f"{told}{stop} {kept}") from error
 
 
-def _title(start: Start) -> str:
+def _title(start: RunStart) -> str:
     plan, seeds = start.last.planned.plan, start.settings.seeds
     acting = f", {plan.num_envs} environments" if start.last.planned.graph.unrolls else ""
     what = f"{plan.algorithm} on {plan.env}, {plan.policy}{acting}"
     return what if seeds == 1 else f"{what}, {seeds} seeds"
 
 
-def _introduce(start: Start, phase: Phase, loop: Loop, tell: Callable[[str], None]) -> None:
+def _introduce(start: RunStart, phase: Phase, loop: Loop, tell: Callable[[str], None]) -> None:
     """Says what the steps of a phase are, where that is not plain."""
     if start.recorded is None:
         return
@@ -205,7 +205,7 @@ def _ending(error: BaseException | None, stop: Stop) -> str:
     return "done" if stop.signal is None else f"stopped by {stop.signal.name}"
 
 
-def _evaluator(start: Start) -> Evaluator | None:
+def _evaluator(start: RunStart) -> Evaluator | None:
     """What evaluates; nothing where there is no environment."""
     if start.silent is not None:
         return None
@@ -213,7 +213,7 @@ def _evaluator(start: Start) -> Evaluator | None:
     return Evaluator(start.last.algorithm, start.env, episodes=episodes, seed=seed)
 
 
-def _meta(start: Start, phase: Phase) -> dict[str, Any]:
+def _meta(start: RunStart, phase: Phase) -> dict[str, Any]:
     """What checkpoints say of the run; whether a phase acts only where it might not."""
     meta = {"algorithm": start.config["algorithm"], "options": start.config["options"]}
     return meta if start.recorded is None else meta | {"online": phase.online}

@@ -21,7 +21,7 @@ from dovetail.training.config import describe, name_of, options_of, rebuild_all
 from dovetail.training.dataset import MEMORY, RecordedData, check_data
 from dovetail.training.phases import acting_policy, acts_at_all, check_steps, choose_policy
 from dovetail.training.planning import Planned, prepare_backend
-from dovetail.training.prepare import Preparation, Start
+from dovetail.training.prepare import Preparation, RunStart
 from dovetail.training.replay_servers import ServedReplay
 from dovetail.training.session import conduct
 from dovetail.training.signals import stopping
@@ -92,7 +92,7 @@ def train(
             recorded.check()  # while there is no folder that it could leave behind
         run = Run.create(settings.folder, _run_name(config), config)
         _write_plan(run, prepared[-1].planned)
-        start = Start(run, found, prepared, config, settings, began, recorded, silent, False)
+        start = RunStart(run, found, prepared, config, settings, began, recorded, silent, False)
         return conduct(start, stop)
 
 
@@ -143,7 +143,7 @@ def resume(
         seed = config["seed"]
         making = Preparation(algorithm, given, found, where, settings, recorded, seed, kept)
         prepared = making.phases(policy, *totals, stack)
-        start = Start(opened, found, prepared, config, settings, began, recorded, silent, True)
+        start = RunStart(opened, found, prepared, config, settings, began, recorded, silent, True)
         return conduct(start, stop)
 
 

@@ -15,7 +15,7 @@ from dovetail.algorithms.off_policy import KEYS, Batch, OffPolicyAlgorithm, Row
 from dovetail.envs.interface import Continuous, EnvSpec
 from dovetail.errors import UserError
 from dovetail.functions.value_distributions import expected
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.sample import ItemKeys, Sample
 
 PENDULUM = dt.envs.resolve("gymnax:Pendulum-v1").spec
 CARTPOLE = dt.envs.resolve("dovetail:CartPole-v1").spec
@@ -69,7 +69,7 @@ def test_an_ended_episode_counts_no_further_and_a_cut_one_does() -> None:
     )
     mask = jnp.array([[True, True, False], [True, True, False], [True, False, False]])
     ones = jnp.ones(3)
-    sample = Sample(rows, mask, Keys(ones, ones), ones, jnp.full(3, 3), ones)
+    sample = Sample(rows, mask, ItemKeys(ones, ones), ones, jnp.full(3, 3), ones)
     algorithm = bound(DDPG, n_step=2, discount=0.5)
     batch = algorithm.batch(ALONE, begun(algorithm), sample)
     np.testing.assert_allclose(batch.reward, [6.0, 6.0, 1.0])

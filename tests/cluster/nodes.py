@@ -77,7 +77,7 @@ class OnCluster(Started):
     ) -> None:
         found = resolve(env, traced=policy.traced_envs)
         recipe = clustering.Recipe(algorithm, env, policy, STEPS, enable_compile_cache)
-        parcel = clustering.Parcel.of(recipe, deployment)
+        parcel = clustering.UserFiles.of(recipe, deployment)
         connection, resources = clustering.join(deployment, parcel)
         self.told: list[str] = []
         try:

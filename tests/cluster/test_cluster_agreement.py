@@ -28,7 +28,7 @@ from waiting import eventually
 import dovetail
 from dovetail.algorithms import BC, ApeX
 from dovetail.errors import UserError
-from dovetail.hosts.deployment import Deployment, Share
+from dovetail.hosts.deployment import Deployment, ProcessShare
 from dovetail.loading import load_object
 from dovetail.plan.ir import LinkKind
 from dovetail.policies import (
@@ -44,7 +44,7 @@ from dovetail.policies import (
 from dovetail.policies.interface import Policy
 from dovetail.training import dataset as recorded
 
-HALF = Share(cpus=0.5)
+HALF = ProcessShare(cpus=0.5)
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "critic_apart.py"
 CRITIC: Any = load_object(f"{EXAMPLE}:CriticApart", "algorithm")(unroll_length=4, hidden=8)
 CASES: dict[str, tuple[str, str, Policy, int]] = {

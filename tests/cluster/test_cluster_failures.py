@@ -19,11 +19,11 @@ from waiting import eventually
 import dovetail
 from dovetail.algorithms import DQN, IMPALA
 from dovetail.errors import UserError
-from dovetail.hosts.deployment import Deployment, Share
+from dovetail.hosts.deployment import Deployment, ProcessShare
 from dovetail.policies import ActorLearner
 
 IMPALA_SMALL = IMPALA(LENGTH, hidden=(8,))
-HALF = Share(cpus=0.5)
+HALF = ProcessShare(cpus=0.5)
 ACTORS, LEARNER = "ray::ActorStation", "ray::LearnerStation"
 REPLAYS = "ray::SideStation"
 COMMAND = [sys.executable, "-c", "from dovetail.cli.main import main; raise SystemExit(main())"]
@@ -94,7 +94,7 @@ def test_an_environment_that_raises_is_named_with_its_traceback(nodes: Nodes) ->
 def test_a_node_that_dies_is_replaced_and_one_that_comes_is_used() -> None:
     with fresh_nodes() as own:
         first, spare = own.add(resources={"actors": 2}), None
-        actor = Share(resources={"actors": 1})
+        actor = ProcessShare(resources={"actors": 1})
         where = Deployment(own.address, actor=actor)
         policy = ActorLearner(12, actors=3, fewest=2, staleness=2)
         with OnCluster(IMPALA_SMALL, "CartPole-v1", policy, where) as running:

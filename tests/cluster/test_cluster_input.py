@@ -15,7 +15,7 @@ import dovetail
 from dovetail.algorithms import IMPALA
 from dovetail.cli.main import main
 from dovetail.errors import UserError
-from dovetail.hosts.deployment import Deployment, Share
+from dovetail.hosts.deployment import Deployment, ProcessShare
 from dovetail.loading import load_object
 from dovetail.policies import ActorLearner, Local
 
@@ -80,7 +80,7 @@ def test_other_versions_on_a_node_are_refused(nodes: Nodes, tmp_path: Path) -> N
     (tmp_path / "optax-99.0.dist-info" / "METADATA").write_text("Name: optax\nVersion: 99.0\n")
     other = nodes.add(resources={"other": 1}, env_vars={"PYTHONPATH": str(tmp_path)})
     try:
-        where = Deployment(nodes.address, learner=Share(resources={"other": 1}))
+        where = Deployment(nodes.address, learner=ProcessShare(resources={"other": 1}))
         with pytest.raises(UserError, match=r"Node .* has optax 99.0, but the driver has \d"):
             OnCluster(ppo(), "CartPole-v1", Local(ENVS), where)
     finally:

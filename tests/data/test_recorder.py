@@ -10,14 +10,14 @@ from gymnasium import spaces
 from dovetail.data import Reader, Recorder, Source, Writer, record, writer
 from dovetail.data import recorder as recording
 from dovetail.data.metadata import Metadata
-from dovetail.data.recorder import Lanes, Steps, own_spaces
+from dovetail.data.recorder import Lanes, RecordedSteps, own_spaces
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
 
 BOX = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 
-def trajectory(**columns: Any) -> Steps:
+def trajectory(**columns: Any) -> RecordedSteps:
     """Steps of one number per place, [T, B]; an observation's next one is it plus 1."""
     first = np.asarray(columns["observation"], np.float32)
     none = np.zeros(first.shape, bool)
@@ -31,7 +31,9 @@ def trajectory(**columns: Any) -> Steps:
         "log_probability": None,
         **{name: np.asarray(x, bool) for name, x in columns.items() if name != "observation"},
     }
-    return Steps(observation=first[..., None], next_observation=first[..., None] + 1, **given)
+    return RecordedSteps(
+        observation=first[..., None], next_observation=first[..., None] + 1, **given
+    )
 
 
 def read(folder: Path) -> list[tuple[list[float], bool, bool, bool]]:
@@ -237,7 +239,7 @@ def test_clipped_actions_keep_what_the_policy_chose(tmp_path: Path) -> None:
     with record(tmp_path / "d", env, (Source(env.spec.id),), log_probabilities=True) as found:
         seen = np.zeros((2, 1, 3), np.float32)
         none = np.zeros((2, 1), bool)
-        steps = Steps(
+        steps = RecordedSteps(
             observation=seen,
             action=np.array([[[0.5]], [[3.0]]], np.float32),
             reward=none.astype(np.float32),

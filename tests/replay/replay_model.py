@@ -9,12 +9,12 @@ from dovetail.replay.table import (
     Episodes,
     Fifo,
     Highest,
-    Layout,
     Lifo,
     Prioritised,
     Selector,
     Sequences,
     Table,
+    TableSizes,
     Uniform,
 )
 
@@ -45,7 +45,7 @@ class Stream:
 class Model:
     """Rows are names; an item is the names of its window."""
 
-    def __init__(self, table: Table, layout: Layout) -> None:
+    def __init__(self, table: Table, layout: TableSizes) -> None:
         self.table, self.layout = table, layout
         self.streams = [Stream() for _ in range(layout.envs)]
         self.items: list[Item] = []
@@ -210,7 +210,7 @@ class Model:
 class ShardedModel:
     """Several tables as one: streams in order, and of every batch a part from each."""
 
-    def __init__(self, table: Table, layouts: list[Layout]) -> None:
+    def __init__(self, table: Table, layouts: list[TableSizes]) -> None:
         self.shards = [Model(table, layout) for layout in layouts]
         self._homes: dict[int, tuple[Item, Model]] = {}
 

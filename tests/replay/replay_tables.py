@@ -9,9 +9,9 @@ from dovetail.replay import ReplayClient, ReplayServer, ReplayShards
 from dovetail.replay.device import table as device
 from dovetail.replay.host.table import HostTable
 from dovetail.replay.leaves import leaves_of
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.sample import ItemKeys, Sample
 from dovetail.replay.service.service import ReplayService
-from dovetail.replay.table import Layout, Table
+from dovetail.replay.table import Table, TableSizes
 
 Array = np.ndarray[Any, Any]
 
@@ -29,11 +29,11 @@ class AnyTable(Protocol):
         envs: tuple[int, int] | None = None,
     ) -> None: ...
     def sample(self, draws: Array) -> Sample: ...
-    def update_priorities(self, keys: Keys, priorities: Array) -> None: ...
+    def update_priorities(self, keys: ItemKeys, priorities: Array) -> None: ...
     @property
     def size(self) -> int: ...
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> TableSizes: ...
 
 
 class OnDevice:
@@ -61,7 +61,7 @@ class OnDevice:
         self.state, sample = self._sample(self.state, draws.astype(np.float32))
         return jax.tree.map(np.asarray, sample)
 
-    def update_priorities(self, keys: Keys, priorities: Array) -> None:
+    def update_priorities(self, keys: ItemKeys, priorities: Array) -> None:
         self.state = self._update(self.state, keys, priorities)
 
     @property
@@ -127,7 +127,7 @@ class Elsewhere:
         self.layout = self.client.form.layout
 
     @property
-    def layouts(self) -> list[Layout]:
+    def layouts(self) -> list[TableSizes]:
         return [server.form.layout for server in self.client._servers]
 
     @property

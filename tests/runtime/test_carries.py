@@ -13,12 +13,12 @@ from toys import Drift, leaves_close
 
 from dovetail.graph.unroll import masked_reset, slot_reset
 from dovetail.policies import CentralInference, Local
-from dovetail.runtime.batched_unroll import Batch
-from dovetail.runtime.host_unroll import AtHand
+from dovetail.runtime.batched_unroll import ActBatch
+from dovetail.runtime.host_unroll import OwnEnvironments
 
 WAYS: dict[str, tuple[Any, type]] = {
-    "at hand": (Local(4), AtHand),
-    "on other workers": (CentralInference(4, workers=2, batch=2), Batch),
+    "at hand": (Local(4), OwnEnvironments),
+    "on other workers": (CentralInference(4, workers=2, batch=2), ActBatch),
 }
 
 

@@ -10,16 +10,16 @@ import pytest
 from waiting import SECONDS, Waiting
 
 from dovetail.boundaries import How
-from dovetail.runtime.channel import ENOUGH, Closed, Edge, Lease, Lockstep, Message, Turn
+from dovetail.runtime.channel import ENOUGH, ChannelEdge, Closed, Lease, Lockstep, Message, Turn
 from dovetail.runtime.heartbeat import Watch
-from dovetail.runtime.worker import Put, Run, Take, Worker
+from dovetail.runtime.worker import Put, RunningWorker, RunProgram, Take
 
 IDLE = Watch("test")
 """For calls that must not wait: it would never be woken."""
 
 
-def edge(senders: int = 1, takers: int = 1, how: How = How.JOIN, *numbers: int) -> Edge:
-    return Edge("gather", numbers or (0,), how, senders, takers)
+def edge(senders: int = 1, takers: int = 1, how: How = How.JOIN, *numbers: int) -> ChannelEdge:
+    return ChannelEdge("gather", numbers or (0,), how, senders, takers)
 
 
 def message(copy: int, turn: int, version: int = 0, lease: Lease | None = None) -> Message:
@@ -218,8 +218,8 @@ class Program:
         return None if released is None else lambda: released.append(f"unroll {number}")
 
 
-def worker(name: str, *operations: Any) -> Worker:
-    made = Worker(name, {}, [])
+def worker(name: str, *operations: Any) -> RunningWorker:
+    made = RunningWorker(name, {}, [])
     made.schedule = list(operations)
     return made
 
@@ -228,11 +228,11 @@ def test_each_copy_gets_the_pieces_of_its_senders_and_its_part() -> None:
     """Four actors insert into two shards, and a learner divides its draws among them."""
     rows, draws = Lockstep(edge(4, 2, How.JOIN, 10)), Lockstep(edge(1, 2, How.DIVIDE, 11))
     for copy, name in enumerate("abcd"):
-        worker(f"actor-{copy}", Run(Program({10: name})), Put(rows, copy)).turn(3)
-    worker("learner", Run(Program({11: np.array([[1, 2, 3, 4]])})), Put(draws, 0)).turn(3)
+        worker(f"actor-{copy}", RunProgram(Program({10: name})), Put(rows, copy)).turn(3)
+    worker("learner", RunProgram(Program({11: np.array([[1, 2, 3, 4]])})), Put(draws, 0)).turn(3)
     shards = [Program({}), Program({})]
     for copy, program in enumerate(shards):
-        worker(f"replay-{copy}", Take(rows, copy), Take(draws, copy), Run(program)).turn(3)
+        worker(f"replay-{copy}", Take(rows, copy), Take(draws, copy), RunProgram(program)).turn(3)
     assert [program.given[0][10] for program in shards] == [["a", "b"], ["c", "d"]]
     assert [program.given[0][11].tolist() for program in shards] == [[[1, 2]], [[3, 4]]]
 
@@ -242,7 +242,7 @@ def test_buffers_are_released_once_when_the_last_reader_is_done() -> None:
     learned, kept = Lockstep(edge(1, 1)), Lockstep(edge(1, 2, How.JOIN, 0))
     released: list[str] = []
     program = Program({0: np.zeros((1, 2))}, released)
-    actor = worker("actor", Run(program), Put(learned, 0), Put(kept, 0))
+    actor = worker("actor", RunProgram(program), Put(learned, 0), Put(kept, 0))
     readers = [
         worker("learner", Take(learned, 0)),
         *(worker(f"replay-{copy}", Take(kept, copy)) for copy in range(2)),
@@ -257,7 +257,7 @@ def test_buffers_are_released_once_when_the_last_reader_is_done() -> None:
 
 def test_buffers_that_nobody_else_reads_are_released_with_the_turn() -> None:
     released: list[str] = []
-    alone = worker("main", Run(Program({0: 1}, released)))
+    alone = worker("main", RunProgram(Program({0: 1}, released)))
     alone.end(alone.turn(0)[1])
     assert released == ["unroll 1"]
 
@@ -281,8 +281,8 @@ def test_answers_ahead(ahead: int, taken: list[int]) -> None:
     found: list[int] = []
     for number in range(4):
         draw = Program({1: number}, released)
-        learner = worker("learner", Run(draw), Put(asked, 0), Take(answers, 0))
-        table = worker("replay", Take(asked, 0), Run(Program({2: number})), Put(answers, 0))
+        learner = worker("learner", RunProgram(draw), Put(asked, 0), Take(answers, 0))
+        table = worker("replay", Take(asked, 0), RunProgram(Program({2: number})), Put(answers, 0))
         learning = Waiting(lambda _, learner=learner, number=number: learner.turn(number))
         table.end(table.turn(number)[1])
         values, turn = learning.returned()
@@ -296,7 +296,7 @@ def test_a_turn_that_failed_takes_the_same_again_and_keeps_nothing() -> None:
     weights, program = Lockstep(edge()), Program({})
     program.fails = True
     put(weights, 0, 0, version=4)
-    actor = worker("actor", Take(weights, 0, weights=True), Run(program))
+    actor = worker("actor", Take(weights, 0, weights=True), RunProgram(program))
     actor.held = {9: "before"}
     with pytest.raises(RuntimeError, match="an environment"):
         actor.turn(0)
@@ -318,7 +318,7 @@ def test_a_turn_that_failed_undoes_what_it_began() -> None:
             return [message(0, 0)]
 
     program = Program({})
-    actor = worker("actor", Take(Admits(edge()), 0), Run(program))
+    actor = worker("actor", Take(Admits(edge()), 0), RunProgram(program))
     actor.turn(1)
     program.fails = True
     with pytest.raises(RuntimeError):
@@ -327,7 +327,7 @@ def test_a_turn_that_failed_undoes_what_it_began() -> None:
 
 
 def test_a_state_is_taken_once_all_is_done() -> None:
-    one = worker("replay", Run(Program({})))
+    one = worker("replay", RunProgram(Program({})))
     one.begin_at(5)
     assert one.ended(4, 0.0)
     assert not one.ended(5, 0.01)

@@ -17,8 +17,8 @@ from dovetail.errors import UserError
 from dovetail.policies import Local
 from dovetail.run.folder import Run
 from dovetail.telemetry import remote
-from dovetail.telemetry.remote import Apart, check_services, flat, kept_id
-from dovetail.telemetry.sinks import Recorder
+from dovetail.telemetry.remote import ThreadedSink, check_services, flat, kept_id
+from dovetail.telemetry.sinks import MetricsWriter
 
 OLD = "ignore:The ``noload`` loader strategy is deprecated"
 pytestmark = pytest.mark.filterwarnings(OLD)  # MLflow's use of SQLAlchemy
@@ -167,7 +167,7 @@ class Breaks:
 def test_a_sink_that_breaks_in_the_middle_leaves_the_others_alone() -> None:
     told: list[str] = []
     breaks = Breaks()
-    recorder = Recorder([Apart(breaks, told.append)], told.append)
+    recorder = MetricsWriter([ThreadedSink(breaks, told.append)], told.append)
     for step in range(10):
         recorder.record(step, {"loss": 1.0})
     recorder.close()

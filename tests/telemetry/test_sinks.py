@@ -23,7 +23,7 @@ from dovetail.errors import UserError
 from dovetail.policies import Local
 from dovetail.run.folder import read_metrics
 from dovetail.telemetry import sinks as sinks_module
-from dovetail.telemetry.sinks import CsvSink, Recorder
+from dovetail.telemetry.sinks import CsvSink, MetricsWriter
 from dovetail.telemetry.tensorboard import TensorBoardSink, tags
 
 
@@ -181,7 +181,7 @@ def test_tensorboard_unused_writes_nothing(tmp_path):
 
 def test_recorder_writes_everything_in_order_to_every_sink():
     sinks = [ListSink(), ListSink()]
-    recorder = Recorder(sinks)
+    recorder = MetricsWriter(sinks)
     scalars = {"loss": 0.0}
     for step in range(50):
         scalars["loss"] = np.float64(step / 2)
@@ -197,7 +197,7 @@ def test_recorder_writes_everything_in_order_to_every_sink():
 def test_records_are_gathered_until_they_are_due_or_many(monkeypatch):
     monkeypatch.setattr(sinks_module, "GATHERED", 60.0)
     sink = ListSink()
-    recorder = Recorder([sink], capacity=8)
+    recorder = MetricsWriter([sink], capacity=8)
     for step in range(3):
         recorder.record(step, {})
     time.sleep(0.2)
@@ -215,7 +215,7 @@ def test_records_are_gathered_until_they_are_due_or_many(monkeypatch):
 def test_gathered_records_are_written_before_the_end(monkeypatch):
     monkeypatch.setattr(sinks_module, "GATHERED", 0.05)
     sink = ListSink()
-    recorder = Recorder([sink])
+    recorder = MetricsWriter([sink])
     for step in range(2):
         recorder.record(step, {})
         eventually(lambda step=step: [row[0] for row in sink.rows] == [*range(step + 1)])
@@ -225,7 +225,7 @@ def test_gathered_records_are_written_before_the_end(monkeypatch):
 def test_recorder_never_waits_and_counts_what_it_drops():
     gate = threading.Event()
     sink = ListSink(gate=gate)
-    recorder = Recorder([sink], capacity=4)
+    recorder = MetricsWriter([sink], capacity=4)
     for step in range(100):
         recorder.record(step, {})
     assert recorder.dropped in (95, 96)  # the thread may hold one already
@@ -240,7 +240,7 @@ def test_recorder_never_waits_and_counts_what_it_drops():
 
 def test_recorder_gives_up_closing_in_time():
     gate = threading.Event()
-    recorder = Recorder([ListSink(gate=gate)])
+    recorder = MetricsWriter([ListSink(gate=gate)])
     for step in range(3):
         recorder.record(step, {})
     recorder.close(timeout=0.05)
@@ -252,7 +252,7 @@ def test_recorder_gives_up_closing_in_time():
 
 def test_a_failing_sink_is_reported_once_and_the_others_go_on():
     bad, good, said = ListSink(RuntimeError("broken pipe")), ListSink(), []
-    recorder = Recorder([bad, good], on_failure=said.append)
+    recorder = MetricsWriter([bad, good], on_failure=said.append)
     for step in range(3):
         recorder.record(step, {})
     recorder.close()
@@ -263,7 +263,7 @@ def test_a_failing_sink_is_reported_once_and_the_others_go_on():
 
 def test_what_is_no_number_is_reported_and_left_out():
     sink = ListSink()
-    recorder = Recorder([sink])
+    recorder = MetricsWriter([sink])
     recorder.record(1, {"loss": np.zeros(2)})  # pyright: ignore[reportArgumentType]
     recorder.record(2, {"loss": 1})
     recorder.close()
@@ -278,7 +278,7 @@ def test_a_full_disk_stops_the_training_at_the_next_record(tmp_path, monkeypatch
         raise UserError("Cannot write metrics.csv (No space left on device): free some space.")
 
     monkeypatch.setattr(sink, "_append", full)
-    recorder = Recorder([sink])
+    recorder = MetricsWriter([sink])
     recorder.record(1, {})
     with pytest.raises(UserError, match="No space left"):
         recorder.close()
@@ -287,7 +287,7 @@ def test_a_full_disk_stops_the_training_at_the_next_record(tmp_path, monkeypatch
 
 def test_a_full_disk_end_to_end(tmp_path):
     with tiny_disk(tmp_path / "disk") as disk:
-        recorder = Recorder([CsvSink(disk / "metrics.csv"), TensorBoardSink(disk / "events")])
+        recorder = MetricsWriter([CsvSink(disk / "metrics.csv"), TensorBoardSink(disk / "events")])
         with pytest.raises(UserError, match="No space left on device"):
             for step in range(100_000):
                 recorder.record(step, {"loss": step / 7})
@@ -318,7 +318,7 @@ def test_csv_disk_full_is_recognised_by_its_number(tmp_path):
 
 
 def test_tensorboard_shows_how_arrays_are_spread(tmp_path):
-    recorder = Recorder([ListSink(), TensorBoardSink(tmp_path / "events")])
+    recorder = MetricsWriter([ListSink(), TensorBoardSink(tmp_path / "events")])
     recorder.record_arrays(64, {"hidden/bias": np.arange(4.0), "broken": np.array([math.nan])})
     recorder.close()
     assert recorder.failures == []

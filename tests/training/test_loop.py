@@ -15,7 +15,7 @@ from dovetail.errors import UserError
 from dovetail.evaluation.evaluate import Evaluation
 from dovetail.runtime.report import Report
 from dovetail.telemetry.progress import Progress
-from dovetail.telemetry.sinks import Recorder
+from dovetail.telemetry.sinks import MetricsWriter
 from dovetail.training.background_evaluation import Result
 from dovetail.training.loop import Loop, Reached, Snapshot
 from dovetail.training.signals import Stop
@@ -93,7 +93,7 @@ class Kept:
 
 def ran(steps: int, runtime: Any = None, reached: Reached | None = None) -> tuple[Loop, Any, Kept]:
     runtime, kept, nothing = runtime or Pretended(), Kept(), Nothing()
-    recorder = Recorder([kept])
+    recorder = MetricsWriter([kept])
     reached = reached or Reached()
     start = Snapshot(lambda: runtime.state, lambda: (), reached.updates, reached.env_steps)
     loop = Loop(
@@ -174,7 +174,7 @@ def test_a_recorder_that_cannot_keep_up_drops_the_oldest() -> None:
             super().write(step, scalars)
 
     kept = Slow()
-    recorder = Recorder([kept], capacity=16)
+    recorder = MetricsWriter([kept], capacity=16)
     for step in range(1000):
         recorder.record(step, {"loss": 1.0})
     assert len(recorder._waiting) <= 16
@@ -246,7 +246,7 @@ def test_nothing_goes_on_while_the_state_that_reached_the_goal_is_saved(fails: b
         began=0.0,
     )
     found: Any = Found()
-    recorder = Recorder([])
+    recorder = MetricsWriter([])
     loop.run(1000, Stop(), recorder, Progress(1000), found, found, {})
     recorder.close()
     assert loop.solved and under_way

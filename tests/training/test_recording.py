@@ -19,7 +19,7 @@ from dovetail.algorithms.dqn import DQN
 from dovetail.algorithms.impala import IMPALA
 from dovetail.algorithms.ppo import PPO
 from dovetail.data import Reader, info
-from dovetail.data.recorder import Lanes, Steps
+from dovetail.data.recorder import Lanes, RecordedSteps
 from dovetail.envs.resolve import resolve
 from dovetail.graph.ir import Tap
 from dovetail.policies.actor_learner import ActorLearner
@@ -30,7 +30,7 @@ from dovetail.policies.local import Local
 from dovetail.policies.parameter_server import ParameterServer
 from dovetail.policies.split_devices import SplitDevices
 from dovetail.runtime.local import LocalRuntime
-from dovetail.runtime.report import Part, Report, Tapped
+from dovetail.runtime.report import Report, Tapped, UpdatePart
 from dovetail.training.phases import task_of
 from dovetail.training.planning import plan_for
 from dovetail.training.recording import Recording, recorded_steps
@@ -258,16 +258,16 @@ def test_a_report_shows_the_steps_of_each_of_its_updates(env: str, policy: Any) 
 def test_every_update_of_a_report_is_recorded_with_its_own_version() -> None:
     added: list[tuple[int, list[int], list[int], list[int]]] = []
 
-    def add(steps: Steps, versions: Any, lanes: Lanes) -> None:
+    def add(steps: RecordedSteps, versions: Any, lanes: Lanes) -> None:
         columns = (versions.tolist(), lanes.env.tolist(), lanes.turn.tolist())
         added.append((int(steps.reward[0, 0]), *columns))
 
-    leaves, tree = jax.tree.flatten(Steps(*[np.zeros((1, 2))] * len(Steps._fields)))
+    leaves, tree = jax.tree.flatten(RecordedSteps(*[np.zeros((1, 2))] * len(RecordedSteps._fields)))
     graph: Any = SimpleNamespace(tap=Tap(tree, ()))
     recorder: Any = SimpleNamespace(add=add)
     recording = Recording(recorder, graph, 5)
     alone = Tapped([leaf + 10 for leaf in leaves])
-    parted = Tapped([leaf + 20 for leaf in leaves], [Part(1, 8, 2), Part(0, 9, 0)])
+    parted = Tapped([leaf + 20 for leaf in leaves], [UpdatePart(1, 8, 2), UpdatePart(0, 9, 0)])
     recording.add(Report(2, {}, [], lambda: None, lambda: None, taps=[alone, parted]))
     recording.add(Report(1, {}, [], lambda: None, lambda: None, taps=[alone]))
     assert added == [

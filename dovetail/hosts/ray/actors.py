@@ -20,7 +20,7 @@ SET_UP_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Order:
+class PackedJob:
     """A job on its way: opened where it can be said what is wrong with it."""
 
     versions: Mapping[str, str]
@@ -41,10 +41,10 @@ class Order:
             ) from error
 
 
-class WorkerStation:
+class WorkerProcess:
     """Hosts workers that are not the learner's, and the environments they step."""
 
-    def __init__(self, order: "Order", rank: int, name: str) -> None:
+    def __init__(self, order: "PackedJob", rank: int, name: str) -> None:
         self._order, self._rank, self._name = order, rank, name
         self._workers: Any = None
         self._there = threading.Event()
@@ -91,18 +91,18 @@ class WorkerStation:
             self._workers.close()
 
 
-class ActorStation(WorkerStation):
+class ActorProcess(WorkerProcess):
     """Hosts workers that act; Ray shows its process by this name."""
 
 
-class SideStation(WorkerStation):
+class SideProcess(WorkerProcess):
     """Hosts a side that serves the others; Ray shows its process by this name."""
 
 
-class LearnerStation:
+class LearnerProcess:
     """Hosts a learner, or one process of it, and sees to its actors."""
 
-    def __init__(self, order: "Order", rank: int) -> None:
+    def __init__(self, order: "PackedJob", rank: int) -> None:
         self._order, self._rank = order, rank
         self._news: deque[str] = deque(maxlen=1000)
         self._reports: dict[int, Any] = {}

@@ -21,7 +21,7 @@ OWN = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray itself counts."""
 
 
-class Connection:
+class RayConnection:
     """A cluster that this process has joined. Close it: one that it started ends with it."""
 
     def __init__(

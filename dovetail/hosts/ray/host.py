@@ -10,9 +10,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dovetail.errors import UserError
 from dovetail.hosts.interface import LOOK_SECONDS, whole
-from dovetail.hosts.ray.actors import ActorStation, Order, SideStation
+from dovetail.hosts.ray.actors import ActorProcess, PackedJob, SideProcess
 from dovetail.hosts.ray.connection import node_names
-from dovetail.plan.ir import Plan, Station
+from dovetail.plan.ir import Plan, Process
 from dovetail.runtime.packing import Values
 from dovetail.runtime.remote import Payload, WorkerLost
 
@@ -20,7 +20,7 @@ from dovetail.runtime.remote import Payload, WorkerLost
 class RayHost:
     """Starts the processes of the workers that work for one learner process."""
 
-    def __init__(self, plan: Plan, order: Order) -> None:
+    def __init__(self, plan: Plan, order: PackedJob) -> None:
         self._stations = {station.name: station for station in plan.stations}
         self._order = order
 
@@ -40,14 +40,14 @@ class RayHost:
 class RayProcess:
     """A Ray actor with some workers."""
 
-    def __init__(self, station: Station, order: Order, again: bool) -> None:
+    def __init__(self, station: Process, order: PackedJob, again: bool) -> None:
         self._station = station
         ids = {name: node for node, name in node_names(ray.nodes()).items()}
         strategy: Any = "SPREAD"
         if station.node in ids and not again:
             strategy = NodeAffinitySchedulingStrategy(ids[station.node], soft=True)
         self._actor: Any = (
-            ray.remote(SideStation if station.keeps else ActorStation)
+            ray.remote(SideProcess if station.keeps else ActorProcess)
             .options(
                 num_cpus=station.cpus,
                 num_gpus=station.gpus,

@@ -20,9 +20,9 @@ from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.hosts.job import Job, versions
-from dovetail.hosts.ray.actors import LearnerStation, Order
-from dovetail.hosts.ray.connection import Connection, node_names
-from dovetail.plan.ir import Plan, Station
+from dovetail.hosts.ray.actors import LearnerProcess, PackedJob
+from dovetail.hosts.ray.connection import RayConnection, node_names
+from dovetail.plan.ir import Plan, Process
 from dovetail.runtime.report import Report, Tapped
 from dovetail.runtime.wire import pack, unpack
 from dovetail.telemetry.spans import Span, clock_ahead, on_clock
@@ -41,13 +41,13 @@ class ClusterRuntime:
     """Runs a plan's stations. Close it: they end with it."""
 
     def __init__(
-        self, graph: Graph, job: Job, connection: Connection, tell: Callable[[str], None]
+        self, graph: Graph, job: Job, connection: RayConnection, tell: Callable[[str], None]
     ) -> None:
         self.graph = graph
         self.plan: Plan = job.plan
         self.compile_seconds = 0.0
         self.seconds: dict[str, float] = {}
-        self._order = Order(versions(), _packed(job))
+        self._order = PackedJob(versions(), _packed(job))
         self._connection, self._tell = connection, tell
         self._done = 0
         self._held: WeakSet[_States] = WeakSet()
@@ -80,7 +80,7 @@ class ClusterRuntime:
         for i, station in enumerate(stations):
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=i)
             self._ranks.append(
-                ray.remote(LearnerStation)
+                ray.remote(LearnerProcess)
                 .options(
                     num_cpus=station.cpus,
                     num_gpus=station.gpus,
@@ -134,14 +134,14 @@ class ClusterRuntime:
         shared = ray.put([pack(leaf) for leaf in data])
         self._all([rank.refill.remote(shared) for rank in self._ranks], BUILD_SECONDS)
 
-    def advance(self, iterations: int) -> "Called":
+    def advance(self, iterations: int) -> "PendingCall":
         """Begins that many iterations in every learner process."""
         held = tuple(states.done for states in self._held)
         self._done += iterations
         states = _States(self, self._done)
         self._held.add(states)
         calls = [rank.advance.remote(iterations, held) for rank in self._ranks]
-        return Called(self, calls, iterations, states)
+        return PendingCall(self, calls, iterations, states)
 
     def collect(self, calls: list[Any]) -> list[Any]:
         """What the learners returned; looks after them meanwhile."""
@@ -253,7 +253,7 @@ class ClusterRuntime:
         self._connection.close()
 
 
-class Called:
+class PendingCall:
     """Iterations that the learners are at."""
 
     def __init__(
@@ -332,7 +332,7 @@ def _packed(job: Job) -> bytes:
         ) from error
 
 
-def _bundle(station: Station) -> dict[str, float]:
+def _bundle(station: Process) -> dict[str, float]:
     return {"CPU": station.cpus, "GPU": station.gpus, **dict(station.others)}
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.replay.leaves import Leaf, leaves_of
+from dovetail.replay.leaves import RowLeaf, leaves_of
 from dovetail.replay.table import SMALL
 
 WORD = 4
@@ -30,7 +30,7 @@ class RowForm:
 
     tree: Any
     """The structure of a row."""
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[RowLeaf, ...]
     frames: frozenset[int]
     """The positions of leaves with a history, which are kept frame by frame."""
 
@@ -61,7 +61,7 @@ class RowForm:
         """Words of a row."""
         return 1 + sum(prod(self.leaves[i].shape) for i in self.words)
 
-    def _small(self) -> list[tuple[int, Leaf]]:
+    def _small(self) -> list[tuple[int, RowLeaf]]:
         return [
             (i, leaf)
             for i, leaf in enumerate(self.leaves)

@@ -24,15 +24,15 @@ from dovetail.replay.device.index import DeviceIndex, init_index
 from dovetail.replay.device.rows import DeviceRows
 from dovetail.replay.host.frames import Stack
 from dovetail.replay.leaves import (
-    Leaf,
+    RowLeaf,
     check_history,
     check_leaves,
     leaves_of,
     with_paths,
 )
-from dovetail.replay.sample import Keys, Sample
-from dovetail.replay.table import Layout, Sequences, Table, make_layout, owned_frames
-from dovetail.replay.windows import DROP, Counters, Plan, complete, make_plan, oldest
+from dovetail.replay.sample import ItemKeys, Sample
+from dovetail.replay.table import Sequences, Table, TableSizes, make_layout, owned_frames
+from dovetail.replay.windows import DROP, Counters, InsertPlan, complete, make_plan, oldest
 
 
 class Owned(NamedTuple):
@@ -106,12 +106,12 @@ def _store(table: Table, example: Any, rows: int, frames: int) -> DeviceRows:
     return DeviceRows.empty(example, rows, frames, {path: s.shape for path, s in stacks.items()})
 
 
-def _stacks(table: Table, leaves: Sequence[Leaf]) -> dict[str, Stack]:
+def _stacks(table: Table, leaves: Sequence[RowLeaf]) -> dict[str, Stack]:
     by_path = {leaf.path: leaf for leaf in leaves}
     return {history.path: Stack(by_path[history.path], history) for history in table.history}
 
 
-def _init_owned(table: Table, example: Any, layout: Layout) -> Owned:
+def _init_owned(table: Table, example: Any, layout: TableSizes) -> Owned:
     count = layout.owned
     store = _store(table, example, count * layout.window, count * owned_frames(table, layout))
     return Owned(
@@ -124,8 +124,8 @@ def _init_owned(table: Table, example: Any, layout: Layout) -> Owned:
 class _View(NamedTuple):
     """What follows from the options and the shapes of a state."""
 
-    layout: Layout
-    leaves: tuple[Leaf, ...]
+    layout: TableSizes
+    leaves: tuple[RowLeaf, ...]
     stacks: dict[str, Stack]
 
 
@@ -215,7 +215,9 @@ def _insert(table: Table, view: _View, state: State, cut: Any, streams: Any) -> 
     return _settle(table, layout, state, valid.shape[0])
 
 
-def _write_rows(view: _View, state: State, plan: Plan, rows: Any, final: Any, ends: bool) -> State:
+def _write_rows(
+    view: _View, state: State, plan: InsertPlan, rows: Any, final: Any, ends: bool
+) -> State:
     """Steps, and the rows behind the ends of episodes."""
     finals, form = dict(with_paths(final)), state.rows.form
     places = _both(plan.step_at, plan.final_at, ends)
@@ -261,7 +263,7 @@ def _both(steps: Any, finals: Any, ends: bool, shape: tuple[int, ...] = ()) -> j
     return jnp.concatenate(parts)
 
 
-def _older(layout: Layout, plan: Plan) -> list[jax.Array]:
+def _older(layout: TableSizes, plan: InsertPlan) -> list[jax.Array]:
     """Where the older frames of an episode's first stack go, the latest first."""
     return [
         jnp.where(
@@ -282,7 +284,7 @@ def _note_given(state: State, begins: jax.Array, priorities: Any) -> State:
     return state._replace(given=state.given.at[begins].set(given, mode="drop"), highest=highest)
 
 
-def _settle(table: Table, layout: Layout, state: State, steps: int) -> State:
+def _settle(table: Table, layout: TableSizes, state: State, steps: int) -> State:
     """Which items are complete and which have left, after an insert of so many steps."""
     high = complete(table, layout, state.counters, state.begun_at, jnp)
     low = oldest(layout, state.counters, high, state.begun_at, state.frame_begun, jnp)
@@ -300,7 +302,7 @@ def _settle(table: Table, layout: Layout, state: State, steps: int) -> State:
     return state._replace(high=high, low=low)
 
 
-def _span(layout: Layout, start: jax.Array, end: jax.Array, most: int) -> jax.Array:
+def _span(layout: TableSizes, start: jax.Array, end: jax.Array, most: int) -> jax.Array:
     """The slots of items from number `start` to `end` of every stream, by age, else `DROP`."""
     numbers = start + jnp.arange(most, dtype=jnp.int32)[:, None]
     streams = jnp.arange(layout.envs, dtype=jnp.int32)
@@ -308,7 +310,7 @@ def _span(layout: Layout, start: jax.Array, end: jax.Array, most: int) -> jax.Ar
     return jnp.where(numbers < end, slots, DROP).ravel()
 
 
-def _own(table: Table, layout: Layout, state: State, slots: jax.Array) -> State:
+def _own(table: Table, layout: TableSizes, state: State, slots: jax.Array) -> State:
     """Copies complete items to slots of their own, one after the other."""
     order = jnp.argsort(slots == DROP, stable=True)
     slots = slots[order]
@@ -331,7 +333,12 @@ def _own(table: Table, layout: Layout, state: State, slots: jax.Array) -> State:
 
 
 def _copy(
-    table: Table, layout: Layout, state: State, owned: Owned, place: jax.Array, target: jax.Array
+    table: Table,
+    layout: TableSizes,
+    state: State,
+    owned: Owned,
+    place: jax.Array,
+    target: jax.Array,
 ) -> Owned:
     """Copies one window to its own slot."""
     places = (place + jnp.arange(layout.window) * layout.envs) % layout.lane
@@ -348,7 +355,7 @@ def _copy(
     return owned._replace(rows=replace(owned.rows, words=words, alone=tuple(alone)))
 
 
-def _frame_places(table: Table, layout: Layout, state: State, places: jax.Array) -> jax.Array:
+def _frame_places(table: Table, layout: TableSizes, state: State, places: jax.Array) -> jax.Array:
     """Where the frames of windows [n, W] are: [n, W + k - 1], or [n, W, k] across episodes."""
     if table.items.cut:
         first = state.frame_at[places[:, 0]]
@@ -399,7 +406,7 @@ def sample(table: Table, state: State, draws: jax.Array, batches: int = 1) -> tu
 
 
 def _choose(
-    layout: Layout, state: State, draws: jax.Array, count: jax.Array
+    layout: TableSizes, state: State, draws: jax.Array, count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The slots and numbers of items that are all alike, streams in order, the oldest first."""
     counts = state.high - state.low
@@ -453,14 +460,14 @@ def _read(
     return Sample(
         rows=kept.form.tree.unflatten([found[i] for i in range(len(found))]),
         mask=~final & (count > 0),
-        keys=Keys(slots, numbers),
+        keys=ItemKeys(slots, numbers),
         probabilities=probabilities,
         size=count,
         times=times,
     )
 
 
-def update_priorities(table: Table, state: State, keys: Keys, priorities: jax.Array) -> State:
+def update_priorities(table: Table, state: State, keys: ItemKeys, priorities: jax.Array) -> State:
     """Gives items other priorities [n]; items that have left are passed over."""
     if state.items is None:
         return state

@@ -12,23 +12,23 @@ import numpy as np
 
 from dovetail.replay.host.frames import Stack
 from dovetail.replay.host.packed import Packing
-from dovetail.replay.leaves import Leaf, check_history
+from dovetail.replay.leaves import RowLeaf, check_history
 from dovetail.replay.table import Table, make_layout
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Spec = tuple[tuple[int, ...], np.dtype[Any]]
 """The shape and type of an array."""
 
-FLAG = Leaf("", (), np.dtype(np.uint8))
+FLAG = RowLeaf("", (), np.dtype(np.uint8))
 """Kept with every row: whether it shows only what an episode ended with."""
 LINE = 64
 """Bytes of a cache line: every array in shared memory begins at one."""
 
 
-class Form:
+class RowForm:
     """The leaves of a table's rows, which of them are stacks of frames, and how all are kept."""
 
-    def __init__(self, table: Table, leaves: Sequence[Leaf], num_envs: int) -> None:
+    def __init__(self, table: Table, leaves: Sequence[RowLeaf], num_envs: int) -> None:
         check_history(leaves, table.history)
         self.table, self.leaves = table, list(leaves)
         self.layout = make_layout(table, leaves, num_envs, on_host=True)

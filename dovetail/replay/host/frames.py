@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.replay.host.compressed import Compressed, Store
-from dovetail.replay.leaves import Leaf
+from dovetail.replay.leaves import RowLeaf
 from dovetail.replay.table import History
 from dovetail.replay.tree import Slots
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Stack:
     """How one leaf is cut into frames and put together again."""
 
-    def __init__(self, leaf: Leaf, history: History) -> None:
+    def __init__(self, leaf: RowLeaf, history: History) -> None:
         self.count = history.frames
         self.axis = history.axis % len(leaf.shape)
         self.shape = leaf.shape[: self.axis] + leaf.shape[self.axis + 1 :]

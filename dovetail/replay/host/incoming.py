@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.leaves import Leaf, check_leaves, final_positions
+from dovetail.replay.leaves import RowLeaf, check_leaves, final_positions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -20,7 +20,7 @@ INFINITE = np.uint32(0x7F800000)
 """The bits of infinity in 32."""
 
 
-class Steps(NamedTuple):
+class IncomingSteps(NamedTuple):
     """Some steps [T, B] of some environments, leaf by leaf."""
 
     leaves: list[Array]
@@ -31,9 +31,9 @@ class Steps(NamedTuple):
     broken: Array | None = None
     """Whether an episode begins with the first step although the last did not end [B]."""
 
-    def part(self, start: int, end: int) -> "Steps":
+    def part(self, start: int, end: int) -> "IncomingSteps":
         """Those from one time to another; whether they begin episodes is not said again."""
-        return Steps(
+        return IncomingSteps(
             [x[start:end] for x in self.leaves],
             None if self.ends is None else self.ends[start:end],
             None if self.valid is None else self.valid[start:end],
@@ -43,9 +43,9 @@ class Steps(NamedTuple):
             None if self.priorities is None else self.priorities[start:end],
         )
 
-    def envs(self, start: int, end: int) -> "Steps":
+    def envs(self, start: int, end: int) -> "IncomingSteps":
         """Those of some of the environments."""
-        return Steps(
+        return IncomingSteps(
             [x[:, start:end] for x in self.leaves],
             None if self.ends is None else self.ends[:, start:end],
             None if self.valid is None else self.valid[:, start:end],
@@ -84,7 +84,7 @@ class Plain(NamedTuple):
 class Incoming:
     """Checks what is inserted for `num_envs` environments against a table's rows."""
 
-    def __init__(self, leaves: Sequence[Leaf], structure: Any, num_envs: int) -> None:
+    def __init__(self, leaves: Sequence[RowLeaf], structure: Any, num_envs: int) -> None:
         self.leaves, self.structure, self._num_envs = list(leaves), structure, num_envs
         self._wanted: tuple[tuple[int, int], list[tuple[Any, tuple[int, ...]]]] = ((0, 0), [])
         """Of the last shape of an insert, the types and shapes of its leaves."""
@@ -103,7 +103,7 @@ class Incoming:
         priorities: Array | None,
         envs: tuple[int, int] | None,
         broken: Array | None = None,
-    ) -> tuple[Steps, int, int]:
+    ) -> tuple[IncomingSteps, int, int]:
         """The steps of an insert, and the range of their environments."""
         first, last = (0, self._num_envs) if envs is None else envs
         leaves, structure = self._flatten(rows)
@@ -120,7 +120,7 @@ class Incoming:
             priorities = np.asarray(priorities, np.float32)
         if broken is not None and broken.shape != shape[1:]:
             refuse_shape("broken", broken, shape[1:])
-        return Steps(leaves, ends, valid, finals, priorities, broken), first, last
+        return IncomingSteps(leaves, ends, valid, finals, priorities, broken), first, last
 
     def _length(
         self, rows: Any, leaves: Sequence[Array], structure: Any, first: int, last: int

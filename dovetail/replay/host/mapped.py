@@ -19,7 +19,7 @@ AT_ONCE = 1 << 24
 """Bytes that are checked at a time."""
 
 
-class Sums:
+class CheckSums:
     """The check sums of rows in the order they are stored: noted, or told when it is redone."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ Guard = Callable[["Mapped", Array], None]
 class Mapped:
     """The rows of one leaf in mapped memory, written and read by place like an array."""
 
-    def __init__(self, array: Array, frames: bool, sums: Sums, guard: Guard) -> None:
+    def __init__(self, array: Array, frames: bool, sums: CheckSums, guard: Guard) -> None:
         """`guard` is called with the places of rows before they are overwritten."""
         self.array, self.shape, self.dtype = array, array.shape, array.dtype
         self.frames = frames

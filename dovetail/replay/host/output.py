@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.host.form import Form, Spec, place, size_of
+from dovetail.replay.host.form import RowForm, Spec, place, size_of
 from dovetail.replay.host.packed import WORD
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.sample import ItemKeys, Sample
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def output_specs(form: Form, count: int) -> list[Spec]:
+def output_specs(form: RowForm, count: int) -> list[Spec]:
     """The arrays of a sample of `count` items."""
     layout, packing = form.layout, form.packing
     window = (layout.window, count)
@@ -31,7 +31,9 @@ def output_specs(form: Form, count: int) -> list[Spec]:
     ]
 
 
-def copy_part(form: Form, count: int, memory: Any, part: tuple[int, int], received: bytes) -> None:
+def copy_part(
+    form: RowForm, count: int, memory: Any, part: tuple[int, int], received: bytes
+) -> None:
     """Puts the items of a sample that came from one table to their places among `count`."""
     first, last = part
     own = output_specs(form, last - first)
@@ -46,7 +48,7 @@ def copy_part(form: Form, count: int, memory: Any, part: tuple[int, int], receiv
             to[first:last] = array
 
 
-def frames_shape(form: Form) -> tuple[int, ...]:
+def frames_shape(form: RowForm) -> tuple[int, ...]:
     """The frames of an item: those of consecutive rows together, or each row's own."""
     layout = form.layout
     if form.table.items.cut:
@@ -59,7 +61,7 @@ class Output:
 
     def __init__(
         self,
-        form: Form,
+        form: RowForm,
         structure: Any,
         count: int,
         buffer: Any = None,
@@ -74,7 +76,7 @@ class Output:
         )
         *frames, self.mask, slots, numbers, self.times, self.alike = (x[whole] for x in arrays)
         self.frames: list[Array] = frames
-        self.keys = Keys(slots, numbers)
+        self.keys = ItemKeys(slots, numbers)
         views = {**form.packing.views(self.block), **self.alone}
         *plain, self.final = (np.swapaxes(views[at], 0, 1) for at in range(len(form.kept)))
         leaves: list[Any] = [None] * len(form.leaves)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.replay.host.compressed import Compressed, Store
-from dovetail.replay.leaves import Leaf
+from dovetail.replay.leaves import RowLeaf
 from dovetail.replay.table import SMALL
 from dovetail.replay.tree import Slots
 
@@ -25,7 +25,7 @@ Block = np.ndarray[Any, np.dtype[Any]]
 class Packing:
     """How leaves lie in a block of words."""
 
-    def __init__(self, leaves: Sequence[Leaf]) -> None:
+    def __init__(self, leaves: Sequence[RowLeaf]) -> None:
         sizes = [prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves]
         self.packed = [at for at, size in enumerate(sizes) if size <= SMALL]
         self.alone = [at for at, size in enumerate(sizes) if size > SMALL]
@@ -60,7 +60,7 @@ class Packing:
         return found
 
 
-def contiguous_strides(leaf: Leaf) -> tuple[int, ...]:
+def contiguous_strides(leaf: RowLeaf) -> tuple[int, ...]:
     """The strides of a leaf that lies in one piece."""
     strides: list[int] = []
     step = leaf.dtype.itemsize
@@ -74,7 +74,7 @@ class PackedRows:
     """Rows of given leaves, written and read by place."""
 
     def __init__(
-        self, leaves: Sequence[Leaf], packing: Packing, size: int, compressed: int = 0
+        self, leaves: Sequence[RowLeaf], packing: Packing, size: int, compressed: int = 0
     ) -> None:
         """`compressed`: whether large leaves are, and then by how many streams in turn."""
         self.leaves = list(leaves)

@@ -7,12 +7,12 @@ import numpy as np
 
 from dovetail.replay.host.columns import ItemColumns
 from dovetail.replay.host.compressed import Budget
-from dovetail.replay.host.form import Form
+from dovetail.replay.host.form import RowForm
 from dovetail.replay.host.frames import HostFrames
-from dovetail.replay.host.incoming import Plain, Steps
+from dovetail.replay.host.incoming import IncomingSteps, Plain
 from dovetail.replay.host.packed import PackedRows
 from dovetail.replay.table import Transitions
-from dovetail.replay.windows import DROP, Counters, Plan, complete, make_plan, oldest
+from dovetail.replay.windows import DROP, Counters, InsertPlan, complete, make_plan, oldest
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -20,7 +20,7 @@ PARTS = 64
 """Ranges of streams of which views are kept."""
 
 
-def is_plain(steps: Steps) -> bool:
+def is_plain(steps: IncomingSteps) -> bool:
     """Whether every step is a row, and no episode ends."""
     valid, ends = steps.valid, steps.ends
     if steps.broken is not None:
@@ -41,7 +41,7 @@ class Written(NamedTuple):
 class Streams:
     """The rings of all environments, and where each item begins."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: RowForm) -> None:
         table, layout = form.table, form.layout
         self.form, self.table, self.layout, self.leaves = form, table, layout, form.leaves
         self.plain, self.stacked, self.stacks = form.plain, form.stacked, form.stacks
@@ -83,7 +83,7 @@ class Streams:
         self.written: Written | None = None
         """What the last insert stored, if every step was a row and no episode began or ended."""
 
-    def insert(self, steps: Steps, first: int, last: int, default: float) -> None:
+    def insert(self, steps: IncomingSteps, first: int, last: int, default: float) -> None:
         """Appends steps to the streams from `first` to `last`."""
         self.written = None
         if self._plainly and is_plain(steps) and not (self.stacks and self.begins(first, last)):
@@ -117,7 +117,7 @@ class Streams:
         """Whether the next step of some of these streams begins an episode."""
         return bool(np.count_nonzero(self.counters.fresh[first:last]))
 
-    def _packed(self, steps: Steps, envs: int) -> Plain:
+    def _packed(self, steps: IncomingSteps, envs: int) -> Plain:
         """Steps that are plain, as they are stored."""
         length, priorities = steps.leaves[0].shape[0], steps.priorities
         given = None if priorities is None else priorities.ravel()
@@ -181,7 +181,7 @@ class Streams:
         cursor[...] = newest[-1]
         return at
 
-    def _insert_step(self, steps: Steps, first: int, last: int, default: float) -> None:
+    def _insert_step(self, steps: IncomingSteps, first: int, last: int, default: float) -> None:
         """One step of which some are no rows, or some end episodes."""
         priorities = steps.priorities
         if steps.valid is None or steps.valid.all():
@@ -220,7 +220,7 @@ class Streams:
         if not self._ranged:
             self.given[slots] = given
 
-    def _insert_any(self, steps: Steps, here: slice, default: float) -> None:
+    def _insert_any(self, steps: IncomingSteps, here: slice, default: float) -> None:
         shape = steps.leaves[0].shape[:2]
         valid = np.ones(shape, bool) if steps.valid is None else steps.valid
         ends = np.zeros(shape, bool) if steps.ends is None else steps.ends
@@ -240,7 +240,7 @@ class Streams:
         self.heads[1, here] = after.begun % self.layout.slots * self.layout.envs + streams
         self._until_wrap = 0
 
-    def _write_steps(self, plan: Plan, leaves: Sequence[Array], steps: Array) -> None:
+    def _write_steps(self, plan: InsertPlan, leaves: Sequence[Array], steps: Array) -> None:
         flat = [x.reshape(-1, *leaf.shape) for x, leaf in zip(leaves, self.leaves, strict=True)]
         if steps.size < plan.step_at.size:
             flat = [x[steps] for x in flat]
@@ -251,7 +251,7 @@ class Streams:
             self._write_frames(plan, [flat[at] for at in self.stacked], places, numbers, steps)
 
     def _write_frames(
-        self, plan: Plan, stacks: Sequence[Array], places: Array, numbers: Array, steps: Array
+        self, plan: InsertPlan, stacks: Sequence[Array], places: Array, numbers: Array, steps: Array
     ) -> None:
         """Each step's newest frame, and before an episode's first step the older ones."""
         newest = plan.step_frame.ravel()[steps]
@@ -266,7 +266,9 @@ class Streams:
                 self.frames.write(older, first, -1 - back)
                 self.frame_begun[older] = numbers[leads]
 
-    def _write_finals(self, plan: Plan, final: list[Array | None] | None, ended: Array) -> None:
+    def _write_finals(
+        self, plan: InsertPlan, final: list[Array | None] | None, ended: Array
+    ) -> None:
         """The rows behind the ends of episodes."""
         values = [
             None if x is None else x.reshape(-1, *leaf.shape)[ended]

@@ -12,14 +12,14 @@ import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.replay.host.columns import ONCE, ItemColumns
-from dovetail.replay.host.form import Form
-from dovetail.replay.host.incoming import Incoming, Plain, Steps, highest_of
+from dovetail.replay.host.form import RowForm
+from dovetail.replay.host.incoming import Incoming, IncomingSteps, Plain, highest_of
 from dovetail.replay.host.index import HostIndex
 from dovetail.replay.host.output import Output
 from dovetail.replay.host.owned import OwnedItems
 from dovetail.replay.host.streams import Streams
-from dovetail.replay.leaves import Leaf, leaves_of, structure_of
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.leaves import RowLeaf, leaves_of, structure_of
+from dovetail.replay.sample import ItemKeys, Sample
 from dovetail.replay.table import Episodes, Prioritised, Sequences, Table, Uniform
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -38,11 +38,11 @@ class HostTable:
         example: Any,
         num_envs: int,
         buffers: int = 2,
-        leaves: Sequence[Leaf] | None = None,
+        leaves: Sequence[RowLeaf] | None = None,
     ) -> None:
         """Given the `leaves` of rows instead of an example, it takes and gives lists of them."""
         self.table = table
-        self.form = Form(table, leaves_of(example) if leaves is None else leaves, num_envs)
+        self.form = RowForm(table, leaves_of(example) if leaves is None else leaves, num_envs)
         self.leaves, self.layout = self.form.leaves, self.form.layout
         self.structure = None if leaves is not None else structure_of(example)
         self.incoming = Incoming(self.leaves, self.structure, num_envs)
@@ -116,7 +116,7 @@ class HostTable:
         """
         self.insert_steps(*self.incoming.steps(rows, ends, valid, final, priorities, envs, broken))
 
-    def insert_steps(self, steps: Steps, first: int, last: int) -> None:
+    def insert_steps(self, steps: IncomingSteps, first: int, last: int) -> None:
         """Appends steps that were checked to the streams from `first` to `last`."""
         if steps.priorities is not None:
             self.highest = max(self.highest, highest_of(steps.priorities))
@@ -144,7 +144,7 @@ class HostTable:
             self.streams.budget.enforce(first, last)
         self._inserted()
 
-    def _insert(self, steps: Steps, first: int, last: int) -> None:
+    def _insert(self, steps: IncomingSteps, first: int, last: int) -> None:
         self.streams.insert(steps, first, last, self.highest)
         self._inserted()
 
@@ -199,7 +199,7 @@ class HostTable:
             numbers = self.index.serial[slots]
             self._read(slots, output)
             times = self._count(slots)
-        keys = Keys(slots, numbers)
+        keys = ItemKeys(slots, numbers)
         return Sample(output.tree, output.mask, keys, probabilities, np.int32(count), times)
 
     def _countable(self, sampled: int) -> int:
@@ -272,7 +272,7 @@ class HostTable:
             outputs.append(outputs.pop(0))
         return outputs[-1]
 
-    def update_priorities(self, keys: Keys, priorities: Array) -> None:
+    def update_priorities(self, keys: ItemKeys, priorities: Array) -> None:
         """Gives items other priorities [n]; items that have left are passed over."""
         priorities = np.asarray(priorities)
         self.highest = max(self.highest, highest_of(priorities))

@@ -65,7 +65,7 @@ def attach(descriptor: int, size: int) -> mmap.mmap:
     return memory
 
 
-class Channel:
+class ServerConnection:
     """A client's end of a connection to a server."""
 
     def __init__(

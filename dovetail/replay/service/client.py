@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.host.form import Form, place, size_of
-from dovetail.replay.host.incoming import Incoming, Steps, highest_of
-from dovetail.replay.leaves import Leaf, leaves_of, structure_of
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.host.form import RowForm, place, size_of
+from dovetail.replay.host.incoming import Incoming, IncomingSteps, highest_of
+from dovetail.replay.leaves import RowLeaf, leaves_of, structure_of
+from dovetail.replay.sample import ItemKeys, Sample
 from dovetail.replay.service import channel as wire
 from dovetail.replay.service.address import Address
-from dovetail.replay.service.channel import Channel
+from dovetail.replay.service.channel import ServerConnection
 from dovetail.replay.service.inserts import Inserts
 from dovetail.replay.service.messages import PRIORITY
 from dovetail.replay.service.options import read
 from dovetail.replay.service.pipeline import Pipeline
-from dovetail.replay.service.samples import Samples
+from dovetail.replay.service.samples import SampleStream
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,15 +40,15 @@ class Server:
         said = self.control.channel.welcome
         self._timeout = said["timeout"] if timeout is None else timeout
         leaves = [
-            Leaf(path, tuple(shape), np.dtype(dtype)) for path, shape, dtype in said["leaves"]
+            RowLeaf(path, tuple(shape), np.dtype(dtype)) for path, shape, dtype in said["leaves"]
         ]
-        self.form = Form(read(said["table"]), leaves, said["envs"])
+        self.form = RowForm(read(said["table"]), leaves, said["envs"])
         self.epoch: int = said["epoch"]
         self.inserts: Inserts | None = None
 
-    def open(self, what: str, **more: Any) -> Channel:
+    def open(self, what: str, **more: Any) -> ServerConnection:
         """A new channel."""
-        return Channel(self.address, {"channel": what, **more}, self._timeout, self._why)
+        return ServerConnection(self.address, {"channel": what, **more}, self._timeout, self._why)
 
     def claim(self, count: int, wanted: int) -> int:
         """The first of so many streams that nobody else writes to from now on."""
@@ -56,7 +56,7 @@ class Server:
         self.inserts = Inserts(channel, self.form, self._window)
         return channel.welcome["first"]
 
-    def insert(self, steps: Steps, first: int, last: int, timeout: float | None) -> None:
+    def insert(self, steps: IncomingSteps, first: int, last: int, timeout: float | None) -> None:
         """Sends an insert."""
         if self.inserts is None:
             self.inserts = Inserts(self.open("insert"), self.form, self._window)
@@ -105,7 +105,7 @@ class ReplayClient:
         sizes = [server.form.layout.envs for server in self._servers]
         self._firsts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
         self._incoming = Incoming(self.form.leaves, self._structure, self._firsts[-1])
-        self._samples: Samples | None = None
+        self._samples: SampleStream | None = None
 
     @property
     def epoch(self) -> int:
@@ -188,17 +188,17 @@ class ReplayClient:
 
     def samples(
         self, count: int, seed: int = 0, ahead: int = 2, timeout: float | None = None
-    ) -> Samples:
+    ) -> SampleStream:
         """Samples of `count` items without end, of which `ahead` are asked for in advance."""
         found = self._open_samples(count, ahead)
         found.run(np.random.default_rng(seed), timeout)
         return found
 
-    def _open_samples(self, count: int, ahead: int) -> Samples:
+    def _open_samples(self, count: int, ahead: int) -> SampleStream:
         channels = [server.open("sample") for server in self._servers]
-        return Samples(self.form, self._structure, channels, count, self._buffers, ahead)
+        return SampleStream(self.form, self._structure, channels, count, self._buffers, ahead)
 
-    def update_priorities(self, keys: Keys, priorities: Any) -> None:
+    def update_priorities(self, keys: ItemKeys, priorities: Any) -> None:
         """`HostTable.update_priorities`; what failed is raised by a later call."""
         priorities = np.asarray(priorities)
         highest_of(priorities)
@@ -271,7 +271,7 @@ class ReplayClient:
         else:
             self.hang_up()  # what is raised already is not to be hidden
 
-    def _check(self, leaves: Sequence[Leaf]) -> None:
+    def _check(self, leaves: Sequence[RowLeaf]) -> None:
         """Refuses an example that is no row of the tables, and tables that differ."""
         for server in self._servers:
             theirs = server.form.leaves
@@ -292,5 +292,5 @@ class ReplayClient:
                 )
 
 
-def _described(leaves: Sequence[Leaf]) -> str:
+def _described(leaves: Sequence[RowLeaf]) -> str:
     return ", ".join(f"{leaf.path} {leaf}" for leaf in leaves)

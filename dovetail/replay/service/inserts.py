@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dovetail.replay.host.form import Form, place, size_of
-from dovetail.replay.host.incoming import Steps
+from dovetail.replay.host.form import RowForm, place, size_of
+from dovetail.replay.host.incoming import IncomingSteps
 from dovetail.replay.host.streams import is_plain
 from dovetail.replay.service import channel as wire
-from dovetail.replay.service.channel import Channel
+from dovetail.replay.service.channel import ServerConnection
 from dovetail.replay.service.messages import (
     PLAIN,
     PRIORITIES,
@@ -24,7 +24,7 @@ from dovetail.replay.service.messages import (
     insert_start,
 )
 from dovetail.replay.service.pipeline import Pipeline
-from dovetail.replay.storage.records import Start, check_of
+from dovetail.replay.storage.records import RecordStart, check_of
 from dovetail.replay.table import Transitions
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -33,7 +33,7 @@ KNOWN = 64
 """Forms of inserts that are kept ready."""
 
 
-class Prepared(NamedTuple):
+class InsertRoom(NamedTuple):
     """Room for inserts of one form."""
 
     head: bytes
@@ -41,7 +41,7 @@ class Prepared(NamedTuple):
     """For each turn, where the arrays go."""
     plain: list[list[Array]]
     """Of a plain insert, for each turn all that is sent; the first is to be emptied before."""
-    start: Start
+    start: RecordStart
     """What a log's record of it begins with."""
     size: int
     """Bytes of its arrays."""
@@ -50,18 +50,18 @@ class Prepared(NamedTuple):
 class Inserts(Pipeline):
     """The inserts of one client to one server, up to `window` of them on their way."""
 
-    def __init__(self, channel: Channel, form: Form, window: int) -> None:
+    def __init__(self, channel: ServerConnection, form: RowForm, window: int) -> None:
         super().__init__(channel, window)
         self._form = form
         self._plainly = isinstance(form.table.items, Transitions)
         self._room = self._turn = 0
         self._memory: Any = None
-        self._known: dict[InsertHead, Prepared] = {}
+        self._known: dict[InsertHead, InsertRoom] = {}
         self._summed: bool = channel.welcome["summed"]
         self._within = np.zeros(form.layout.envs, bool)
         """Whether the next step of a stream is known to be within an episode."""
 
-    def insert(self, steps: Steps, first: int, last: int, timeout: float | None) -> None:
+    def insert(self, steps: IncomingSteps, first: int, last: int, timeout: float | None) -> None:
         """Sends an insert."""
         head = head_of(steps, first, last)
         plain = self._plainly and head.length <= self._form.layout.chunk and is_plain(steps)
@@ -90,7 +90,7 @@ class Inserts(Pipeline):
         """The streams are no longer as they were known."""
         self._within[:] = False
 
-    def _plain_arrays(self, steps: Steps) -> list[Array]:
+    def _plain_arrays(self, steps: IncomingSteps) -> list[Array]:
         form = self._form
         found = [steps.leaves[at] for at in form.plain]
         for at, stack in zip(form.stacked, form.stacks, strict=True):
@@ -99,7 +99,7 @@ class Inserts(Pipeline):
             found.append(newest.reshape(*x.shape[:2], *stack.shape))
         return found if steps.priorities is None else [*found, steps.priorities]
 
-    def _prepare(self, head: InsertHead) -> Prepared:
+    def _prepare(self, head: InsertHead) -> InsertRoom:
         """Makes room for inserts of that form."""
         specs = insert_specs(self._form, head)
         if size_of(specs) > self._room:
@@ -116,7 +116,9 @@ class Inserts(Pipeline):
         plain, start = list[list[Array]](), insert_start(head, turns[0])
         if head.given & PLAIN:
             plain, turns = turns, [self._views(arrays, head) for arrays in turns]
-        prepared = self._known[head] = Prepared(head.packed(), turns, plain, start, size_of(specs))
+        prepared = self._known[head] = InsertRoom(
+            head.packed(), turns, plain, start, size_of(specs)
+        )
         return prepared
 
     def _views(self, arrays: list[Array], head: InsertHead) -> list[Array]:
@@ -129,7 +131,7 @@ class Inserts(Pipeline):
         return [*kept, *rest[len(form.packing.alone) :]]
 
 
-def within(steps: Steps, before: Array) -> Array:
+def within(steps: IncomingSteps, before: Array) -> Array:
     """Whether the next step of each stream [B] is within an episode, as far as it is known."""
     if steps.valid is None:
         return np.ones_like(before) if steps.ends is None else ~steps.ends[-1]

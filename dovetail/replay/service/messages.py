@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dovetail.replay.host.form import Form, Spec
-from dovetail.replay.host.incoming import Plain, Steps
+from dovetail.replay.host.form import RowForm, Spec
+from dovetail.replay.host.incoming import IncomingSteps, Plain
 from dovetail.replay.host.packed import WORD
-from dovetail.replay.storage.records import Start, start_of
+from dovetail.replay.storage.records import RecordStart, start_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,7 +56,7 @@ class InsertHead(NamedTuple):
         return InsertHead(given, length, first, last, tuple(final))
 
 
-def head_of(steps: Steps, first: int, last: int) -> InsertHead:
+def head_of(steps: IncomingSteps, first: int, last: int) -> InsertHead:
     """The head of an insert."""
     given = 0
     if steps.ends is not None:
@@ -71,12 +71,14 @@ def head_of(steps: Steps, first: int, last: int) -> InsertHead:
     return InsertHead(given, steps.leaves[0].shape[0], first, last, final)
 
 
-def insert_start(head: InsertHead, arrays: list[Array]) -> Start:
+def insert_start(head: InsertHead, arrays: list[Array]) -> RecordStart:
     """What a log's record of an insert begins with."""
     return start_of(INSERT + head.packed(), arrays)
 
 
-def plain_of(form: Form, head: InsertHead, arrays: list[Array], check: int | None = None) -> Plain:
+def plain_of(
+    form: RowForm, head: InsertHead, arrays: list[Array], check: int | None = None
+) -> Plain:
     """A plain insert from its arrays."""
     block, *rest = arrays
     alone, rest = rest[: len(form.packing.alone)], rest[len(form.packing.alone) :]
@@ -84,7 +86,7 @@ def plain_of(form: Form, head: InsertHead, arrays: list[Array], check: int | Non
     return Plain(head.length, block, alone, frames, rest[0] if rest else None, check)
 
 
-def arrays_of(steps: Steps) -> list[Array]:
+def arrays_of(steps: IncomingSteps) -> list[Array]:
     """The arrays of an insert, in their order."""
     found = list(steps.leaves)
     beside = (steps.ends, steps.valid, steps.priorities, steps.broken)
@@ -92,7 +94,7 @@ def arrays_of(steps: Steps) -> list[Array]:
     return found + [x for x in steps.final or () if x is not None]
 
 
-def insert_specs(form: Form, head: InsertHead) -> list[Spec]:
+def insert_specs(form: RowForm, head: InsertHead) -> list[Spec]:
     """The shapes and types of these arrays."""
     axes = (head.length, head.envs)
     if head.given & PLAIN:
@@ -106,7 +108,7 @@ def insert_specs(form: Form, head: InsertHead) -> list[Spec]:
     return found + [((*axes, *form.leaves[at].shape), form.leaves[at].dtype) for at in head.final]
 
 
-def large_arrays(form: Form, head: InsertHead) -> list[bool]:
+def large_arrays(form: RowForm, head: InsertHead) -> list[bool]:
     """Which of them hold leaves that are kept in arrays of their own, or frames."""
     alone = {form.plain[at] for at in form.packing.alone}
     large = [at in alone or at in form.stacked for at in range(len(form.leaves))]
@@ -117,7 +119,7 @@ def large_arrays(form: Form, head: InsertHead) -> list[bool]:
     return [*large, *[False] * sum(given), *(large[at] for at in head.final)]
 
 
-def plain_specs(form: Form, count: int, priorities: bool) -> list[Spec]:
+def plain_specs(form: RowForm, count: int, priorities: bool) -> list[Spec]:
     """Those of a plain insert of so many rows."""
     alone = (form.kept[at] for at in form.packing.alone)
     return [
@@ -128,7 +130,7 @@ def plain_specs(form: Form, count: int, priorities: bool) -> list[Spec]:
     ]
 
 
-def steps_of(form: Form, head: InsertHead, arrays: list[Array]) -> Steps:
+def steps_of(form: RowForm, head: InsertHead, arrays: list[Array]) -> IncomingSteps:
     """The steps that an insert's arrays tell."""
     leaves, rest = arrays[: len(form.leaves)], iter(arrays[len(form.leaves) :])
     ends, valid, priorities, broken = (
@@ -137,4 +139,4 @@ def steps_of(form: Form, head: InsertHead, arrays: list[Array]) -> Steps:
     found: list[Array | None] = [None] * len(leaves)
     for at, array in zip(head.final, rest, strict=True):
         found[at] = array
-    return Steps(leaves, ends, valid, found if head.final else None, priorities, broken)
+    return IncomingSteps(leaves, ends, valid, found if head.final else None, priorities, broken)

@@ -4,13 +4,13 @@ An answer is for the next one; or it acknowledges the next few, and says how man
 """
 
 from dovetail.errors import UserError
-from dovetail.replay.service.channel import COUNT, Channel
+from dovetail.replay.service.channel import COUNT, ServerConnection
 
 
 class Pipeline:
     """Messages that are sent before those before them are answered, up to a number of them."""
 
-    def __init__(self, channel: Channel, window: int) -> None:
+    def __init__(self, channel: ServerConnection, window: int) -> None:
         self.channel, self.window = channel, window
         self._flying = 0
         self._failure: UserError | None = None

@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.host.form import Form, place, size_of
+from dovetail.replay.host.form import RowForm, place, size_of
 from dovetail.replay.host.output import Output, output_specs
 from dovetail.replay.host.table import HostTable
-from dovetail.replay.leaves import Leaf
-from dovetail.replay.sample import Keys
+from dovetail.replay.leaves import RowLeaf
+from dovetail.replay.sample import ItemKeys
 from dovetail.replay.service import channel as wire
 from dovetail.replay.service.address import Address, at_once, welcome
 from dovetail.replay.service.claims import Claims
@@ -55,7 +55,9 @@ def main() -> None:
     stopped, stop = os.pipe()
     signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"!"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and says when to end
-    leaves = [Leaf(path, tuple(shape), np.dtype(dtype)) for path, shape, dtype in options["leaves"]]
+    leaves = [
+        RowLeaf(path, tuple(shape), np.dtype(dtype)) for path, shape, dtype in options["leaves"]
+    ]
     address = Address(options["folder"], options["key"], os.getpid())
     try:
         durable = None if options["durable"] is None else Path(options["durable"])
@@ -129,7 +131,7 @@ class Serving:
         served = None
         try:
             welcome(connection, self._key)
-            served = Served(self._service, connection, shares, self._claims)
+            served = ClientConnection(self._service, connection, shares, self._claims)
             served.answer()
         except (AuthenticationError, EOFError, OSError):
             return  # a client that has no key, or has gone
@@ -142,7 +144,7 @@ class Serving:
             connection.close()
 
 
-class Served:
+class ClientConnection:
     """The server's end of a channel."""
 
     def __init__(
@@ -152,7 +154,7 @@ class Served:
         self._service, self._connection, self._shares = service, connection, shares
         self._claims = claims
         self._table = service.table
-        self._form: Form = service.table.form
+        self._form: RowForm = service.table.form
         self._letters = Letters(connection, SHORT if shares else LONG)
         self._unanswered = 0
         """Inserts that are done and not acknowledged."""
@@ -295,7 +297,7 @@ class Served:
         at = wire.UPDATE_HEAD.size
         slot, number = np.frombuffer(request, np.int64, 2 * count, at).reshape(2, count)
         priorities = np.frombuffer(request, np.float32, count, at + 16 * count)
-        self._service.update_priorities(Keys(slot, number), priorities)
+        self._service.update_priorities(ItemKeys(slot, number), priorities)
         return b""
 
     def _counts(self, _: bytes) -> bytes:

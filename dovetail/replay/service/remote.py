@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.leaves import Leaf, leaves_of
+from dovetail.replay.leaves import RowLeaf, leaves_of
 from dovetail.replay.replay import DeviceReplay, Insertion, Replay, shard_of
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.sample import ItemKeys, Sample
 from dovetail.replay.service.address import Address
 from dovetail.replay.service.client import ReplayClient
 from dovetail.replay.table import Prioritised, Table
@@ -37,14 +37,14 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Form:
+class ServedForm:
     """What the servers of a replay keep."""
 
     table: Table
     """Of one shard."""
     streams: int
     """Environments of one shard."""
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[RowLeaf, ...]
     tree: Any
     """The structure of a row."""
 
@@ -72,14 +72,14 @@ class RemoteReplay(Replay):
 
     turn: Any
     """How often was inserted. What depends on it comes after the inserts and samples before it."""
-    form: Form = field(metadata={"static": True})
+    form: ServedForm = field(metadata={"static": True})
     served: Served = field(metadata={"static": True})
 
     @staticmethod
     def reached(table: Table, example: Any, num_envs: int, served: Served) -> "RemoteReplay":
         """For rows like `example` of so many environments."""
         part, streams = shard_of(table, num_envs, served.shards)
-        form = Form(part, streams, tuple(leaves_of(example)), jax.tree.structure(example))
+        form = ServedForm(part, streams, tuple(leaves_of(example)), jax.tree.structure(example))
         return RemoteReplay(jnp.zeros((), jnp.int32), form, served)
 
     @property
@@ -131,7 +131,7 @@ class Way:
     """Plain Python that reaches the servers."""
 
     does: str
-    form: Form
+    form: ServedForm
     served: Served
 
     def open(self) -> "Inserting | Sampling | Updating":
@@ -151,7 +151,7 @@ class Way:
 class Clients:
     """Connections to the servers of a replay, each opened when it is needed."""
 
-    def __init__(self, form: Form, served: Served) -> None:
+    def __init__(self, form: ServedForm, served: Served) -> None:
         self._form, self._served = form, served
         self._clients: dict[int, ReplayClient] = {}
 
@@ -174,7 +174,7 @@ class Clients:
 class Inserting(Clients):
     """Sends an actor's rows to the servers of their shards."""
 
-    def __init__(self, form: Form, served: Served) -> None:
+    def __init__(self, form: ServedForm, served: Served) -> None:
         super().__init__(form, served)
         self._claimed: dict[int, tuple[int, np.ndarray]] = {}
         """By shard, the first of the streams that are ours, and whether an episode is open [B];
@@ -249,7 +249,7 @@ class Sampling(Clients):
             empty = jax.tree.map(
                 lambda s: np.zeros(s.shape, s.dtype), self._form.shapes((batches, each), shards)
             )
-            return empty._replace(keys=Keys(empty.keys.slot, empty.keys.number + NOBODY))
+            return empty._replace(keys=ItemKeys(empty.keys.slot, empty.keys.number + NOBODY))
 
         def shape(x: np.ndarray) -> np.ndarray:
             if self._stratified:
@@ -259,7 +259,7 @@ class Sampling(Clients):
         return Sample(
             rows=jax.tree.map(shape, found.rows),
             mask=shape(found.mask),
-            keys=Keys(*(shape(x).astype(np.int32) for x in found.keys)),
+            keys=ItemKeys(*(shape(x).astype(np.int32) for x in found.keys)),
             probabilities=shape(found.probabilities) / np.float32(shards),
             size=np.full(draws.shape, int(found.size) * shards, np.int32),
             times=shape(found.times).astype(np.int32),
@@ -269,7 +269,7 @@ class Sampling(Clients):
 class Updating(Clients):
     """Sends priorities to the servers of their items."""
 
-    def __call__(self, turn: np.ndarray, keys: Keys, priorities: np.ndarray) -> np.ndarray:
+    def __call__(self, turn: np.ndarray, keys: ItemKeys, priorities: np.ndarray) -> np.ndarray:
         """Returns when all is acknowledged: the next sample knows them."""
         shards = self._served.shards
         split = [np.split(x, shards, axis=1) for x in (*keys, priorities)]
@@ -277,13 +277,13 @@ class Updating(Clients):
             good = (number != NOBODY) & (given >= 0) & (given < np.inf)
             if good.any():
                 client = self.client(shard)
-                client.update_priorities(Keys(slot[good], number[good]), given[good])
+                client.update_priorities(ItemKeys(slot[good], number[good]), given[good])
         for client in self._clients.values():
             client.flush()
         return turn
 
 
-def refuse_other_table(client: ReplayClient, form: Form, name: str) -> None:
+def refuse_other_table(client: ReplayClient, form: ServedForm, name: str) -> None:
     """Refuses a server whose table is another algorithm's, or for fewer environments; how much it
     holds is its own."""
     theirs, ours, room = client.form.table, form.table, client.form.layout.envs

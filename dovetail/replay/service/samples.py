@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.host.form import Form, size_of
+from dovetail.replay.host.form import RowForm, size_of
 from dovetail.replay.host.output import Output, copy_part, output_specs
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.sample import ItemKeys, Sample
 from dovetail.replay.service import channel as wire
-from dovetail.replay.service.channel import Channel
+from dovetail.replay.service.channel import ServerConnection
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Samples:
+class SampleStream:
     """Batches of `count` items, each server filling its part of one; an iterator without end.
 
     Up to `ahead` batches are asked for before they are taken, so the oldest of them tells how the
@@ -26,9 +26,9 @@ class Samples:
 
     def __init__(
         self,
-        form: Form,
+        form: RowForm,
         structure: Any,
-        channels: Sequence[Channel],
+        channels: Sequence[ServerConnection],
         count: int,
         buffers: int,
         ahead: int,
@@ -94,13 +94,13 @@ class Samples:
         self._taken += 1
         if failure is not None:
             raise failure
-        keys = Keys(output.keys.slot.copy(), output.keys.number.copy())
+        keys = ItemKeys(output.keys.slot.copy(), output.keys.number.copy())
         probabilities, size = output.alike.copy(), np.int32(sum(sizes))
         if len(self._channels) > 1:
             self._join(keys, probabilities)
         return Sample(output.tree, output.mask, keys, probabilities, size, output.times.copy())
 
-    def _join(self, keys: Keys, probabilities: Array) -> None:
+    def _join(self, keys: ItemKeys, probabilities: Array) -> None:
         """Makes keys and probabilities of one server those of all."""
         for at, (first, last) in enumerate(self._parts):
             keys.slot[first:last] *= len(self._channels)
@@ -122,7 +122,7 @@ class Samples:
             self._ask_next()
         return self.take()
 
-    def __enter__(self) -> "Samples":
+    def __enter__(self) -> "SampleStream":
         return self
 
     def __exit__(self, *_: object) -> None:

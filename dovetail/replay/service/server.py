@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.host.form import Form
+from dovetail.replay.host.form import RowForm
 from dovetail.replay.leaves import leaves_of
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.service.address import Address, write_key
@@ -62,7 +62,7 @@ class ReplayServer:
         `key`: who has it is let in; a new one unless given."""
         self._example = example
         leaves = leaves_of(example)
-        Form(table, leaves, num_envs)  # what is wrong with them is said here
+        RowForm(table, leaves, num_envs)  # what is wrong with them is said here
         self._folder = tempfile.mkdtemp(prefix="dovetail-replay-")
         key = secrets.token_hex(32) if key is None else key
         write_key(Path(self._folder) / "key", key)
@@ -98,7 +98,7 @@ class ReplayServer:
         """Records of its log that were done again."""
 
     def _start(self, options: dict[str, Any]) -> "subprocess.Popen[bytes]":
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parents[3])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with (Path(self._folder) / "errors.txt").open("wb") as errors:
             process = subprocess.Popen(

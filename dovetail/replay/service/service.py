@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.host.incoming import Plain, Steps
+from dovetail.replay.host.incoming import IncomingSteps, Plain
 from dovetail.replay.host.output import Output
 from dovetail.replay.host.table import HostTable
 from dovetail.replay.limiter import RateLimiter
-from dovetail.replay.sample import Keys, Sample
+from dovetail.replay.sample import ItemKeys, Sample
 from dovetail.replay.storage.journal import Journal
 from dovetail.replay.storage.save import check_saved, load, save
 
@@ -102,7 +102,7 @@ class ReplayService:
         )
 
     def insert_steps(
-        self, steps: Steps, first: int, last: int, timeout: float | None = None
+        self, steps: IncomingSteps, first: int, last: int, timeout: float | None = None
     ) -> None:
         """`HostTable.insert_steps`, when the rate limiter lets it."""
         self._insert(steps, steps.valid_count, first, last, timeout)
@@ -114,7 +114,7 @@ class ReplayService:
         self._insert(plain, plain.length * (last - first), first, last, timeout)
 
     def _insert(
-        self, steps: Steps | Plain, count: int, first: int, last: int, timeout: float | None
+        self, steps: IncomingSteps | Plain, count: int, first: int, last: int, timeout: float | None
     ) -> None:
         with self._changed:
             expected = self.table.items_of(count)
@@ -160,7 +160,7 @@ class ReplayService:
     def _may_sample(self, count: int) -> bool:
         return self.limiter.may_sample(count) and self.table.size > 0
 
-    def update_priorities(self, keys: Keys, priorities: Any) -> None:
+    def update_priorities(self, keys: ItemKeys, priorities: Any) -> None:
         """`HostTable.update_priorities`."""
         with self._changed:
             self._refuse_if_closed()

@@ -13,7 +13,7 @@ from typing import Any
 from dovetail.errors import UserError
 from dovetail.replay.host.table import HostTable
 from dovetail.replay.limiter import RateLimiter
-from dovetail.replay.storage.records import Reading, Record
+from dovetail.replay.storage.records import Reading, StoredRecord
 
 FORMAT = 4
 
@@ -65,7 +65,7 @@ class Folder:
             if number_of(path) != rows:
                 path.unlink()
 
-    def compare(self, record: Record, path: Path) -> None:
+    def compare(self, record: StoredRecord, path: Path) -> None:
         """Refuses a file of other options."""
         found = said(record).get("options", {})
         if found != self.options:
@@ -97,7 +97,7 @@ def told(what: dict[str, Any]) -> bytes:
     return json.dumps(what).encode()
 
 
-def said(record: Record) -> dict[str, Any]:
+def said(record: StoredRecord) -> dict[str, Any]:
     """What such a head says; nothing if it is another."""
     try:
         return dict(json.loads(record.head))

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.host.incoming import Plain, Steps
+from dovetail.replay.host.incoming import IncomingSteps, Plain
 from dovetail.replay.host.mapped import Mapped
 from dovetail.replay.host.table import HostTable
 from dovetail.replay.limiter import RateLimiter
-from dovetail.replay.sample import Keys
+from dovetail.replay.sample import ItemKeys
 from dovetail.replay.service.messages import (
     OLD,
     PLAIN,
@@ -39,7 +39,7 @@ from dovetail.replay.service.messages import (
     large_arrays,
 )
 from dovetail.replay.storage.folder import Folder, told
-from dovetail.replay.storage.records import RecordFile, Start, in_one_piece, start_of
+from dovetail.replay.storage.records import RecordFile, RecordStart, in_one_piece, start_of
 from dovetail.replay.storage.restore import restore, small_of
 from dovetail.replay.storage.rows_file import RowsFile, is_mapped
 from dovetail.replay.storage.save import save
@@ -86,7 +86,7 @@ class Journal:
         self._behind: Behind | None = None
         self._packed = mapped or not (table.form.packing.alone or table.form.stacks)
         self._folder = Folder(folder, table, limiter)
-        self._starts: dict[tuple[int, int, int, bool], Start] = {}
+        self._starts: dict[tuple[int, int, int, bool], RecordStart] = {}
         self._stale = False  # whether the log lacks what the table has
         self._writer: threading.Thread | None = None
         self._unwritten: UserError | None = None
@@ -131,11 +131,11 @@ class Journal:
         except UserError:
             self._stale = True  # the insert that is under way will be told
 
-    def insert(self, steps: Steps | Plain, first: int, last: int) -> None:
+    def insert(self, steps: IncomingSteps | Plain, first: int, last: int) -> None:
         """Logs an insert that the table has just taken; where it can, what was stored of it."""
         written = self._table.streams.written
         if written is None:
-            assert isinstance(steps, Steps)
+            assert isinstance(steps, IncomingSteps)
             self._insert_steps(steps, first, last)
             return
         plain = written.plain
@@ -152,7 +152,7 @@ class Journal:
             arrays[0] = plain.block.copy()  # the table's own, which it uses again
         self._put(start, arrays, plain.check)
 
-    def _insert_steps(self, steps: Steps, first: int, last: int) -> None:
+    def _insert_steps(self, steps: IncomingSteps, first: int, last: int) -> None:
         """Logs an insert as it came."""
         head, arrays = head_of(steps, first, last), arrays_of(steps)
         if self._rows is not None:
@@ -165,7 +165,7 @@ class Journal:
         self._begun[:] = self._table.streams.counters.begun
         return rows.sums.taken()
 
-    def _start(self, form: tuple[int, int, int, bool], arrays: list[Array]) -> Start:
+    def _start(self, form: tuple[int, int, int, bool], arrays: list[Array]) -> RecordStart:
         """What records of plain inserts of a form begin with, kept."""
         given = PLAIN | PRIORITIES if form[3] else PLAIN
         if len(self._starts) >= KNOWN:
@@ -177,7 +177,7 @@ class Journal:
         """Logs a sample."""
         self._append(SAMPLE + draws.dtype.str.encode(), [draws])
 
-    def update(self, keys: Keys, priorities: Array) -> None:
+    def update(self, keys: ItemKeys, priorities: Array) -> None:
         """Logs a change of priorities."""
         whole = np.int64
         numbers = [np.asarray(keys.slot, whole), np.asarray(keys.number, whole)]
@@ -186,7 +186,7 @@ class Journal:
     def _append(self, head: bytes, arrays: list[Array]) -> None:
         self._put(start_of(head, arrays), [in_one_piece(array) for array in arrays])
 
-    def _put(self, start: Start, arrays: list[Array], check: int | None = None) -> None:
+    def _put(self, start: RecordStart, arrays: list[Array], check: int | None = None) -> None:
         """Logs a record: a large one, and those that follow it, by the thread behind."""
         if self._stale or (self._behind is not None and self._behind.failure is not None):
             self.renew()  # which keeps this one too

@@ -31,14 +31,14 @@ BLOCK = 512
 """Words of 8 bytes in a block."""
 
 
-class Record(NamedTuple):
+class StoredRecord(NamedTuple):
     """What was read."""
 
     head: bytes
     parts: list[memoryview]
 
 
-class Start(NamedTuple):
+class RecordStart(NamedTuple):
     """What records of one head and of parts of the same lengths begin with."""
 
     data: bytes
@@ -49,14 +49,14 @@ class Start(NamedTuple):
     """Bytes of the record."""
 
 
-def start_of(head: bytes, arrays: Sequence[Array]) -> Start:
+def start_of(head: bytes, arrays: Sequence[Array]) -> RecordStart:
     """That beginning."""
     sizes = b"".join([x.nbytes.to_bytes(4, "little") for x in arrays if x.size])
     begun = sizes + head
     length = len(begun) + sum([x.nbytes for x in arrays])
     lengths = _LENGTHS.pack(len(head), len(sizes) // 4, length)
     data = lengths + summed(crc32(lengths)) + begun
-    return Start(data, crc32(begun), PREFIX + length)
+    return RecordStart(data, crc32(begun), PREFIX + length)
 
 
 class RecordFile:
@@ -71,7 +71,7 @@ class RecordFile:
         """Writes one record."""
         self.write(start_of(head, arrays), [in_one_piece(array) for array in arrays])
 
-    def write(self, start: Start, arrays: Sequence[Any], check: int | None = None) -> None:
+    def write(self, start: RecordStart, arrays: Sequence[Any], check: int | None = None) -> None:
         """Writes one record straight from its arrays, each of which is `in_one_piece`; `check`:
         its check sum, if it is known."""
         if check is None:
@@ -127,7 +127,7 @@ class Reading:
         self.cut = False
         """Whether the file just stops within it, as when its writer was killed."""
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[StoredRecord]:
         with self._path.open("rb") as file:
             total = os.fstat(file.fileno()).st_size
             while self.good < total:
@@ -173,13 +173,13 @@ def in_one_piece(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _parsed(body: memoryview, head_length: int, count: int) -> Record:
+def _parsed(body: memoryview, head_length: int, count: int) -> StoredRecord:
     start = 4 * count + head_length
     parts: list[memoryview] = []
     for size in np.frombuffer(body, np.uint32, count).tolist():
         parts.append(body[start : start + size])
         start += size
-    return Record(bytes(body[4 * count : 4 * count + head_length]), parts)
+    return StoredRecord(bytes(body[4 * count : 4 * count + head_length]), parts)
 
 
 def _by_blocks(part: Any, check: int) -> int:

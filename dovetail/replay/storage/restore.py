@@ -12,7 +12,7 @@ import numpy as np
 from dovetail.errors import UserError
 from dovetail.replay.host.table import HostTable
 from dovetail.replay.limiter import RateLimiter
-from dovetail.replay.sample import Keys
+from dovetail.replay.sample import ItemKeys
 from dovetail.replay.service.messages import (
     OLD,
     PLAIN,
@@ -26,7 +26,7 @@ from dovetail.replay.service.messages import (
     steps_of,
 )
 from dovetail.replay.storage.folder import Folder, number_of
-from dovetail.replay.storage.records import Reading, Record
+from dovetail.replay.storage.records import Reading, StoredRecord
 from dovetail.replay.storage.rows_file import RowsFile
 from dovetail.replay.storage.save import load, save
 
@@ -149,7 +149,7 @@ class Restoring:
             return records, None
         return records, f"what came after {records} records, as {reading.damage}"
 
-    def _redo(self, record: Record, number: int) -> None:
+    def _redo(self, record: StoredRecord, number: int) -> None:
         kind, parts, table = record.head[:1], record.parts, self._table
         if kind == SAMPLE:
             draws = np.frombuffer(parts[0], record.head[1:].decode())
@@ -157,14 +157,14 @@ class Restoring:
             self._limiter.sample(draws.size)
         elif kind == UPDATE:
             slot, keys = (np.frombuffer(part, np.int64) for part in parts[:2])
-            table.update_priorities(Keys(slot, keys), np.frombuffer(parts[2], PRIORITY))
+            table.update_priorities(ItemKeys(slot, keys), np.frombuffer(parts[2], PRIORITY))
         elif kind == OLD:
             self._old.append((record.head[1], np.frombuffer(parts[0], np.int64), parts[1]))
         else:
             self._old.clear()
             self._redo_insert(record, number)
 
-    def _redo_insert(self, record: Record, number: int) -> None:
+    def _redo_insert(self, record: StoredRecord, number: int) -> None:
         table, rows = self._table, self._rows
         head = InsertHead.unpacked(record.head[1:])
         specs = insert_specs(table.form, head)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.host.form import Form, place, size_of
-from dovetail.replay.host.mapped import Guard, Mapped, Sums
+from dovetail.replay.host.form import RowForm, place, size_of
+from dovetail.replay.host.mapped import CheckSums, Guard, Mapped
 from dovetail.replay.host.streams import Streams
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def is_mapped(form: Form) -> bool:
+def is_mapped(form: RowForm) -> bool:
     """Whether a durable table of that form has mapped rows."""
     table = form.table
     return table.shared and not table.compress and bool(form.packing.alone or form.stacks)
@@ -44,7 +44,7 @@ class RowsFile:
         specs += [((layout.frame_lane, *stack.shape), stack.dtype) for stack in form.stacks]
         self._file = _made(path, max(size_of(specs), 1))
         arrays = place(specs, mmap.mmap(self._file, max(size_of(specs), 1)))
-        self.sums = Sums()
+        self.sums = CheckSums()
         self.stores = [
             Mapped(array, at >= len(leaves), self.sums, guard) for at, array in enumerate(arrays)
         ]

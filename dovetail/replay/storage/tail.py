@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
-from dovetail.replay.storage.records import RecordFile, Start, check_of, summed
+from dovetail.replay.storage.records import RecordFile, RecordStart, check_of, summed
 
 TAIL = 1 << 18
 """Bytes of records that a tail has room for."""
@@ -89,7 +89,7 @@ class TailedFile(RecordFile):
         """From now on the tail is this file's; what it has must be written."""
         self._tail.begin(self._number, self.size)
 
-    def write(self, start: Start, arrays: Sequence[Any], check: int | None = None) -> None:
+    def write(self, start: RecordStart, arrays: Sequence[Any], check: int | None = None) -> None:
         """Writes one record straight from its arrays, to the tail where it has room."""
         if start.size > TAIL - self._tail.used:
             super().write(start, arrays, check)
