@@ -48,7 +48,7 @@ class HostProcess(Protocol):
         ...
 
     def run(
-        self, worker: str, stretch: int, payloads: Sequence[Payload], shared: Sequence[bool]
+        self, worker: str, chain: int, payloads: Sequence[Payload], shared: Sequence[bool]
     ) -> Call:
         """Calls `run`; of the payloads of its reply, those that are `shared` stay there, and a
         reference stands for each."""
@@ -211,14 +211,14 @@ class SupervisedWorker:
 
     def run(
         self,
-        stretch: int,
+        chain: int,
         payloads: Sequence[Payload],
         shared: Sequence[bool],
         beat: Callable[[], None],
     ) -> Reply:
         """One call; references go as they are."""
         process = self._there()
-        call = process.run(self._worker, stretch, payloads, shared)
+        call = process.run(self._worker, chain, payloads, shared)
         return self._within.wait(process, call, self._worker, beat)
 
 

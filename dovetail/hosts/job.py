@@ -1,4 +1,4 @@
-"""What a station needs to build its part of a run, and what it must have in common with others."""
+"""What a process needs to build its part of a run, and what it must have in common with others."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ ALIKE = ("dovetail", "jax", "jaxlib", "numpy", "optax", "gymnasium", "gymnax", "
 
 @dataclass(frozen=True)
 class Job:
-    """One run, as its stations are told of it."""
+    """One run, as its processes are told of it."""
 
     build: Callable[[Plan], tuple[Graph, Env]]
     """Traces the algorithm once more: a graph is cheaper to make than to send."""
@@ -55,7 +55,7 @@ def refuse_other_versions(wanted: Mapping[str, str], node: str) -> None:
 
 
 def prepare(job: Job, gpus: float) -> None:
-    """Sets JAX up in a station, before it starts."""
+    """Sets JAX up in a process, before it starts."""
     import jax
 
     flags = os.environ.get("XLA_FLAGS", "").split()

@@ -100,10 +100,10 @@ class SpawnedProcess:
         return SpawnedCall(answer)
 
     def run(
-        self, worker: str, stretch: int, payloads: Sequence[Payload], shared: Sequence[bool]
+        self, worker: str, chain: int, payloads: Sequence[Payload], shared: Sequence[bool]
     ) -> "SpawnedCall":
         """All payloads come back through the pipe."""
-        return self.call("run", worker, stretch, list(payloads))
+        return self.call("run", worker, chain, list(payloads))
 
     def pulse(self, worker: str) -> tuple[float, bool, str] | None:
         """Whether it gets on."""

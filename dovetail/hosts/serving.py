@@ -1,4 +1,4 @@
-"""The workers of a process that is not the home side's: stretches of programs, run when asked.
+"""The workers of a process that is not the home side's: chains of programs, run when asked.
 
 What to run between which channels follows from the same plan, so the home side's process and this
 one agree on it without a word.
@@ -45,9 +45,9 @@ class ProcessWorkers:
         """What a worker holds of the state by now."""
         return self._served[worker].held()
 
-    def run(self, worker: str, stretch: int, payloads: Sequence[Payload]) -> Reply:
-        """Runs a stretch of a worker's programs."""
-        return self._served[worker].run(stretch, payloads)
+    def run(self, worker: str, chain: int, payloads: Sequence[Payload]) -> Reply:
+        """Runs a chain of a worker's programs."""
+        return self._served[worker].run(chain, payloads)
 
     def pulse(self, worker: str) -> tuple[float, bool, str]:
         """(seconds since a worker last got on, whether it has compiled everything, where it
@@ -62,13 +62,13 @@ class ProcessWorkers:
 
 
 class _Served:
-    """One worker, stretch by stretch."""
+    """One worker, chain by chain."""
 
     def __init__(self, graph: Graph, env: Env, workers: Workers, worker: RunningWorker) -> None:
         self.worker = worker
         self._graph, self._env, self._workers = graph, env, workers
         operations = [o for o in worker.schedule if isinstance(o, Take | RunProgram | Put)]
-        self._stretches = chains_of(operations)
+        self._chains = chains_of(operations)
         self._state = {v.id for v in graph.state.inputs if v.side in worker.copies}
         self._values: Values = {}
         self._turn = Turn(0, 0)
@@ -87,8 +87,8 @@ class _Served:
             worker.watch.doing("setting up its environments")
             leaves = [found[value.id] for value in graph.actor.inputs]
             actor: ActorState = graph.actor.tree.unflatten(leaves)
-            stage = self._workers.programs.stages.get(worker.name)
-            actor = begin_episodes(self._env, stage, actor, unpack_values({0: keys})[0])
+            actor_envs = self._workers.programs.envs_of.get(worker.name)
+            actor = begin_episodes(self._env, actor_envs, actor, unpack_values({0: keys})[0])
             numbers = (value.id for value in graph.actor.inputs)
             begun = dict(zip(numbers, jax.tree.leaves(actor), strict=True))
             worker.held |= begun
@@ -101,25 +101,25 @@ class _Served:
         return pack_values({number: held[number] for number in self._state})
 
     def run(self, number: int, payloads: Sequence[Payload]) -> Reply:
-        """Runs a stretch; with the first a turn begins, with the last it ends."""
-        worker, stretch = self.worker, self._stretches[number]
+        """Runs a chain; with the first a turn begins, with the last it ends."""
+        worker, chain = self.worker, self._chains[number]
         worker.watch.begin()
         if number == 0:
             for release in self._turn.releases:  # the last turn's arrays have been sent
                 release()
             self._values, self._turn = dict(worker.held), Turn(0, 0)
-        self._take(stretch.takes, payloads)
+        self._take(chain.takes, payloads)
         before, began = self._seconds(), time.perf_counter()
-        for operation in stretch.runs:
+        for operation in chain.runs:
             worker.run(operation, self._values, self._turn)
         whole = time.perf_counter() - began
-        if number == len(self._stretches) - 1:
+        if number == len(self._chains) - 1:
             worker.held = worker.kept(self._values)
             worker.watch.warm = True
         worker.watch.idle()
         spent = {name: now - before.get(name, 0.0) for name, now in self._seconds().items()}
         spent["process"] = whole - sum(spent.values())
-        made = [self._packed(put) for put in stretch.puts]
+        made = [self._packed(put) for put in chain.puts]
         clock = began, time.perf_counter()
         return Reply(made, spent, worker.track.drain(), clock)
 

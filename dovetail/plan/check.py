@@ -329,7 +329,7 @@ def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
                 LinkKind.QUEUE: not within and not process,
                 LinkKind.SHARED_MEMORY: process,
                 LinkKind.PIPE: process,
-                LinkKind.OBJECT_STORE: not within and not process and bool(plan.stations),
+                LinkKind.OBJECT_STORE: not within and not process and bool(plan.processes),
                 LinkKind.SOCKET: False,  # its other end is not placed
             }
             if not fits[link.kind]:

@@ -26,7 +26,7 @@ class LinkKind(StrEnum):
     PIPE = "pipe"
     """Between this process and another of this machine: arrays are copied through a pipe."""
     OBJECT_STORE = "object store"
-    """Between two stations of a cluster: one copy per node, whoever reads it there."""
+    """Between two processes of a cluster: one copy per node, whoever reads it there."""
     SOCKET = "socket"
     """Between plain Python and a server of another side: arrays lie in memory that both see, or
     travel inside the messages of a TCP connection."""
@@ -54,7 +54,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a station takes of its node, and where it may be."""
+    """What a process takes of its node, and where it may be."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -67,7 +67,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Several machines, and what the stations on them are given."""
+    """Several machines, and what the processes on them are given."""
 
     nodes: tuple[Node, ...]
     learners: Needs = Needs()
@@ -167,7 +167,7 @@ class Plan:
     fewest: int | None = None
     """On a cluster, how many actors must be there to begin; the others join when there is room.
     None for all of them."""
-    stations: tuple[Process, ...] = ()
+    processes: tuple[Process, ...] = ()
     """The processes of a cluster; none if all workers are in this one."""
     batch: int = 0
     """Environments that one call of acting serves where others step them; 0 for all."""
@@ -214,7 +214,7 @@ class Plan:
     @property
     def ranks(self) -> int:
         """Learner processes."""
-        return max((station.rank for station in self.stations), default=0) + 1
+        return max((process.rank for process in self.processes), default=0) + 1
 
     def worker(self, name: str) -> Worker:
         """The worker of that name."""

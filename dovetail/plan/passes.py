@@ -152,7 +152,7 @@ def _told(plan: Plan, graph: Graph, resources: Resources) -> Iterator[str]:
     replicas = plan.copies_of(graph.home)
     if replicas > 1 and plan.ranks == 1:
         yield f"mean is an all-reduce over {count(replicas, 'device')}"
-    if len(plan.workers) > resources.cores and not plan.stations:
+    if len(plan.workers) > resources.cores and not plan.processes:
         yield f"{len(plan.workers)} workers share {resources.cores} cores"
 
 

@@ -1,6 +1,6 @@
 """From workers to the processes of a cluster: which workers share one, and on which node it is.
 
-What is exchanged every step stays inside a station: an actor and the workers that step for it. What
+What is exchanged every step stays inside a process: an actor and the workers that step for it. What
 is exchanged once per update may cross nodes: the learner and its actors. A learner over several
 devices has a process for each share of them.
 """
@@ -29,12 +29,12 @@ from dovetail.plan.ir import (
 
 
 def spread(plan: Plan, graph: Graph, resources: Resources) -> Plan:
-    """Puts the workers into stations, and these on the cluster's nodes."""
+    """Puts the workers into processes, and these on the cluster's nodes."""
     cluster = resources.cluster
     if cluster is None:
         return _refuse_elastic(plan)
-    stations = _Grouping(plan, graph, cluster).stations()
-    away = {name for s in stations if not s.learns for name in s.workers}
+    processes = _Grouping(plan, graph, cluster).processes()
+    away = {name for s in processes if not s.learns for name in s.workers}
     moved = {i.fragment for i in plan.instances if i.worker in away}
     links = tuple(
         replace(link, kind=LinkKind.OBJECT_STORE)
@@ -42,9 +42,9 @@ def spread(plan: Plan, graph: Graph, resources: Resources) -> Plan:
         else link
         for link in plan.links
     )
-    placed = place(stations, cluster, plan.fewest)
+    placed = place(processes, cluster, plan.fewest)
     return replace(
-        plan, stations=placed, links=links, notes=(*plan.notes, *_told(plan, placed, cluster))
+        plan, processes=placed, links=links, notes=(*plan.notes, *_told(plan, placed, cluster))
     )
 
 
@@ -53,15 +53,15 @@ def part_of(plan: Plan, rank: int) -> Plan:
 
     Devices are numbered as `jax.devices()` numbers those of all learner processes.
     """
-    stations = tuple(station for station in plan.stations if station.rank == rank)
-    names = {name for station in stations for name in station.workers}
+    processes = tuple(process for process in plan.processes if process.rank == rank)
+    names = {name for process in processes for name in process.workers}
     each = plan.num_envs // plan.ranks
     first = rank * each
-    learner = plan.worker(stations[0].workers[0])
+    learner = plan.worker(processes[0].workers[0])
     devices = {device: i for i, device in enumerate(learner.devices)}
     return replace(
         plan,
-        stations=stations,
+        processes=processes,
         num_envs=each,
         copies=tuple((side, n // plan.ranks if side == ACTOR else n) for side, n in plan.copies),
         joined=plan.joined // plan.ranks,
@@ -104,7 +104,7 @@ class _Grouping:
             )
         self._ranks = plan.replicas // each
 
-    def stations(self) -> list[Process]:
+    def processes(self) -> list[Process]:
         """The learner's processes first, then those of actors."""
         beside: dict[int, list[str]] = {rank: [] for rank in range(self._ranks)}
         groups: dict[tuple[int, str], list[str]] = {}
@@ -198,21 +198,21 @@ class _Room:
     gpus: float
     others: dict[str, float]
 
-    def fits(self, station: Process) -> bool:
-        named = all(self.others.get(name, 0) >= amount for name, amount in station.others)
-        return self.cpus >= station.cpus and self.gpus >= station.gpus and named
+    def fits(self, process: Process) -> bool:
+        named = all(self.others.get(name, 0) >= amount for name, amount in process.others)
+        return self.cpus >= process.cpus and self.gpus >= process.gpus and named
 
-    def take(self, station: Process) -> None:
-        self.cpus -= station.cpus
-        self.gpus -= station.gpus
-        for name, amount in station.others:
+    def take(self, process: Process) -> None:
+        self.cpus -= process.cpus
+        self.gpus -= process.gpus
+        for name, amount in process.others:
             self.others[name] -= amount
 
 
 def place(
-    stations: list[Process], cluster: Cluster, fewest: int | None = None
+    processes: list[Process], cluster: Cluster, fewest: int | None = None
 ) -> tuple[Process, ...]:
-    """Gives every station a node: learners apart from each other, each actor where most is free.
+    """Gives every process a node: learners apart from each other, each actor where most is free.
 
     With `fewest`, actors beyond that number may be left without a node, to join later.
     """
@@ -220,36 +220,36 @@ def place(
     rooms = [_Room(n, n.cpus, n.gpus, dict(n.others)) for n in cluster.nodes]
     placed: list[Process] = []
     there = Counter[tuple[bool, str]]()
-    for station in stations:
-        needs = cluster.learners if station.learns else cluster.actors
+    for process in processes:
+        needs = cluster.learners if process.learns else cluster.actors
         fitting = [
             room
             for room in rooms
-            if room.fits(station)
+            if room.fits(process)
             and (not needs.nodes or _is_named(room.node, needs.nodes))
-            and (needs.per_node is None or there[station.learns, room.node.id] < needs.per_node)
+            and (needs.per_node is None or there[process.learns, room.node.id] < needs.per_node)
         ]
         actors = sum(not (other.learns or other.keeps) for other in placed)
-        acts = not (station.learns or station.keeps)
+        acts = not (process.learns or process.keeps)
         if not fitting and acts and fewest is not None and actors >= fewest:
-            placed.append(station)
+            placed.append(process)
             continue
         if not fitting:
-            raise UserError(_shortage(stations, station, cluster))
-        learners = there if station.learns else Counter[tuple[bool, str]]()
-        room = min(fitting, key=partial(_reluctance, station, learners))
-        room.take(station)
-        there[station.learns, room.node.id] += 1
-        placed.append(replace(station, node=room.node.name))
+            raise UserError(_shortage(processes, process, cluster))
+        learners = there if process.learns else Counter[tuple[bool, str]]()
+        room = min(fitting, key=partial(_reluctance, process, learners))
+        room.take(process)
+        there[process.learns, room.node.id] += 1
+        placed.append(replace(process, node=room.node.name))
     return tuple(placed)
 
 
 def _reluctance(
-    station: Process, learners: Counter[tuple[bool, str]], room: _Room
+    process: Process, learners: Counter[tuple[bool, str]], room: _Room
 ) -> tuple[int, int, float]:
-    """How little a node suits a station: what is rare there is left to those who ask for it."""
-    rare = [room.gpus and not station.gpus]
-    rare += [name not in dict(station.others) for name, amount in room.others.items() if amount]
+    """How little a node suits a process: what is rare there is left to those who ask for it."""
+    rare = [room.gpus and not process.gpus]
+    rare += [name not in dict(process.others) for name, amount in room.others.items() if amount]
     return learners[True, room.node.id], sum(map(bool, rare)), -room.cpus
 
 
@@ -264,14 +264,14 @@ def _refuse_unknown_nodes(cluster: Cluster) -> None:
             raise UserError(f"The cluster has no node {name!r}: {nearest(name, known)}")
 
 
-def _shortage(stations: list[Process], station: Process, cluster: Cluster) -> str:
+def _shortage(processes: list[Process], process: Process, cluster: Cluster) -> str:
     there = "; ".join(_room_text(node) for node in cluster.nodes) or "no node"
-    needs = Needs(station.cpus, station.gpus, station.others)
-    cpus, gpus = sum(s.cpus for s in stations), sum(s.gpus for s in stations)
+    needs = Needs(process.cpus, process.gpus, process.others)
+    cpus, gpus = sum(s.cpus for s in processes), sum(s.gpus for s in processes)
     whole = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
     return (
-        f"The cluster has no room for {station.name}, which needs {_needs_text(needs)}: the plan's "
-        f"{count(len(stations), 'process', 'processes')} need {whole}, and there is free: {there}. "
+        f"The cluster has no room for {process.name}, which needs {_needs_text(needs)}: the plan's "
+        f"{count(len(processes), 'process', 'processes')} need {whole}, and there is free: {there}. "
         f"Ask for fewer actors, or give each less in a deployment file (--deploy)."
     )
 
@@ -287,23 +287,23 @@ def _room_text(node: Node) -> str:
     return f"{_needs_text(Needs(node.cpus, node.gpus, node.others))} on {node.name}"
 
 
-def _told(plan: Plan, stations: tuple[Process, ...], cluster: Cluster) -> Iterator[str]:
+def _told(plan: Plan, processes: tuple[Process, ...], cluster: Cluster) -> Iterator[str]:
     """One sentence for each choice."""
-    ranks = [station for station in stations if station.learns]
+    ranks = [process for process in processes if process.learns]
     if len(ranks) > 1:
         where = count(len({s.node for s in ranks}), "node")
         yield (
             f"{len(ranks)} learner processes, apart from each other on {where}, reserved together; "
             f"mean is a collective between them (jax.distributed), not a message"
         )
-    serving = [station for station in stations if station.keeps]
+    serving = [process for process in processes if process.keeps]
     if serving:
-        names = ", ".join(dict.fromkeys(station.name.rstrip("-0123456789") for station in serving))
+        names = ", ".join(dict.fromkeys(process.name.rstrip("-0123456789") for process in serving))
         yield (
             f"{count(len(serving), 'process', 'processes')} for {names}; what others send there, "
             f"and take from there, goes straight between the processes"
         )
-    apart = [station for station in stations if not (station.learns or station.keeps)]
+    apart = [process for process in processes if not (process.learns or process.keeps)]
     if apart:
         yield (
             f"{count(len(apart), 'actor process', 'actor processes')}, each where most is free; "

@@ -18,9 +18,9 @@ def to_json(plan: Plan) -> dict[str, Any]:
         instance["envs"] = None if instance["envs"] is None else list(instance["envs"])
     for link in fields["links"]:
         link["kind"] = link["kind"].value
-    for station in fields["stations"]:
-        station["workers"] = list(station["workers"])
-        station["others"] = [list(pair) for pair in station["others"]]
+    for process in fields["processes"]:
+        process["workers"] = list(process["workers"])
+        process["others"] = [list(pair) for pair in process["others"]]
     fields["copies"] = dict(plan.copies)
     return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
 
@@ -28,13 +28,16 @@ def to_json(plan: Plan) -> dict[str, Any]:
 def from_json(fields: Mapping[str, Any]) -> Plan:
     """The plan that `to_json` wrote."""
     try:
+        known = {name: value for name, value in fields.items() if name != "stations"}
+        # plans written before processes had this name
+        processes = fields["processes"] if "processes" in fields else fields["stations"]
         rebuilt: dict[str, Any] = {
-            **fields,
+            **known,
             "copies": tuple(fields["copies"].items()),
             "workers": tuple(_worker(worker) for worker in fields["workers"]),
             "instances": tuple(_instance(instance) for instance in fields["instances"]),
             "links": tuple(_link(link) for link in fields["links"]),
-            "stations": tuple(_station(station) for station in fields["stations"]),
+            "processes": tuple(_process(process) for process in processes),
             "notes": tuple(fields["notes"]),
         }
         return Plan(**rebuilt)
@@ -61,7 +64,7 @@ def _link(fields: Mapping[str, Any]) -> Link:
     return Link(**rebuilt)
 
 
-def _station(fields: Mapping[str, Any]) -> Process:
+def _process(fields: Mapping[str, Any]) -> Process:
     others = tuple((name, amount) for name, amount in fields["others"])
     rebuilt: dict[str, Any] = {**fields, "workers": tuple(fields["workers"]), "others": others}
     return Process(**rebuilt)

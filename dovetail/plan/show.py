@@ -15,7 +15,7 @@ def text(plan: Plan, graph: Graph) -> str:
         for number, fragments in enumerate(plan.programs(workers[0].name), start=1):
             rows.append((str(number), " + ".join(fragments), program_flops(graph, fragments)))
         lines += [f"  {line}" for line in table(rows)]
-    lines += _stations(plan)
+    lines += _processes(plan)
     links: list[Row] = [("boundary", "from → to", "link", "bytes × transfers per iteration")]
     links += [_link_row(link) for link in plan.links]
     lines += ["", *table(links), ""]
@@ -23,17 +23,17 @@ def text(plan: Plan, graph: Graph) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _stations(plan: Plan) -> list[str]:
+def _processes(plan: Plan) -> list[str]:
     """The processes on a cluster's nodes."""
-    if not plan.stations:
+    if not plan.processes:
         return []
     rows: list[Row] = [("process", "workers", "node", "takes")]
-    for station in plan.stations:
-        takes = [f"{station.cpus:g} CPUs"] if station.cpus != 1 else ["1 CPU"]
-        takes += [f"{station.gpus:g} GPUs"] if station.gpus else []
-        takes += [f"{amount:g} {name}" for name, amount in station.others]
-        node = station.node or "when there is room"
-        rows.append((station.name, ", ".join(station.workers), node, ", ".join(takes)))
+    for process in plan.processes:
+        takes = [f"{process.cpus:g} CPUs"] if process.cpus != 1 else ["1 CPU"]
+        takes += [f"{process.gpus:g} GPUs"] if process.gpus else []
+        takes += [f"{amount:g} {name}" for name, amount in process.others]
+        node = process.node or "when there is room"
+        rows.append((process.name, ", ".join(process.workers), node, ", ".join(takes)))
     return ["", *table(rows)]
 
 

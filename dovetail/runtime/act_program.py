@@ -124,7 +124,7 @@ class ActProgram:
             for part, dtype, shape in self._parts
         ]
 
-    def keeper(self, rows: list[np.ndarray]) -> "RowWriter | WordWriter":
+    def writer(self, rows: list[np.ndarray]) -> "RowWriter | WordWriter":
         """What writes the calls of an unroll into `rows`, one array [T, B, …] for each leaf."""
         if not (self._packed and self._bare):
             return RowWriter(self, rows)

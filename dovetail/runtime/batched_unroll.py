@@ -36,14 +36,14 @@ class BatchedUnroll(HostUnroll):
         unroll: Unroll,
         graph: Graph,
         compiled: Compiled,
-        stage: ActorEnvironments,
+        actor_envs: ActorEnvironments,
         watch: Watch,
         track: Track,
         batch: int,
         seconds: float | None,
         device: Device | None = None,
     ) -> None:
-        super().__init__(unroll, graph, compiled, stage, watch, track, device)
+        super().__init__(unroll, graph, compiled, actor_envs, watch, track, device)
         self.calls = self.served = 0
         """Calls of acting, and the environments that they served."""
         self.limit = math.inf if seconds is None else seconds
@@ -53,7 +53,7 @@ class BatchedUnroll(HostUnroll):
 
     def _environments(self, turns: Turns) -> UnrollEnvironments:
         batch = ActBatch(turns, self._compiled, self._batch)
-        return Groups(turns, self._stage, batch, self)
+        return Groups(turns, self._actor_envs, batch, self)
 
 
 class ActBatch:
@@ -119,12 +119,12 @@ class Groups:
     """Environments on other workers, each group at a step of its own."""
 
     def __init__(
-        self, turns: Turns, stage: ActorEnvironments, batch: ActBatch, unroll: BatchedUnroll
+        self, turns: Turns, actor_envs: ActorEnvironments, batch: ActBatch, unroll: BatchedUnroll
     ) -> None:
-        self._turns, self._stage, self._batch, self._unroll = turns, stage, batch, unroll
+        self._turns, self._actor_envs, self._batch, self._unroll = turns, actor_envs, batch, unroll
         self._shares = turns.rows.shares
-        self._steps = [0] * len(stage.groups)
-        self._ready, self._flying = deque(range(len(stage.groups))), set[int]()
+        self._steps = [0] * len(actor_envs.groups)
+        self._ready, self._flying = deque(range(len(actor_envs.groups))), set[int]()
 
     def warm_up(self) -> None:
         """Acts for the first group; nothing is sent."""
@@ -144,7 +144,7 @@ class Groups:
             own = [leaf[begin:end] for leaf in leaves]
             for row, leaf in zip(self._turns.rows.made, own, strict=True):
                 row[steps[g], share.part] = leaf
-            port = self._stage.groups[g].port
+            port = self._actor_envs.groups[g].port
             port.send(self._batch.acting.action(own), self._turns.start + steps[g])
         self._flying.update(chosen)
         unroll.calls += 1
@@ -153,8 +153,8 @@ class Groups:
 
     def step(self) -> None:
         """Waits until a batch is ready, or some groups are and the limit has passed."""
-        ready, flying, groups = self._ready, self._flying, self._stage.groups
-        heard, deadline = self._stage.heard, time.perf_counter() + self._unroll.limit
+        ready, flying, groups = self._ready, self._flying, self._actor_envs.groups
+        heard, deadline = self._actor_envs.heard, time.perf_counter() + self._unroll.limit
         while flying and len(ready) < min(self._unroll.groups_per_call, len(ready) + len(flying)):
             left = deadline - time.perf_counter() if ready else LONGEST_WAIT
             if left > 0 and heard(True, min(left, LONGEST_WAIT)):

@@ -50,7 +50,7 @@ class UnrollBuffers:
         self.carry = _kept(self.trajectory.carry, live.carry)
         self.last = _kept(self.trajectory.last, live.last)
         self.bootstrap = _kept(self.trajectory.bootstrap, live.bootstrap)
-        self.keeper = acting.keeper(self.made)
+        self.writer = acting.writer(self.made)
         """What writes the calls of acting that serve all environments."""
         final = _kept(self.trajectory.next_observation, live.next_observation)
         self.shares = [BufferPart(self.trajectory, final, part, acting) for part in parts]

@@ -35,7 +35,7 @@ class Programs:
     def __init__(self, graph: Graph, plan: Plan, env: Env, patience: float) -> None:
         self.acting: list[tuple[HostUnroll, RunningWorker]] = []
         """The unrolls with environments on the host, each with its worker."""
-        self.stages: dict[str, ActorEnvironments] = {}
+        self.envs_of: dict[str, ActorEnvironments] = {}
         """Their environments, by the name of the worker that acts."""
         self._graph, self._plan, self._env, self._patience = graph, plan, env, patience
         self._devices = jax.devices() if names_many_devices(plan) else None
@@ -59,8 +59,8 @@ class Programs:
         """Ends the environments, and what plain Python holds."""
         for program in self._python:
             program.close()
-        for stage in self.stages.values():
-            stage.close()
+        for actor_envs in self.envs_of.values():
+            actor_envs.close()
 
     def build(self, node: Node, worker: RunningWorker) -> Any:
         """The program of a node on a worker; what it runs before is built already."""
@@ -128,16 +128,16 @@ class Programs:
             assert jax_env is not None
             return self._once(node, number, lambda u, d: UnrollProgram(u, jax_env, self._graph, d))
         acting = next(i for i in plan.instances_of(f"{node.name}.act") if i.worker == worker.name)
-        stage = self._stage(node, worker.name, acting)
+        actor_envs = self._actor_envs(node, worker.name, acting)
         compiled = self._compiled.setdefault(node.name, Compiled(node))
         device = self._device(number)
-        if stage.groups:
+        if actor_envs.groups:
             batch = plan.batch or self._graph.actor_envs
             program: Any = BatchedUnroll(
                 node,
                 self._graph,
                 compiled,
-                stage,
+                actor_envs,
                 worker.watch,
                 worker.track,
                 batch,
@@ -146,7 +146,7 @@ class Programs:
             )
         else:
             program = HostUnroll(
-                node, self._graph, compiled, stage, worker.watch, worker.track, device
+                node, self._graph, compiled, actor_envs, worker.watch, worker.track, device
             )
         self.acting.append((program, worker))
         return program
@@ -159,10 +159,10 @@ class Programs:
             if link.boundary == "action" and link.source == f"{node.name}.act"
         )
 
-    def _stage(self, node: Unroll, worker: str, acting: Instance) -> ActorEnvironments:
-        if worker not in self.stages:
+    def _actor_envs(self, node: Unroll, worker: str, acting: Instance) -> ActorEnvironments:
+        if worker not in self.envs_of:
             steps = stepping_for(self._plan, node, acting)
-            self.stages[worker] = make_environments(
+            self.envs_of[worker] = make_environments(
                 self._plan, self._env, acting, steps, self._patience
             )
-        return self.stages[worker]
+        return self.envs_of[worker]

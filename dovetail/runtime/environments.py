@@ -1,7 +1,7 @@
 """The environments of one actor, where its plan puts them: in the actor's own thread, or in other
 threads and processes, each with a share.
 
-A stage can be set again after something in it failed: whatever is left is closed, the environments
+They can be set up again after one of them failed: whatever is left is closed, the environments
 are made anew and begin new episodes.
 """
 
@@ -266,7 +266,7 @@ class ActorEnvironments:
 def make_environments(
     plan: Plan, env: Env, acting: Instance, steps: list[Instance], patience: float
 ) -> ActorEnvironments:
-    """The stage of the actor that `acting` is, with the instances that step its environments.
+    """The environments of the actor that `acting` is, with the instances that step its environments.
 
     A process that takes longer than `patience` seconds for a step is ended.
     """
@@ -310,17 +310,17 @@ def _process_maker(
 
 
 def begin_episodes(
-    env: Env, stage: ActorEnvironments | None, actor: ActorState, keys: jax.Array
+    env: Env, actor_envs: ActorEnvironments | None, actor: ActorState, keys: jax.Array
 ) -> ActorState:
     """Sets an actor's environments anew; on the host each begins an episode by its key. Returns
     the actor's state with what they show."""
-    if stage is None:
+    if actor_envs is None:
         return actor
     if env.jax is not None:
-        stage.reset(actor.keys)
+        actor_envs.reset(actor.keys)
         return actor
     size = len(keys)
-    observation = stage.reset(keys)
+    observation = actor_envs.reset(keys)
     zeros = np.zeros(size, np.float32), np.zeros(size, np.int32)
     fresh: Any = {"reward": np.zeros(size, np.float32), "first": np.ones(size, np.bool_)}
     timestep = actor.timestep._replace(observation=observation, **fresh)

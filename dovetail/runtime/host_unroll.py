@@ -49,7 +49,7 @@ class OwnEnvironments:
     def __init__(self, turns: Turns, compiled: Compiled, stepper: Stepper) -> None:
         acting = compiled.acting
         self._turns, self._stepper = turns, stepper
-        self._call, self._keep = acting.call, turns.rows.keeper.put
+        self._call, self._keep = acting.call, turns.rows.writer.put
         [self._share] = turns.rows.shares
         self._carries = compiled.carries
         reward = [turns.reward] if acting.rewarded else []
@@ -69,7 +69,7 @@ class OwnEnvironments:
         """Acts for all of them."""
         turns, t, share = self._turns, self._t, self._share
         if t == turns.length:
-            turns.rows.keeper.finish()
+            turns.rows.writer.finish()
             return False
         if self._carries and np.count_nonzero(share.firsts[t]):
             turns.reset(share.firsts[t])
@@ -94,7 +94,7 @@ class HostUnroll:
         unroll: Unroll,
         graph: Graph,
         compiled: Compiled,
-        stage: ActorEnvironments,
+        actor_envs: ActorEnvironments,
         watch: Watch,
         track: Track,
         device: Device | None = None,
@@ -106,13 +106,13 @@ class HostUnroll:
         self.seconds = {f"{unroll.name}.act": 0.0, f"{unroll.name}.step": 0.0}
         self._unroll = unroll
         self._graph = graph
-        self._stage = stage
+        self._actor_envs = actor_envs
         self._watch = watch
         self._device = device
         self._free: deque[UnrollBuffers] = deque()
         self._began = 0.0
         self._compiled, self._acting = compiled, compiled.acting
-        self._parts = [group.part for group in stage.groups] or [slice(0, graph.actor_envs)]
+        self._parts = [group.part for group in actor_envs.groups] or [slice(0, graph.actor_envs)]
 
     def can_warm_up(self, values: Values) -> bool:
         """Whether everything that acting takes is there before the iteration begins."""
@@ -164,7 +164,7 @@ class HostUnroll:
     def _steps(self, inputs: list[Any], actor: ActorState, rows: UnrollBuffers) -> ActorState:
         """The loop."""
         turns = Turns(self._unroll, self._compiled, inputs, actor, rows)
-        self._stage.load(actor.env)
+        self._actor_envs.load(actor.env)
         environments = self._environments(turns)
         act, step = environments.act, environments.step
         clock, watch = time.perf_counter, self._watch
@@ -176,14 +176,14 @@ class HostUnroll:
             step()
             began = watch.since = clock()
             stepping += began - between
-        after = turns.finish(self._stage.state())
+        after = turns.finish(self._actor_envs.state())
         self._note(acting, stepping)
         return after
 
     def _environments(self, turns: Turns) -> UnrollEnvironments:
         """The environments of an unroll that begins."""
-        assert self._stage.stepper is not None
-        return OwnEnvironments(turns, self._compiled, self._stage.stepper)
+        assert self._actor_envs.stepper is not None
+        return OwnEnvironments(turns, self._compiled, self._actor_envs.stepper)
 
     def _note(self, acting: float, stepping: float) -> None:
         """The two halves of an unroll, each as if it had been done in one go."""

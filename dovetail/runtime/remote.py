@@ -1,7 +1,7 @@
 """Workers in other processes: what the runtime asks of a host, whoever carries it there.
 
 A worker elsewhere has a thread here, which takes from its channels and puts to them as any other;
-between the two, it asks the other process to run a stretch of the worker's programs. What goes from
+between the two, it asks the other process to run a chain of the worker's programs. What goes from
 one such process to another does not come here: a host gives a reference that stands for it.
 """
 
@@ -24,10 +24,10 @@ class WorkerLost(UserError):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a stretch of programs made."""
+    """What a chain of programs made."""
 
     payloads: Sequence[Payload]
-    """For each channel that is put to after the stretch."""
+    """For each channel that is put to after the chain."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Spent on it, by fragment."""
     spans: Sequence[Span] = ()
@@ -51,12 +51,12 @@ class RemoteWorker(Protocol):
 
     def run(
         self,
-        stretch: int,
+        chain: int,
         payloads: Sequence[Payload],
         shared: Sequence[bool],
         beat: Callable[[], None],
     ) -> Reply:
-        """Runs a stretch of its programs on what was taken; calls `beat` on signs of life. For each
+        """Runs a chain of its programs on what was taken; calls `beat` on signs of life. For each
         channel that follows, `shared` says whether only a reference is wanted."""
         ...
 
@@ -86,22 +86,22 @@ class RemoteWorkers(Protocol):
 
 
 class RemoteChain:
-    """A stretch of a worker's programs, run in its process."""
+    """A chain of a worker's programs, run in its process."""
 
-    def __init__(self, name: str, remote: RemoteWorker, stretch: int, shared: list[bool]) -> None:
+    def __init__(self, name: str, remote: RemoteWorker, chain: int, shared: list[bool]) -> None:
         self.name = name
         self.seconds: dict[str, float] = {}
         self.calls = 0
         self.inside = 0.0
         """Seconds that the process was at work, of all that it was waited for."""
-        self._remote, self._stretch, self._shared = remote, stretch, shared
+        self._remote, self._chain, self._shared = remote, chain, shared
 
     def run(
         self, payloads: Sequence[Payload], beat: Callable[[], None], track: Track
     ) -> list[Payload]:
         """What goes to the channels that follow."""
         called = time.perf_counter()
-        reply = self._remote.run(self._stretch, payloads, self._shared, beat)
+        reply = self._remote.run(self._chain, payloads, self._shared, beat)
         answered = time.perf_counter()
         begun, done = reply.clock
         track.extend(on_clock(reply.spans, clock_ahead(called, answered, begun, done)))

@@ -72,7 +72,7 @@ class Workers:
         if away is None:
             worker.schedule = [*schedule]
         else:
-            worker.schedule = self._stretches(schedule, worker, away)
+            worker.schedule = self._chains(schedule, worker, away)
         return worker
 
     def _slots(self, copies: Collection[str]) -> list[Slots]:
@@ -165,17 +165,17 @@ class Workers:
         read = {v.id for node in self._graph.nodes if node not in group for v in node.inputs}
         return bundles_of(whole, self._graph, read, len(worker.bundles))
 
-    def _stretches(
+    def _chains(
         self, schedule: list[Operation], worker: RunningWorker, away: RemoteWorker
     ) -> list[Operation | Chain]:
         """A schedule whose programs between two channels run in the worker's process."""
         made: list[Operation | Chain] = []
-        for number, stretch in enumerate(chains_of(schedule)):
-            made += stretch.takes
-            shared = [put.away for put in stretch.puts]
+        for number, chain in enumerate(chains_of(schedule)):
+            made += chain.takes
+            shared = [put.away for put in chain.puts]
             program = RemoteChain(worker.name, away, number, shared)
             self.remote.append((program, worker))
-            made.append(Chain(program, stretch.puts))
+            made.append(Chain(program, chain.puts))
         ends = [o for o in schedule if isinstance(o, Take) and o.report]
         return [*made, *ends]
 
@@ -193,7 +193,7 @@ class ChainOf:
 
 
 def chains_of(schedule: list[Operation]) -> list[ChainOf]:
-    """The stretches of a schedule, the same in every process."""
+    """The chains of a schedule, the same in every process."""
     found: list[ChainOf] = []
     takes: list[Take] = []
     state_puts: list[Put] = []

@@ -38,7 +38,7 @@ NOTED = 256
 def single_steps(graph: Graph, plan: Plan, env: Env) -> bool:
     """Whether a plan can be run so: one worker that steps host environments itself, one unroll of
     one step, and nothing carried from one step to the next."""
-    if env.host is None or env.jax is not None or len(graph.unrolls) != 1 or plan.stations:
+    if env.host is None or env.jax is not None or len(graph.unrolls) != 1 or plan.processes:
         return False
     [unroll] = graph.unrolls
     one = len(plan.workers) == 1 and plan.workers[0].kind is WorkerKind.THREAD
@@ -98,9 +98,9 @@ class StepRun:
         self._step_name = f"{unroll.name}.step"
         [acts] = plan.instances_of(f"{unroll.name}.act")
         steps = plan.instances_of(f"{unroll.name}.step")
-        self._stage = make_environments(plan, env, acts, steps, patience)
-        assert isinstance(self._stage.stepper, HostStepper)
-        self._stepper = self._stage.stepper
+        self._actor_envs = make_environments(plan, env, acts, steps, patience)
+        assert isinstance(self._actor_envs.stepper, HostStepper)
+        self._stepper = self._actor_envs.stepper
         self._watch, self._track = Watch(worker.name), Track(worker.name)
         self._watchdog = Watchdog([self._watch], patience, tell)
         self._watched: Sequence[int] = ()
@@ -160,7 +160,7 @@ class StepRun:
         self._arrange(jax.tree.leaves(state))
         self._watched, self._chosen = watched, False
         self._keys, self._impl = actor.keys, jax.random.key_impl(actor.keys)
-        begun = begin_episodes(self._env, self._stage, actor, episode_keys)
+        begun = begin_episodes(self._env, self._actor_envs, actor, episode_keys)
         leaves = jax.tree.leaves(state)
         self.refill([leaves[i] for i in self._graph.data])
         own = jax.tree.map(jnp.copy, self._together(leaves))
@@ -326,7 +326,7 @@ class StepRun:
     def close(self) -> None:
         """Ends the watch and the environments; safe to call twice."""
         self._watchdog.close()
-        self._stage.close()
+        self._actor_envs.close()
 
     def _arrange(self, leaves: Sequence[Any]) -> None:
         """Decides which arrays of the state are held together."""

@@ -120,8 +120,8 @@ class States:
             actor: ActorState = self._graph.actor.tree.unflatten(
                 [worker.held[value.id] for value in self._graph.actor.inputs]
             )
-            stage = self._workers.programs.stages.get(worker.name)
-            begun = begin_episodes(self._env, stage, actor, keys)
+            actor_envs = self._workers.programs.envs_of.get(worker.name)
+            begun = begin_episodes(self._env, actor_envs, actor, keys)
             self._keep_actor(worker, jax.tree.leaves(begun))
         return lambda: None
 

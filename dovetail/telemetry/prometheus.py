@@ -248,7 +248,7 @@ def _spans(totals: Mapping[Key, PublishedTotals], nodes: Mapping[str, str]) -> I
     text = "Seconds that a worker spent: computing a fragment, waiting, or using a link."
     seconds = CounterMetricFamily("dovetail_seconds", text, labels=labels)
     calls = CounterMetricFamily("dovetail_calls", "How often it did so.", labels=labels)
-    text = "Environment steps, or parcels, that it handled; of a queue, how many lay there."
+    text = "Environment steps, or messages, that it handled; of a queue, how many lay there."
     items = CounterMetricFamily("dovetail_items", text, labels=labels)
     text = "Bytes that a worker put on a link."
     nbytes = CounterMetricFamily("dovetail_bytes", text, labels=["worker", "name", "node"])

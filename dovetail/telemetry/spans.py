@@ -31,7 +31,7 @@ class Span(NamedTuple):
     """How often, where many short ones are noted together: the steps of an unroll."""
     nbytes: int = 0
     items: int = 0
-    """Environment steps, parcels, or how many of them lay in a queue."""
+    """Environment steps, messages, or how many of them lay in a queue."""
     version: int = -1
     """Of the weights; -1 where that says nothing."""
     staleness: int = -1

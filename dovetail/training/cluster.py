@@ -57,24 +57,24 @@ def _needs(share: ProcessShare) -> Needs:
 
 
 def connect(
-    deployment: Deployment, plan: Plan | None = None, parcel: "UserFiles | None" = None
+    deployment: Deployment, plan: Plan | None = None, user_files: "UserFiles | None" = None
 ) -> Any:
     """Joins the deployment's cluster; a local one is started with what `plan` needs."""
     from dovetail.hosts.ray.connection import RayConnection
 
     if deployment.cluster != "local":
-        return RayConnection(deployment.cluster, files=parcel.files() if parcel else None)
-    wanted = sum(station.cpus for station in plan.stations) if plan is not None else 0
+        return RayConnection(deployment.cluster, files=user_files.files() if user_files else None)
+    wanted = sum(process.cpus for process in plan.processes) if plan is not None else 0
     return RayConnection("local", max(os.cpu_count() or 1, math.ceil(wanted)))
 
 
-def join(deployment: Deployment, parcel: "UserFiles | None" = None) -> tuple[Any, Resources]:
+def join(deployment: Deployment, user_files: "UserFiles | None" = None) -> tuple[Any, Resources]:
     """(the cluster that is joined, what it has); a local one is started later, for its plan.
-    `parcel` holds the user's files that go there."""
+    `user_files` holds the user's files that go there."""
     if deployment.cluster == "local":
         import_ray()
         return None, resources_of(deployment)
-    connection = connect(deployment, parcel=parcel)
+    connection = connect(deployment, user_files=user_files)
     return connection, resources_of(deployment, connection.nodes())
 
 
@@ -87,7 +87,7 @@ def import_ray() -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a station makes the graph and the environment of a run again."""
+    """How a process makes the graph and the environment of a run again."""
 
     algorithm: Any
     env: Any
@@ -121,7 +121,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Named:
-    """An object of a class in a user's file, which a station loads by itself."""
+    """An object of a class in a user's file, which a process loads by itself."""
 
     target: str
     options: dict[str, Any]
@@ -143,7 +143,7 @@ def cluster_runtime(
     settings: Settings,
     tell: Callable[[str], None],
 ) -> "Runtime":
-    """A runtime for a plan on a cluster, whose stations follow `recipe`."""
+    """A runtime for a plan on a cluster, whose processes follow `recipe`."""
     from dovetail.hosts.job import Job
     from dovetail.hosts.ray.runtime import ClusterRuntime
 

@@ -79,8 +79,8 @@ class Place:
         if self._replay is not None:
             self._replay.refuse_elsewhere(self._deployment is not None)
         if self._deployment is not None:
-            parcel = UserFiles.of(self._recipe(steps), self._deployment)
-            self._connection, resources = join(self._deployment, parcel)
+            user_files = UserFiles.of(self._recipe(steps), self._deployment)
+            self._connection, resources = join(self._deployment, user_files)
         given = self._algorithm, env, self._policy, steps, resources, data, online
         try:
             planned = plan_for(*given, wanted=self._wanted, served=self.served)

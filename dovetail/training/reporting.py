@@ -54,9 +54,9 @@ def make_exporter(
 
 def worker_nodes(plan: Plan) -> dict[str, str]:
     """The node of every worker, by the name under which it reports; none on one machine."""
-    several = sum(station.learns for station in plan.stations) > 1
+    several = sum(process.learns for process in plan.processes) > 1
     return {
-        f"{worker} of {station.rank}" if several else worker: station.node
-        for station in plan.stations
-        for worker in station.workers
+        f"{worker} of {process.rank}" if several else worker: process.node
+        for process in plan.processes
+        for worker in process.workers
     }

@@ -77,8 +77,8 @@ class OnCluster(Started):
     ) -> None:
         found = resolve(env, traced=policy.traced_envs)
         recipe = clustering.Recipe(algorithm, env, policy, STEPS, enable_compile_cache)
-        parcel = clustering.UserFiles.of(recipe, deployment)
-        connection, resources = clustering.join(deployment, parcel)
+        user_files = clustering.UserFiles.of(recipe, deployment)
+        connection, resources = clustering.join(deployment, user_files)
         self.told: list[str] = []
         try:
             planned = plan_for(algorithm, found, policy, STEPS, resources)
@@ -104,7 +104,7 @@ class OnCluster(Started):
 
 
 def processes_of(title: str) -> list[int]:
-    """The processes of these tests whose title begins so: Ray calls a station by its class."""
+    """The processes of these tests whose title begins so: Ray calls a process by its class."""
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

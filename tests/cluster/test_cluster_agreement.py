@@ -78,7 +78,7 @@ def test_a_cluster_equals_the_interpreter(nodes: Nodes, case: str) -> None:
     algorithm, env, policy, processes = CASES[case]
     where = Deployment(nodes.address, HALF, HALF)
     with OnCluster(ALGORITHMS[algorithm], env, policy, where, seed=SEED) as running:
-        assert len(running.plan.stations) == processes
+        assert len(running.plan.processes) == processes
         advance_and_compare(running, algorithm, env)
 
 
@@ -94,8 +94,8 @@ def test_a_side_of_ones_own_on_a_node_of_its_own(nodes: Nodes, case: str) -> Non
     where = Deployment(nodes.address, HALF, HALF)
     with OnCluster(CRITIC, CARTPOLE, LINKED[case], where, seed=SEED) as running:
         report = running.advance(2)
-    [station] = [s for s in running.plan.stations if s.workers == ("critic",)]
-    assert station.node
+    [process] = [s for s in running.plan.processes if s.workers == ("critic",)]
+    assert process.node
     assert_links_are_the_plans(running.plan, running.graph, report, 2)
     with Started(CRITIC, CARTPOLE, Local(ENVS), seed=SEED) as expected:
         expected.advance(2)
@@ -136,7 +136,7 @@ def test_learning_from_recorded_data(
 def test_learners_are_on_different_nodes(nodes: Nodes) -> None:
     policy = DataParallel(ENVS, devices=2)
     with OnCluster(ALGORITHMS["ppo"], HOST, policy, Deployment(nodes.address)) as running:
-        planned = {station.node for station in running.plan.stations}
+        planned = {process.node for process in running.plan.processes}
         running.advance(1)
         found = set(running.cluster.where)
     assert len(planned) == len(found) == 2
@@ -152,7 +152,7 @@ def test_what_crosses_nodes_goes_through_the_object_store(nodes: Nodes) -> None:
 
 
 def test_actors_that_hear_from_the_learner_in_the_middle_of_an_iteration(nodes: Nodes) -> None:
-    """The toys' own files reach the workers, and every stretch of an iteration is a call."""
+    """The toys' own files reach the workers, and every chain of an iteration is a call."""
     policy = ActorLearner(4, actors=2, staleness=0)
     where = Deployment(nodes.address, HALF, HALF)
     with OnCluster(TwoUnrolls(), Drift(), policy, where) as running:

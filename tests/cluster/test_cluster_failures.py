@@ -24,8 +24,8 @@ from dovetail.policies import ActorLearner
 
 IMPALA_SMALL = IMPALA(LENGTH, hidden=(8,))
 HALF = ProcessShare(cpus=0.5)
-ACTORS, LEARNER = "ray::ActorStation", "ray::LearnerStation"
-REPLAYS = "ray::SideStation"
+ACTORS, LEARNER = "ray::ActorProcess", "ray::LearnerProcess"
+REPLAYS = "ray::SideProcess"
 COMMAND = [sys.executable, "-c", "from dovetail.cli.main import main; raise SystemExit(main())"]
 FRAGILE = Path(__file__).parent.parent / "fragile.py"
 
@@ -99,7 +99,7 @@ def test_a_node_that_dies_is_replaced_and_one_that_comes_is_used() -> None:
         policy = ActorLearner(12, actors=3, fewest=2, staleness=2)
         with OnCluster(IMPALA_SMALL, "CartPole-v1", policy, where) as running:
             running.advance(5)
-            assert [station.node for station in running.plan.stations].count("") == 1
+            assert [process.node for process in running.plan.processes].count("") == 1
             spare = own.add(num_cpus=3, resources={"actors": 3})
             eventually(lambda: running.advance(5) and "actor-2 has joined." in running.told)
             own.remove(first)

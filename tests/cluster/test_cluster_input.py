@@ -189,4 +189,4 @@ def test_a_local_cluster_needs_nothing_and_leaves_nothing(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert '"policy": "actor-learner"' in done.stdout.splitlines()[-1]
     assert "object store" in (tmp_path / "run" / "plan.txt").read_text()
-    assert eventually(lambda: not processes_of("ray::LearnerStation"))
+    assert eventually(lambda: not processes_of("ray::LearnerProcess"))

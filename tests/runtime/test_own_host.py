@@ -108,7 +108,7 @@ class ShelfProcess:
         return self._begun(called)
 
     def run(
-        self, worker: str, stretch: int, payloads: Sequence[Any], shared: Sequence[bool]
+        self, worker: str, chain: int, payloads: Sequence[Any], shared: Sequence[bool]
     ) -> ShelfCall:
         """What is shared goes on the shelf."""
 
@@ -116,7 +116,7 @@ class ShelfProcess:
             if self.gone:
                 raise WorkerLost("it fell off the shelf")
             taken = [self._host.fetch(payload) for payload in payloads]
-            reply, parts = in_parts(self._workers.run(worker, stretch, taken), shared)
+            reply, parts = in_parts(self._workers.run(worker, chain, taken), shared)
             return whole(reply, shared, [self._host.share(part) for part in parts])
 
         return self._begun(run)

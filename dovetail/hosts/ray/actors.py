@@ -16,7 +16,7 @@ from dovetail.hosts.ray.connection import node_names
 from dovetail.plan.processes import part_of
 
 SET_UP_SECONDS = 300.0
-"""How long a station may take to import and trace."""
+"""How long a process may take to import and trace."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class WorkerProcess:
         from dovetail.hosts.serving import ProcessWorkers
 
         job = self._order.job()
-        station = next(s for s in job.plan.stations if s.name == self._name)
-        prepare(job, station.gpus)
+        process = next(s for s in job.plan.processes if s.name == self._name)
+        prepare(job, process.gpus)
         graph, env = job.build(job.plan)
         plan = part_of(job.plan, self._rank)
-        self._workers = ProcessWorkers(graph, plan, env, job.patience, station.workers)
+        self._workers = ProcessWorkers(graph, plan, env, job.patience, process.workers)
         self._there.set()
         return node_name()
 
@@ -72,11 +72,11 @@ class WorkerProcess:
         """See `ProcessWorkers`."""
         return self._workers.held(worker)
 
-    def run(self, worker: str, stretch: int, shared: tuple[bool, ...], *payloads: Any) -> Any:
+    def run(self, worker: str, chain: int, shared: tuple[bool, ...], *payloads: Any) -> Any:
         """See `ProcessWorkers`; what is shared is returned after the reply."""
         from dovetail.hosts.interface import in_parts
 
-        reply, parts = in_parts(self._workers.run(worker, stretch, payloads), shared)
+        reply, parts = in_parts(self._workers.run(worker, chain, payloads), shared)
         return (reply, *parts) if parts else reply
 
     def pulse(self, worker: str) -> tuple[float, bool, str]:
@@ -119,12 +119,12 @@ class LearnerProcess:
 
         self._job = self._order.job()
         self._plan = plan = part_of(self._job.plan, self._rank)
-        others = [station for station in plan.stations if not station.learns]
-        acting = [station.name for station in others if not station.keeps]
+        others = [process for process in plan.processes if not process.learns]
+        acting = [process.name for process in others if not process.keeps]
         fewest = len(acting) if plan.fewest is None else plan.fewest
         self._processes = Processes(
             RayHost(plan, self._order),
-            {station.name: station.workers for station in others},
+            {process.name: process.workers for process in others},
             self._job.patience,
             self._news.append,
             acting[fewest:],
@@ -144,8 +144,8 @@ class LearnerProcess:
         from dovetail.runtime.local import LocalRuntime
 
         job, plan = self._job, self._plan
-        station = plan.stations[0]
-        prepare(job, station.gpus)
+        process = plan.processes[0]
+        prepare(job, process.gpus)
         if coordinator is not None:
             join_processes(coordinator, job.plan.ranks, self._rank)
         graph, env = job.build(job.plan)
@@ -157,7 +157,7 @@ class LearnerProcess:
             job.patience,
             self._news.append,
             self._processes,
-            station.workers,
+            process.workers,
         )
 
     def load(

@@ -21,12 +21,12 @@ class RayHost:
     """Starts the processes of the workers that work for one learner process."""
 
     def __init__(self, plan: Plan, order: PackedJob) -> None:
-        self._stations = {station.name: station for station in plan.stations}
+        self._processes = {process.name: process for process in plan.processes}
         self._order = order
 
     def start(self, name: str, again: bool) -> "RayProcess":
         """Asks Ray for it, on the node of the plan if that can be."""
-        return RayProcess(self._stations[name], self._order, again)
+        return RayProcess(self._processes[name], self._order, again)
 
     def share(self, values: Values) -> Payload:
         """One object for all processes, freed with the last reference."""
@@ -40,23 +40,23 @@ class RayHost:
 class RayProcess:
     """A Ray actor with some workers."""
 
-    def __init__(self, station: Process, order: PackedJob, again: bool) -> None:
-        self._station = station
+    def __init__(self, process: Process, order: PackedJob, again: bool) -> None:
+        self._process = process
         ids = {name: node for node, name in node_names(ray.nodes()).items()}
         strategy: Any = "SPREAD"
-        if station.node in ids and not again:
-            strategy = NodeAffinitySchedulingStrategy(ids[station.node], soft=True)
+        if process.node in ids and not again:
+            strategy = NodeAffinitySchedulingStrategy(ids[process.node], soft=True)
         self._actor: Any = (
-            ray.remote(SideProcess if station.keeps else ActorProcess)
+            ray.remote(SideProcess if process.keeps else ActorProcess)
             .options(
-                num_cpus=station.cpus,
-                num_gpus=station.gpus,
-                resources=dict(station.others) or None,
-                max_concurrency=len(station.workers) + 2,  # setting up, and the pulse
+                num_cpus=process.cpus,
+                num_gpus=process.gpus,
+                resources=dict(process.others) or None,
+                max_concurrency=len(process.workers) + 2,  # setting up, and the pulse
                 max_restarts=0,
                 scheduling_strategy=strategy,
             )
-            .remote(order, station.rank, station.name)
+            .remote(order, process.rank, process.name)
         )
 
     def set_up(self) -> "RayCall":
@@ -68,11 +68,11 @@ class RayProcess:
         return RayCall([getattr(self._actor, method).remote(*args)])
 
     def run(
-        self, worker: str, stretch: int, payloads: Sequence[Payload], shared: Sequence[bool]
+        self, worker: str, chain: int, payloads: Sequence[Payload], shared: Sequence[bool]
     ) -> "RayCall":
         """What is shared is a result of its own, which stays where it was made."""
         run = self._actor.run.options(num_returns=1 + sum(shared))
-        made = run.remote(worker, stretch, tuple(shared), *payloads)
+        made = run.remote(worker, chain, tuple(shared), *payloads)
         return RayCall(made if isinstance(made, list) else [made], shared)
 
     def pulse(self, worker: str) -> tuple[float, bool, str] | None:
@@ -86,9 +86,9 @@ class RayProcess:
 
     def awaited(self) -> str:
         """What it needs of the cluster."""
-        station, free = self._station, ray.available_resources()
+        process, free = self._process, ray.available_resources()
         return (
-            f"{station.cpus:g} CPUs and {station.gpus:g} GPUs; free on the whole cluster are "
+            f"{process.cpus:g} CPUs and {process.gpus:g} GPUs; free on the whole cluster are "
             f"{free.get('CPU', 0):g} and {free.get('GPU', 0):g}"
         )
 

@@ -30,15 +30,15 @@ from dovetail.telemetry.spans import Span, clock_ahead, on_clock
 PLACE_SECONDS = 60.0
 """How long the learners may wait for room on the cluster."""
 BUILD_SECONDS = 300.0
-"""How long a station may take to import, trace and compile."""
+"""How long a process may take to import, trace and compile."""
 LOOK_SECONDS = 1.0
 """How often the learners are looked at while they are waited for."""
 CLOSE_SECONDS = 20.0
-"""How long the stations may take to end."""
+"""How long the processes may take to end."""
 
 
 class ClusterRuntime:
-    """Runs a plan's stations. Close it: they end with it."""
+    """Runs a plan's processes. Close it: they end with it."""
 
     def __init__(
         self, graph: Graph, job: Job, connection: RayConnection, tell: Callable[[str], None]
@@ -65,31 +65,31 @@ class ClusterRuntime:
 
     def _start(self) -> None:
         """Reserves room for the learners together, and starts them."""
-        stations = [station for station in self.plan.stations if station.learns]
+        processes = [process for process in self.plan.processes if process.learns]
         ids = {name: node for node, name in node_names(ray.nodes()).items()}
-        pinned = [{"ray.io/node-id": ids[s.node]} for s in stations if s.node in ids]
+        pinned = [{"ray.io/node-id": ids[s.node]} for s in processes if s.node in ids]
         where: dict[str, Any] = {"bundle_label_selector": pinned} if pinned else {}
-        self._group = placement_group([_bundle(s) for s in stations], "SPREAD", **where)
+        self._group = placement_group([_bundle(s) for s in processes], "SPREAD", **where)
         if not self._group.wait(PLACE_SECONDS):
             free = ray.available_resources()
             raise UserError(
                 f"The learners have waited {PLACE_SECONDS:.0f} s for "
-                f"{sum(s.cpus for s in stations):g} CPUs; the cluster has "
+                f"{sum(s.cpus for s in processes):g} CPUs; the cluster has "
                 f"{free.get('CPU', 0):g} free: end what else runs there."
             )
-        for i, station in enumerate(stations):
+        for i, process in enumerate(processes):
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=i)
             self._ranks.append(
                 ray.remote(LearnerProcess)
                 .options(
-                    num_cpus=station.cpus,
-                    num_gpus=station.gpus,
-                    resources=dict(station.others) or None,
+                    num_cpus=process.cpus,
+                    num_gpus=process.gpus,
+                    resources=dict(process.others) or None,
                     max_concurrency=4,
                     max_restarts=0,
                     scheduling_strategy=strategy,
                 )
-                .remote(self._order, station.rank)
+                .remote(self._order, process.rank)
             )
         self.where = self._all([rank.set_up.remote() for rank in self._ranks], BUILD_SECONDS)
         coordinator = None
@@ -99,7 +99,7 @@ class ClusterRuntime:
         self._building = [rank.build.remote(coordinator) for rank in self._ranks]
 
     def prepare(self, state: Any, actor: Any) -> None:
-        """The stations compile by themselves."""
+        """The processes compile by themselves."""
 
     def load(
         self,
@@ -116,14 +116,14 @@ class ClusterRuntime:
         shared = ray.put([pack(leaf) for leaf in jax.tree.leaves(state)])
         size = self.plan.num_envs // len(self._ranks)
         calls: list[Any] = []
-        for rank, station in enumerate(self._ranks):
+        for rank, process in enumerate(self._ranks):
             part = slice(rank * size, (rank + 1) * size)
             own = [actor, keys]
             if len(self._ranks) > 1:
                 own = jax.tree.map(lambda leaf, part=part: leaf[part], own)
             leaves = [pack(leaf) for leaf in jax.tree.leaves(own[0])]
             arguments = (shared, leaves, pack(own[1]), turn, tuple(watched))
-            calls.append(station.load.remote(*arguments))
+            calls.append(process.load.remote(*arguments))
         loaded = self._all(calls, BUILD_SECONDS)
         self._done = turn
         self.compile_seconds = max(seconds for _, seconds in loaded)
@@ -166,7 +166,7 @@ class ClusterRuntime:
         return self.graph.actor.tree.unflatten(leaves)
 
     def _all(self, calls: list[Any], limit: float | None) -> list[Any]:
-        """Waits for calls; tells the stations' news, and who failed with what."""
+        """Waits for calls; tells the processes' news, and who failed with what."""
         began = time.monotonic()
         waiting = list(calls)
         while waiting:
@@ -201,9 +201,9 @@ class ClusterRuntime:
     def status(self) -> list[dict[str, Any]]:
         """What every worker is at; a learner that does not answer is told of."""
         found: list[dict[str, Any]] = []
-        for rank, station in enumerate(list(self._ranks)):
+        for rank, process in enumerate(list(self._ranks)):
             try:
-                found += ray.get(station.status.remote(), timeout=LOOK_SECONDS)
+                found += ray.get(process.status.remote(), timeout=LOOK_SECONDS)
             except (GetTimeoutError, RayError):
                 awaited = f"an answer of learner process {rank}"
                 found.append(
@@ -212,7 +212,7 @@ class ClusterRuntime:
         return found
 
     def tell_news(self) -> None:
-        """Passes on what the stations have to say; ends the run if the cluster's head is gone."""
+        """Passes on what the processes have to say; ends the run if the cluster's head is gone."""
         self._connection.refuse_dead_head()
         answered = time.monotonic()
         for rank in self._ranks:
@@ -235,7 +235,7 @@ class ClusterRuntime:
         self._told = silent > self._patience
 
     def close(self) -> None:
-        """Ends every station; safe to call twice. Without a head they end by themselves."""
+        """Ends every process; safe to call twice. Without a head they end by themselves."""
         ranks, self._ranks = self._ranks, []
         if self._connection.lost:
             return
@@ -298,7 +298,7 @@ class PendingCall:
 
 class _States:
     """The states after `done` iterations: fetched together, once, if anybody asks. As long as
-    this is held the stations keep them."""
+    this is held the processes keep them."""
 
     def __init__(self, runtime: ClusterRuntime, done: int) -> None:
         self._runtime, self.done = runtime, done
@@ -332,8 +332,8 @@ def _packed(job: Job) -> bytes:
         ) from error
 
 
-def _bundle(station: Process) -> dict[str, float]:
-    return {"CPU": station.cpus, "GPU": station.gpus, **dict(station.others)}
+def _bundle(process: Process) -> dict[str, float]:
+    return {"CPU": process.cpus, "GPU": process.gpus, **dict(process.others)}
 
 
 def _array(leaf: Any) -> Any:

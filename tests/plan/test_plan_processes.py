@@ -39,11 +39,11 @@ def on(cluster: Cluster, policy: Policy, env: object = HOST) -> Plan:
 
 
 def processes(plan: Plan) -> dict[str, tuple[str, ...]]:
-    return {station.name: station.workers for station in plan.stations}
+    return {process.name: process.workers for process in plan.processes}
 
 
 def nodes(plan: Plan) -> dict[str, str]:
-    return {station.name: station.node for station in plan.stations}
+    return {process.name: process.node for process in plan.processes}
 
 
 def test_one_process_where_steps_are_exchanged() -> None:
@@ -51,7 +51,7 @@ def test_one_process_where_steps_are_exchanged() -> None:
     assert processes(on(CLUSTER, Fused(4), None)) == {"learner": ("main",)}
     plan = on(CLUSTER, Environments(4, workers=2))
     assert processes(plan) == {"learner": ("main", "environments-0", "environments-1")}
-    assert plan.stations[0].cpus == 2
+    assert plan.processes[0].cpus == 2
 
 
 def test_each_actor_has_a_process_with_what_steps_for_it() -> None:
@@ -91,7 +91,7 @@ def test_actors_on_a_device_of_their_own_share_its_process() -> None:
         "actor-0": ("actor-0", "actor-1"),
         "actor-2": ("actor-2", "actor-3"),
     }
-    assert [station.rank for station in plan.stations] == [0, 1, 0, 1]
+    assert [process.rank for process in plan.processes] == [0, 1, 0, 1]
 
 
 def test_devices_of_one_process() -> None:
