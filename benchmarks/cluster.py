@@ -21,8 +21,8 @@ from dovetail.algorithm import Task
 from dovetail.algorithms import IMPALA
 from dovetail.envs.resolve import resolve
 from dovetail.hosts.deployment import Deployment, ProcessShare
-from dovetail.policies import ActorLearner
 from dovetail.run.settings import Settings
+from dovetail.strategies import ActorLearner
 from dovetail.training import cluster as clustering
 from dovetail.training.planning import plan_for
 from dovetail.training.start import enable_compile_cache, first_state
@@ -71,13 +71,13 @@ def weights(repeats: int) -> dict[str, float]:
 @contextmanager
 def started(actors: int, envs: int, deployment: Deployment, seconds: dict[str, float]) -> Any:
     """A run on a local cluster; `seconds` notes from when the cluster was up."""
-    algorithm, policy = IMPALA(unroll_length=64), ActorLearner(envs, actors=actors)
+    algorithm, strategy = IMPALA(unroll_length=64), ActorLearner(envs, actors=actors)
     found = resolve(ENV, traced=False)
     _, resources = clustering.join(deployment)
-    planned = plan_for(algorithm, found, policy, STEPS, resources)
+    planned = plan_for(algorithm, found, strategy, STEPS, resources)
     connection = clustering.connect(deployment, planned.plan)
     began = time.perf_counter()
-    recipe = clustering.Recipe(algorithm, ENV, policy, STEPS, enable_compile_cache)
+    recipe = clustering.Recipe(algorithm, ENV, strategy, STEPS, enable_compile_cache)
     settings = Settings(patience=120.0)
     runtime = clustering.cluster_runtime(
         recipe, planned, deployment, connection, settings, lambda line: print(line, flush=True)

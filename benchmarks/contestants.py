@@ -28,16 +28,16 @@ SLOW = "benchmarks/slow_env.py:Slow"
 
 def ours(
     name: str,
-    policy: str,
+    strategy: str,
     envs: int,
     env: str,
     steps: int,
     *more: str,
     settings: tuple[str, ...] = (),
 ) -> Contestant:
-    """A run of Dovetail; `settings` are further options of the policy, `more` those of the job."""
+    """A run of Dovetail; `settings` are options of the strategy, `more` those of the job."""
     python = "envpool" if env.startswith("envpool:") else "dovetail"
-    arguments = ("--policy", policy, "--envs", str(envs), "--env", env, *more)
+    arguments = ("--strategy", strategy, "--envs", str(envs), "--env", env, *more)
     arguments += tuple(part for setting in settings for part in ("--set", setting))
     return Contestant(name, python, "benchmarks.ours", arguments, steps)
 
@@ -104,12 +104,12 @@ def cleanrl(steps: int) -> tuple[Contestant, ...]:
     return torch_peer("CleanRL-style", "benchmarks.handwritten.cleanrl_ppo", steps)
 
 
-def control(name: str, algorithm: str, policy: str, steps: int) -> Contestant:
+def control(name: str, algorithm: str, strategy: str, steps: int) -> Contestant:
     """Ours on Pendulum, or DQN on CartPole; one environment, an update after every step."""
-    pendulum = GYMNAX_PENDULUM if policy == "fused" else PENDULUM
-    cartpole = GYMNAX if policy == "fused" else GYMNASIUM
+    pendulum = GYMNAX_PENDULUM if strategy == "fused" else PENDULUM
+    cartpole = GYMNAX if strategy == "fused" else GYMNASIUM
     env = cartpole if algorithm == "dqn" else pendulum
-    return ours(name, policy, 1, env, steps, "--algorithm", algorithm, "--unroll", "1")
+    return ours(name, strategy, 1, env, steps, "--algorithm", algorithm, "--unroll", "1")
 
 
 def baselines(library: str, algorithm: str, steps: int, updates: int = 1) -> tuple[Contestant, ...]:
@@ -191,16 +191,16 @@ def sample_factory(env: str, envs: int, steps: int) -> Contestant:
     return Contestant("Sample Factory", "sample_factory", module, arguments, steps)
 
 
-def pong(name: str, policy: str, env: str, steps: int, *settings: str) -> Contestant:
+def pong(name: str, strategy: str, env: str, steps: int, *settings: str) -> Contestant:
     """Ours on Atari Pong, 8 environments."""
-    algorithm = "atari-appo" if policy == "actor-learner" else "atari-ppo"
-    return ours(name, policy, 8, env, steps, "--algorithm", algorithm, settings=settings)
+    algorithm = "atari-appo" if strategy == "actor-learner" else "atari-ppo"
+    return ours(name, strategy, 8, env, steps, "--algorithm", algorithm, settings=settings)
 
 
-def pong_impala(name: str, policy: str, steps: int, *settings: str) -> Contestant:
+def pong_impala(name: str, strategy: str, steps: int, *settings: str) -> Contestant:
     """IMPALA with the same network on Atari Pong, 8 environments."""
     more = ("--algorithm", "atari-impala", "--unroll", str(IMPALA_UNROLL))
-    return ours(name, policy, 8, PONG, steps, *more, settings=settings)
+    return ours(name, strategy, 8, PONG, steps, *more, settings=settings)
 
 
 def atari_peer(name: str, module: str, steps: int) -> Contestant:

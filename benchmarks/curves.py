@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import dovetail as dt  # noqa: E402
 from dovetail import algorithms as a  # noqa: E402
-from dovetail.policies import Fused  # noqa: E402
+from dovetail.strategies import Fused  # noqa: E402
 
 RUNS, PICTURES = ROOT / "runs" / "curves", ROOT / "docs" / "images" / "curves"
 CARTPOLE, PENDULUM = "dovetail:CartPole-v1", "gymnax:Pendulum-v1"
@@ -107,8 +107,8 @@ def trained(name: str, picture: Picture) -> list[Path]:
         settings = dt.Settings(
             folder=str(folder), evaluate_every=evaluate_every, episodes=20, video=False
         )
-        policy = Fused(envs=picture.envs)
-        dt.train(picture.algorithms[algorithm], picture.env, policy, **more, settings=settings)
+        strategy = Fused(envs=picture.envs)
+        dt.train(picture.algorithms[algorithm], picture.env, strategy, **more, settings=settings)
     return list(folders.values())
 
 

@@ -74,7 +74,7 @@ def trained(folder: Path, given: argparse.Namespace, updates: int) -> dict[str, 
         began = time.perf_counter()
         run = dovetail.train(
             algorithm,
-            policy="fused",
+            strategy="fused",
             data=folder,
             data_memory=given.memory,
             steps=updates,

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 COMMANDS = {
-    "local": ("--env", "gymnasium:CartPole-v1", "--policy", "local"),
-    "fused": ("--env", "dovetail:CartPole-v1", "--policy", "fused"),
+    "local": ("--env", "gymnasium:CartPole-v1", "--strategy", "local"),
+    "fused": ("--env", "dovetail:CartPole-v1", "--strategy", "fused"),
 }
 TARGET = 0.02
 SETTLED = 60

@@ -1,7 +1,7 @@
 """Dovetail's side of every comparison.
 
-    python -m benchmarks.ours --policy fused --envs 64 --steps 2000000
-    python -m benchmarks.ours --algorithm impala --policy actor-learner --set actors=2 --envs 64
+    python -m benchmarks.ours --strategy fused --envs 64 --steps 2000000
+    python -m benchmarks.ours --algorithm impala --strategy actor-learner --set actors=2 --envs 64
 
 Mode `speed` is a whole `dovetail.train` as a user would start it, metrics, checkpoints and all.
 Only the moments at which iterations are done are noted from outside; the speed is that from the
@@ -29,7 +29,7 @@ from dovetail.algorithm import Task, Timestep
 from dovetail.envs.resolve import resolve
 from dovetail.runtime.local import LocalRuntime
 from dovetail.training.place import Place
-from dovetail.training.planning import plan_for, prepare_backend, resolve_policy
+from dovetail.training.planning import plan_for, prepare_backend, resolve_strategy
 from dovetail.training.start import enable_compile_cache, first_state
 
 ALGORITHMS = (
@@ -180,7 +180,7 @@ class Pauses:
         self._since, self._next = done, done + self._job.iterations
 
 
-def measure_speed(job: p.Job, chosen: Any, policy: Any, cluster: str | None) -> None:
+def measure_speed(job: p.Job, chosen: Any, strategy: Any, cluster: str | None) -> None:
     place: Any = Place
     made = place.runtime
     place.runtime = lambda *arguments: Clocked(made(*arguments))
@@ -200,7 +200,7 @@ def measure_speed(job: p.Job, chosen: Any, policy: Any, cluster: str | None) -> 
         if chosen.needs_data:
             told["data"] = Path(folder) / "data"
             make(told["data"], p.OFFLINE_STEPS)
-        run = dt.train(chosen, job.env, policy, **told)
+        run = dt.train(chosen, job.env, strategy, **told)
         more: dict[str, Any] = {k: run.summary[k] for k in ("compile_s", "wall_s")}
         more["reported_steps_per_s"] = run.summary["steps_per_s"]
         last_row = {name: column[-1] for name, column in run.metrics.items()}
@@ -213,11 +213,11 @@ def measure_speed(job: p.Job, chosen: Any, policy: Any, cluster: str | None) -> 
 class Training:
     """The runtime that `train` uses, advanced from outside. Close it."""
 
-    def __init__(self, job: p.Job, chosen: Any, policy: Any) -> None:
-        prepare_backend(policy)
+    def __init__(self, job: p.Job, chosen: Any, strategy: Any) -> None:
+        prepare_backend(strategy)
         enable_compile_cache()
-        found = resolve(job.env, traced=policy.traced_envs)
-        planned = plan_for(chosen, found, policy, job.steps)
+        found = resolve(job.env, traced=strategy.traced_envs)
+        planned = plan_for(chosen, found, strategy, job.steps)
         plan = planned.plan
         self.algorithm = chosen.bind(Task(found.spec, plan.update_envs, job.steps))
         self.runtime = LocalRuntime(planned.graph, plan, found)
@@ -246,14 +246,14 @@ class Training:
         return jax.vmap(one)(observation)
 
 
-def train_to_threshold(job: p.Job, chosen: Any, policy: Any) -> None:
+def train_to_threshold(job: p.Job, chosen: Any, strategy: Any) -> None:
     began = time.perf_counter()
-    training = Training(job, chosen, policy)
-    if not policy.traced_envs:  # acting, and what is greedy, compile at their first call
+    training = Training(job, chosen, strategy)
+    if not strategy.traced_envs:  # acting, and what is greedy, compile at their first call
         training.iterate(1)
         p.evaluate(training.greedy, job.seed)
         training.close()
-        training = Training(job, chosen, policy)
+        training = Training(job, chosen, strategy)
     compile_s = time.perf_counter() - began
     asynchronous = training.runtime.plan.staleness > 0
     drive = p.train_on_the_clock if asynchronous else p.train_and_answer
@@ -262,26 +262,26 @@ def train_to_threshold(job: p.Job, chosen: Any, policy: Any) -> None:
 
 
 def distribution_policy(name: str, job: p.Job, settings: list[str]) -> Any:
-    """The policy of that name with the job's environments, and further options `name=value`."""
+    """The strategy of that name with the job's environments, and further options `name=value`."""
     pairs = [setting.split("=", 1) for setting in settings]
     options = {"envs": job.envs} | {key: ast.literal_eval(value) for key, value in pairs}
-    return type(resolve_policy(name, job.env))(**options)
+    return type(resolve_strategy(name, job.env))(**options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="ppo")
-    parser.add_argument("--policy", default="fused")
+    parser.add_argument("--strategy", default="fused")
     parser.add_argument("--cluster", help="on Ray; only for speed")
     parser.add_argument("--set", action="append", default=[], metavar="option=value")
     options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
     chosen = algorithm(options.algorithm, job.unroll)
-    policy = distribution_policy(options.policy, job, options.set)
+    strategy = distribution_policy(options.strategy, job, options.set)
     if job.mode != "threshold":
-        measure_speed(job, chosen, policy, options.cluster)
+        measure_speed(job, chosen, strategy, options.cluster)
     else:
-        train_to_threshold(job, chosen, policy)
+        train_to_threshold(job, chosen, strategy)
 
 
 if __name__ == "__main__":

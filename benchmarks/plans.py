@@ -2,9 +2,9 @@
 
     python -m benchmarks.plans [--quick]
 
-Fifty placements of DQN on CartPole, from every policy that can place it: made with one `Graphs`,
+Fifty placements of DQN on CartPole, from every strategy that can place it: made with one `Graphs`,
 which traces each division of the loop once, against new traces for every plan. Then every
-algorithm's plan under every policy, once it is traced: what `explain` takes.
+algorithm's plan under every strategy, once it is traced: what `explain` takes.
 """
 
 import argparse
@@ -12,15 +12,15 @@ import json
 import time
 from collections.abc import Iterator
 
-from dovetail import algorithms, policies
+from dovetail import algorithms, strategies
 from dovetail.algorithms import ALGORITHMS, DQN
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
 from dovetail.inspection.explain import Explanation
 from dovetail.plan import make_plan
 from dovetail.plan.ir import Resources
-from dovetail.policies import (
-    POLICIES,
+from dovetail.strategies import (
+    STRATEGIES,
     ActorLearner,
     CentralInference,
     DataParallel,
@@ -28,14 +28,14 @@ from dovetail.policies import (
     Local,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy
+from dovetail.strategies.interface import Strategy
 from dovetail.training.planning import graphs_of
 
 ENVS, STEPS = 32, 100_000
 MACHINE = Resources(devices=8, cores=8)
 
 
-def placements() -> Iterator[Policy]:
+def placements() -> Iterator[Strategy]:
     """Fifty of them."""
     yield Local(ENVS)
     yield Local(ENVS, sides=("replay",))
@@ -62,12 +62,12 @@ def main() -> None:
     chosen = list(placements())[: 10 if options.quick else 50]
     make_plan(Local(ENVS), graphs_of(DQN(), env, ENVS, STEPS), MACHINE)  # JAX is warm
     began, graphs = time.perf_counter(), graphs_of(DQN(), env, ENVS, STEPS)
-    for policy in chosen:
-        make_plan(policy, graphs, MACHINE)
+    for strategy in chosen:
+        make_plan(strategy, graphs, MACHINE)
     together = time.perf_counter() - began
     began = time.perf_counter()
-    for policy in chosen:
-        make_plan(policy, graphs_of(DQN(), env, ENVS, STEPS), MACHINE)
+    for strategy in chosen:
+        make_plan(strategy, graphs_of(DQN(), env, ENVS, STEPS), MACHINE)
     apart = time.perf_counter() - began
     print(f"{len(chosen)} plans of DQN: {together:.2f} s, traced anew for each: {apart:.2f} s")
     slowest = max(explained())
@@ -77,21 +77,21 @@ def main() -> None:
 
 
 def explained() -> Iterator[tuple[float, str]]:
-    """(seconds that a traced plan takes to be made and printed, algorithm and policy)."""
+    """(seconds that a traced plan takes to be made and printed, algorithm and strategy)."""
     for name, target in ALGORITHMS.items():
         algorithm = getattr(algorithms, target.partition(":")[2])()
-        for kind, place in POLICIES.items():
-            policy = getattr(policies, place.partition(":")[2])()
+        for kind, place in STRATEGIES.items():
+            strategy = getattr(strategies, place.partition(":")[2])()
             continuous = name in ("ddpg", "d4pg", "td3", "sac", "td3-bc", "cql")
             task = "Pendulum-v1" if continuous else "CartPole-v1"
-            env = resolve(task, traced=policy.traced_envs)
-            graphs = graphs_of(algorithm, env, policy.envs, STEPS)
+            env = resolve(task, traced=strategy.traced_envs)
+            graphs = graphs_of(algorithm, env, strategy.envs, STEPS)
             try:
-                make_plan(policy, graphs, MACHINE)
+                make_plan(strategy, graphs, MACHINE)
             except UserError:
                 continue
             began = time.perf_counter()
-            plan, graph = make_plan(policy, graphs, MACHINE)
+            plan, graph = make_plan(strategy, graphs, MACHINE)
             str(Explanation(graph, plan))
             yield time.perf_counter() - began, f"{name}, {kind}"
 

@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 COMMANDS = {
-    "local": ("train", "ppo", "--env", "gymnasium:CartPole-v1", "--policy", "local"),
-    "fused": ("train", "ppo", "--env", "dovetail:CartPole-v1", "--policy", "fused"),
+    "local": ("train", "ppo", "--env", "gymnasium:CartPole-v1", "--strategy", "local"),
+    "fused": ("train", "ppo", "--env", "dovetail:CartPole-v1", "--strategy", "fused"),
 }
 TARGETS = {"help": 0.5, "cold": 6.0, "warm": 3.0}
 GIVE_UP = 120.0

@@ -31,7 +31,7 @@ def train(case: str, steps: int, measured: bool, folder: str) -> None:
     """One training, in a process of its own; ends with JSON."""
     import dovetail
     from dovetail.algorithms import IMPALA, PPO
-    from dovetail.policies import ActorLearner, Fused, Local
+    from dovetail.strategies import ActorLearner, Fused, Local
     from dovetail.telemetry.spans import Track
     from dovetail.telemetry.status import Status
     from dovetail.telemetry.timeline import Timeline

@@ -36,6 +36,6 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.training:resume",
         "dovetail.training:train",
     ],
-    modules=["algorithms", "data", "envs", "functions", "networks", "policies"],
+    modules=["algorithms", "data", "envs", "functions", "networks", "strategies"],
     package="dovetail",
 )

@@ -19,7 +19,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class ActorCritic(dt.Algorithm):
-    """Policy gradients, weighed by how much better a return was than the value expected."""
+    """Strategy gradients, weighed by how much better a return was than the value expected."""
 
     unroll_length: int = 32
     """Steps each environment takes between two updates."""
@@ -48,12 +48,12 @@ class ActorCritic(dt.Algorithm):
         return optax.adam(self.learning_rate)
 
     def network(self, params: Any, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The policy's logits [..., n], and the value [...]."""
+        """The strategy's logits [..., n], and the value [...]."""
         outputs = jnp.tanh(observation @ params["hidden"]) @ params["heads"]
         return outputs[..., :-1], outputs[..., -1]
 
     def act(self, params: Any, carry: Any, timestep: dt.Timestep, key: jax.Array) -> Any:
-        """(action, extras, carry): an action of the policy; no extras, no memory."""
+        """(action, extras, carry): an action of the strategy; no extras, no memory."""
         logits, _ = self.network(params, timestep.observation)
         return jax.random.categorical(key, logits), (), carry
 
@@ -78,7 +78,7 @@ class ActorCritic(dt.Algorithm):
         return jax.lax.scan(back, beyond[-1], (batch.reward, ended, beyond), reverse=True)[1]
 
     def loss(self, params: Any, batch: dt.Trajectory) -> jax.Array:
-        """Policy gradient, value error and a little entropy, over the valid steps."""
+        """Strategy gradient, value error and a little entropy, over the valid steps."""
         logits, values = self.network(params, batch.observation)
         log_probs = jax.nn.log_softmax(logits)
         chosen = jnp.take_along_axis(log_probs, batch.action[..., None], axis=-1)[..., 0]

@@ -29,7 +29,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticApart(dt.Algorithm):
-    """Policy gradients, weighed by advantages that a critic elsewhere works out."""
+    """Strategy gradients, weighed by advantages that a critic elsewhere works out."""
 
     unroll_length: int = 16
     """Steps each environment takes between two updates."""
@@ -61,7 +61,7 @@ class CriticApart(dt.Algorithm):
         return {"in": first, "out": 0.1 * jax.random.normal(two, (self.hidden, outputs))}
 
     def act(self, params: Layers, carry: Any, timestep: dt.Timestep, key: jax.Array) -> Any:
-        """(action, extras, carry): an action of the policy; no extras, no memory."""
+        """(action, extras, carry): an action of the strategy; no extras, no memory."""
         return jax.random.categorical(key, network(params, timestep.observation)), (), carry
 
     def greedy(self, params: Layers, carry: Any, timestep: dt.Timestep) -> Any:
@@ -92,7 +92,7 @@ class CriticApart(dt.Algorithm):
         return dt.at("critic", learned), normalised
 
     def loss(self, params: Layers, batch: dt.Trajectory, advantages: jax.Array) -> jax.Array:
-        """That of the policy gradient."""
+        """That of the strategy gradient."""
         log_probs = jax.nn.log_softmax(network(params, batch.observation))
         chosen = jnp.take_along_axis(log_probs, batch.action[..., None], -1)[..., 0]
         return -(chosen * advantages).mean()

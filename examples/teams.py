@@ -1,16 +1,16 @@
 """Teams: several actors, each with several workers that step its environments, and one learner.
 
 `ActorLearner` gives an actor one process of environments, `CentralInference` gives all processes
-one actor. This policy stands between: few calls of acting serve many processes, and no single actor
-has to keep up with all of them.
+one actor. This strategy stands between: few calls of acting serve many processes, and no single
+actor has to keep up with all of them.
 """
 
 from dataclasses import dataclass
 
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker
-from dovetail.policies.interface import (
-    Policy,
+from dovetail.strategies.interface import (
+    Strategy,
     environment_worker,
     on_actor,
     on_environment,
@@ -20,7 +20,7 @@ from dovetail.policies.interface import (
 
 
 @dataclass(frozen=True)
-class Teams(Policy):
+class Teams(Strategy):
     """Actors that each serve several workers of environments, at a fixed lag."""
 
     envs: int = 16

@@ -1,4 +1,4 @@
-"""What the interpreter computes, and how near to it a policy must come."""
+"""What the interpreter computes, and how near to it a strategy must come."""
 
 import dataclasses
 from functools import cache

@@ -1,4 +1,4 @@
-"""Plans of the toys on a machine that is always the same: for tests of plans and policies."""
+"""Plans of the toys on a machine that is always the same: for tests of plans and strategies."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from dovetail.graph.ir import Graph
 from dovetail.graph.shares import Graphs
 from dovetail.plan import make_plan
 from dovetail.plan.ir import Plan, Resources
-from dovetail.policies.interface import Policy
+from dovetail.strategies.interface import Strategy
 
 MACHINE = Resources(devices=4, cores=2)
 HOST = Env(replace(Drift.spec, threads=False), None, None)
@@ -22,10 +22,10 @@ TOY = Toy()
 
 
 def planned(
-    policy: Policy, algorithm: Algorithm = TOY, env: Any = None, machine: Resources = MACHINE
+    strategy: Strategy, algorithm: Algorithm = TOY, env: Any = None, machine: Resources = MACHINE
 ) -> tuple[Plan, Graph]:
-    """The policy's plan, and the graph it was made of."""
+    """The strategy's plan, and the graph it was made of."""
     found = resolve(env or Drift())
     return make_plan(
-        policy, Graphs(algorithm, Task(found.spec, policy.envs, 1000), found.jax), machine
+        strategy, Graphs(algorithm, Task(found.spec, strategy.envs, 1000), found.jax), machine
     )

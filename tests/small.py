@@ -20,7 +20,6 @@ from dovetail.graph.interpret import interpret
 from dovetail.graph.trace import abstract_actor
 from dovetail.keys import seed_key
 from dovetail.plan.serial import from_json
-from dovetail.policies.interface import Policy
 from dovetail.replay.replay import all_shards
 from dovetail.replay.service.remote import Served
 from dovetail.run.checkpoint import Checkpoints
@@ -28,6 +27,7 @@ from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
 from dovetail.runtime.local import LocalRuntime
 from dovetail.runtime.report import Report
+from dovetail.strategies.interface import Strategy
 from dovetail.training.config import rebuild_all
 from dovetail.training.dataset import RecordedData
 from dovetail.training.planning import plan_for
@@ -71,7 +71,7 @@ class Started:
         self,
         algorithm: Algorithm,
         env: Any,
-        policy: Policy,
+        strategy: Strategy,
         *,
         seed: int = 0,
         seeds: int = 1,
@@ -82,9 +82,11 @@ class Started:
     ) -> None:
         """`start` is the state to begin with, the seed's first unless given; `data` are recorded,
         and if not `online`, all that there is; `served` are the servers that keep the replay."""
-        found = resolve(env, traced=policy.traced_envs)
+        found = resolve(env, traced=strategy.traced_envs)
         spec = None if data is None else data.prepare(algorithm, found.spec, seed)
-        planned = plan_for(algorithm, found, policy, STEPS, data=spec, online=online, served=served)
+        planned = plan_for(
+            algorithm, found, strategy, STEPS, data=spec, online=online, served=served
+        )
         self.plan = planned.plan
         self.graph = planned.graph
         self.runtime = LocalRuntime(planned.graph, planned.plan, found, seeds)
@@ -96,9 +98,9 @@ class Started:
             first = None if self.feed is None else self.feed.take(0)
             compiled = found.jax if online else None
             if start is None and isinstance(env, str) and first is None:
-                start = begun(env, bound, compiled, policy.envs, seed, seeds)
+                start = begun(env, bound, compiled, strategy.envs, seed, seeds)
             if start is None:
-                start = first_state(bound, compiled, policy.envs, seed, seeds, first)
+                start = first_state(bound, compiled, strategy.envs, seed, seeds, first)
             self.state: Any = start[0]
             self.actor: Any = self.runtime.load(*start)
         except BaseException:
@@ -156,14 +158,14 @@ def numbers(tree: Any) -> np.ndarray:
 def saved(run: Run, step: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """(tree, meta) of a run's checkpoint, the last one unless told."""
     config = run.config
-    algorithm, policy, settings = rebuild_all(config)
-    env = resolve(config["env"], traced=policy.traced_envs)
+    algorithm, strategy, settings = rebuild_all(config)
+    env = resolve(config["env"], traced=strategy.traced_envs)
     plan, steps = from_json(json.loads((run.path / "plan.json").read_text())), config["steps"]
-    task = Task(env.spec, plan.update_envs, steps, policy.envs, plan.shards)
+    task = Task(env.spec, plan.update_envs, steps, strategy.envs, plan.shards)
     bound = algorithm.bind(task)
     like: Any = {
         "state": jax.eval_shape(lambda key: all_shards(bound.init(key)), seed_key(0)),
-        "actor": abstract_actor(bound, Task(env.spec, policy.envs, steps), env.jax),
+        "actor": abstract_actor(bound, Task(env.spec, strategy.envs, steps), env.jax),
     }
     if settings.seeds > 1:
         like = jax.tree.map(

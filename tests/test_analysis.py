@@ -12,20 +12,20 @@ import dovetail
 from dovetail.algorithms import IMPALA
 from dovetail.cli.main import main
 from dovetail.errors import UserError
-from dovetail.policies import ActorLearner, CentralInference, Fused, Local
-from dovetail.policies.interface import Policy
 from dovetail.run.folder import Run
+from dovetail.strategies import ActorLearner, CentralInference, Fused, Local
+from dovetail.strategies.interface import Strategy
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT
 
 HOST, JAX = "CartPole-v1", "dovetail:CartPole-v1"
 
 
-def trained(tmp_path: Path, algorithm: Any, env: str, policy: Policy, steps: int) -> Run:
+def trained(tmp_path: Path, algorithm: Any, env: str, strategy: Strategy, steps: int) -> Run:
     settings = replace(QUIET, folder=str(tmp_path / "run"))
-    return dovetail.train(algorithm, env, policy, steps=steps, settings=settings)
+    return dovetail.train(algorithm, env, strategy, steps=steps, settings=settings)
 
 
-CASES: dict[str, tuple[Any, str, Policy]] = {
+CASES: dict[str, tuple[Any, str, Strategy]] = {
     "local": (ppo(unroll_length=32), HOST, Local(8)),
     "fused": (ppo(unroll_length=32), JAX, Fused(8)),
     "actors": (IMPALA(32, hidden=(8,)), HOST, ActorLearner(16, actors=2, processes=False)),
@@ -35,8 +35,8 @@ CASES: dict[str, tuple[Any, str, Policy]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_spans_of_a_run_add_up(tmp_path: Path, case: str) -> None:
-    algorithm, env, policy = CASES[case]
-    found = dovetail.analyze(trained(tmp_path, algorithm, env, policy, 20_000))
+    algorithm, env, strategy = CASES[case]
+    found = dovetail.analyze(trained(tmp_path, algorithm, env, strategy, 20_000))
     for worker in found.measured["workers"]:
         if worker != "driver":
             # where all cores are taken, a thread is put aside between two spans as well
@@ -45,8 +45,8 @@ def test_the_spans_of_a_run_add_up(tmp_path: Path, case: str) -> None:
 
 
 def test_links_carry_what_the_plan_says(tmp_path: Path) -> None:
-    algorithm, env, policy = CASES["actors"]
-    run = trained(tmp_path, algorithm, env, policy, 20_000)
+    algorithm, env, strategy = CASES["actors"]
+    run = trained(tmp_path, algorithm, env, strategy, 20_000)
     found = dovetail.analyze(run)
     planned = {link.boundary: link for link in found.plan.links}
     for share in found.shares():
@@ -177,8 +177,8 @@ def test_links_say_how_long_and_how_many_wait_in_them(tmp_path: Path) -> None:
 def test_waiting_for_room_is_told_apart(tmp_path: Path) -> None:
     """A learner that does much more than its actors: these are ahead, and wait for room."""
     algorithm = IMPALA(8, hidden=(256, 256))
-    policy = ActorLearner(16, actors=2, processes=False)
-    found = dovetail.analyze(trained(tmp_path, algorithm, HOST, policy, 10_000))
+    strategy = ActorLearner(16, actors=2, processes=False)
+    found = dovetail.analyze(trained(tmp_path, algorithm, HOST, strategy, 10_000))
     actor, learner = found.of_worker("actor-0"), found.of_worker("learner")
     assert actor.waits_out > actor.waits_in and learner.waits_out == 0
 

@@ -14,8 +14,8 @@ from small import LENGTH, QUIET, a2c, numbers, saved
 
 import dovetail
 from dovetail.cli.main import main
-from dovetail.policies.fused import Fused
 from dovetail.run.folder import Run
+from dovetail.strategies.fused import Fused
 
 TINY = f"--envs 4 --unroll-length {LENGTH} --hidden 8 --steps 64 --episodes 2 --no-video"
 OWN = '''
@@ -113,12 +113,12 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("train ppo --env CartPoll-v1", "'CartPoll-v1': did you mean 'CartPole-v1'?"),
         ("train ppo --env gymnsium:CartPole-v1", "did you mean 'gymnasium'?"),
         ("train ppo --env dovetail:Chian-v0", "did you mean 'Chain-v0'?"),
-        ("train ppo --env CartPole-v1 --policy fuse", "'fuse': did you mean 'fused'?"),
+        ("train ppo --env CartPole-v1 --strategy fuse", "'fuse': did you mean 'fused'?"),
         ("train ppo --env CartPole-v1 --learning-rat 1", "did you mean --learning-rate?"),
         ("train ppo --env CartPole-v1 --learning-rate fast", "--learning-rate wants a number"),
         ("train ppo --env CartPole-v1 --display lively", "--display"),
         ("train ppo --env CartPole-v1 --seeds 0", "--seeds is 0: give 1 or more."),
-        ("train ppo --env CartPole-v1 --seeds 2 --policy local", "needs --policy fused"),
+        ("train ppo --env CartPole-v1 --seeds 2 --strategy local", "needs --strategy fused"),
         ("train ppo --env CartPole-v1 --steps 0", "--steps is 0: give 1 or more."),
         ("train ppo --env CartPole-v1 --envs 0", "--envs"),
         ("train ppo --env CartPole-v1 --seed -1", "--seed is -1: give 0 or more"),
@@ -134,7 +134,7 @@ def contents(folder: Path) -> dict[str, bytes]:
             "OnlyDiscrete acts in Discrete action spaces, but gymnasium:Pendulum-v1 has Continuous",
         ),
         ("train own.py:Mixes --env CartPole-v1", "broadcast"),
-        ("train ppo --env gymnasium:Acrobot-v1 --policy fused", "use --policy local"),
+        ("train ppo --env gymnasium:Acrobot-v1 --strategy fused", "use --strategy local"),
         ("train ppo --env dovetail:Chain-v0?lenght=3", "did you mean 'length'?"),
         ("train ppo --env CartPole-v1 --config absent.toml", "absent.toml"),
         ("train ppo --env CartPole-v1 --config bad.toml", "did you mean 'seed'?"),
@@ -154,65 +154,77 @@ def test_a_mistake(refused: Refused, line: str, sentence: str) -> None:
     assert not Path("runs").exists()
 
 
-POLICY_MISTAKES = [
-    ("ppo --policy actor-learner --actors 0", "--actors is 0: give 1 or more."),
-    ("ppo --policy actor-learner --envs 9", "9 environments cannot be split evenly among 2 actors"),
-    ("ppo --policy actor-learner --actors two", "--actors wants a whole number, not 'two'."),
-    ("ppo --policy actor-learner --actor 2", "did you mean --actors?"),
-    ("ppo --policy actor-learner --processes maybe", "does not expect 'maybe'"),
-    ("ppo --policy actor-learner --staleness -1", "--staleness is -1: give 0 or more."),
+STRATEGY_MISTAKES = [
+    ("ppo --strategy actor-learner --actors 0", "--actors is 0: give 1 or more."),
     (
-        "ppo --policy actor-learner --staleness 3",
+        "ppo --strategy actor-learner --envs 9",
+        "9 environments cannot be split evenly among 2 actors",
+    ),
+    ("ppo --strategy actor-learner --actors two", "--actors wants a whole number, not 'two'."),
+    ("ppo --strategy actor-learner --actor 2", "did you mean --actors?"),
+    ("ppo --strategy actor-learner --processes maybe", "does not expect 'maybe'"),
+    ("ppo --strategy actor-learner --staleness -1", "--staleness is -1: give 0 or more."),
+    (
+        "ppo --strategy actor-learner --staleness 3",
         "lets trajectories be 3 versions old, but PPO",
     ),
-    ("ppo --policy actor-learner --staleness 3", "lower --staleness to 1, or use an algorithm"),
-    ("a2c --policy actor-learner --staleness 1", "lower --staleness to 0, or use an algorithm"),
-    ("reinforce --policy split-devices --staleness 1", "lower --staleness to 0, or use"),
+    ("ppo --strategy actor-learner --staleness 3", "lower --staleness to 1, or use an algorithm"),
+    ("a2c --strategy actor-learner --staleness 1", "lower --staleness to 0, or use an algorithm"),
+    ("reinforce --strategy split-devices --staleness 1", "lower --staleness to 0, or use"),
     (
-        "ppo --policy central-inference --workers 5",
+        "ppo --strategy central-inference --workers 5",
         "64 environments cannot be split evenly among 5",
     ),
     (
-        "ppo --policy central-inference --envs 8 --workers 2 --batch 6",
+        "ppo --strategy central-inference --envs 8 --workers 2 --batch 6",
         "A batch of 6 environments is not that of whole workers, of which each has 4: choose a "
         "multiple of 4 up to 8 (--batch).",
     ),
     (
-        "ppo --policy split-devices --envs 9",
+        "ppo --strategy split-devices --envs 9",
         "9 environments cannot be split evenly among 2 act",
     ),
     (
-        "ppo --policy split-devices --threads 3 --learner-devices 2",
+        "ppo --strategy split-devices --threads 3 --learner-devices 2",
         "3 actor threads cannot be split evenly among 2 learner devices",
     ),
     (
-        "ppo --policy split-devices --actor-devices 4",
+        "ppo --strategy split-devices --actor-devices 4",
         "SplitDevices was asked for 5 devices, but this machine has 4: ask for fewer, or on a CPU",
     ),
-    ("ppo --policy data-parallel --devices 8", "asked for 8 devices, but this machine has 4"),
-    ("ppo --policy data-parallel --devices 3", "16 environments cannot be split evenly among 3"),
-    ("ppo --policy fused --devices 16", "asked for 16 devices, but this machine has 4"),
-    ("ppo --policy fused --devices 3", "64 environments cannot be split evenly among 3"),
+    ("ppo --strategy data-parallel --devices 8", "asked for 8 devices, but this machine has 4"),
+    ("ppo --strategy data-parallel --devices 3", "16 environments cannot be split evenly among 3"),
+    ("ppo --strategy fused --devices 16", "asked for 16 devices, but this machine has 4"),
+    ("ppo --strategy fused --devices 3", "64 environments cannot be split evenly among 3"),
     (
-        "ppo --policy parameter-server",
+        "ppo --strategy parameter-server",
         "ParameterServer's workers send gradients (rl.reduce), but PPO sends whole trajectories",
     ),
-    ("a3c --policy parameter-server --workers 3", "16 environments cannot be split evenly among 3"),
-    ("a3c --policy parameter-server --staleness 0", "--staleness is 0: give 1 or more."),
-    ("ppo --policy environments --workers 3", "8 environments cannot be split evenly among 3"),
-    ("ppo --policy environments --processes", "is a JAX environment, which no other process"),
-    ("ppo --actors 2", "Fused, the policy for dovetail:CartPole-v1, has no option --actors: name"),
-    ("ppo --policy local --workers 2", "has no option --workers"),
-    ("ppo --policy absent.py:Mine", "There is no file absent.py to take the policy from"),
-    ("ppo --policy own.py", "Say which class of own.py is the policy, for instance own.py:Mixes."),
-    ("ppo --policy own.py:Mixed", "did you mean 'Mixes'?"),
-    ("ppo --policy own.py:Mixes", "is no policy, it has no method plan"),
+    (
+        "a3c --strategy parameter-server --workers 3",
+        "16 environments cannot be split evenly among 3",
+    ),
+    ("a3c --strategy parameter-server --staleness 0", "--staleness is 0: give 1 or more."),
+    ("ppo --strategy environments --workers 3", "8 environments cannot be split evenly among 3"),
+    ("ppo --strategy environments --processes", "is a JAX environment, which no other process"),
+    (
+        "ppo --actors 2",
+        "Fused, the strategy for dovetail:CartPole-v1, has no option --actors: name",
+    ),
+    ("ppo --strategy local --workers 2", "has no option --workers"),
+    ("ppo --strategy absent.py:Mine", "There is no file absent.py to take the strategy from"),
+    (
+        "ppo --strategy own.py",
+        "Say which class of own.py is the strategy, for instance own.py:Mixes.",
+    ),
+    ("ppo --strategy own.py:Mixed", "did you mean 'Mixes'?"),
+    ("ppo --strategy own.py:Mixes", "is no strategy, it has no method plan"),
 ]
 
 
 @pytest.mark.parametrize("command", ["train", "explain"])
-@pytest.mark.parametrize(("words", "sentence"), POLICY_MISTAKES)
-def test_a_mistake_about_a_policy(
+@pytest.mark.parametrize(("words", "sentence"), STRATEGY_MISTAKES)
+def test_a_mistake_about_a_strategy(
     refused: Refused, command: str, words: str, sentence: str
 ) -> None:
     Path("own.py").write_text(OWN)
@@ -222,7 +234,7 @@ def test_a_mistake_about_a_policy(
 
 def test_an_environment_that_no_process_can_step(refused: Refused) -> None:
     Path("hosted.py").write_text(HOSTED)
-    line = "train a2c --env hosted.py:Hosted --policy environments --envs 4"
+    line = "train a2c --env hosted.py:Hosted --strategy environments --envs 4"
     assert "cannot be stepped in a process of its own" in refused(f"{line} --processes")
 
 
@@ -272,7 +284,7 @@ def test_a_checkpoint_of_another_version(refused: Refused, copied: Path) -> None
     ("change", "sentence"),
     [
         ({"options": {"hiden": [8]}}, "did you mean 'hidden'?"),
-        ({"policy": "fuzed"}, "fuzed"),
+        ({"strategy": "fuzed"}, "fuzed"),
         ({"algorithm": "absent.py:Mine"}, "absent.py"),
         ({"settings": {"sparkle": 1}}, "config.json"),
         ({"steps": None}, "config.json"),

@@ -21,8 +21,8 @@ from waiting import eventually
 import dovetail
 from dovetail.cli.main import main
 from dovetail.errors import UserError
-from dovetail.policies import Local
 from dovetail.run.folder import Run
+from dovetail.strategies import Local
 from dovetail.telemetry import status as status_module
 from dovetail.telemetry.status import Status
 
@@ -84,7 +84,7 @@ def test_a_run_that_is_alive_and_then_killed(tmp_path: Path) -> None:
 
 def test_where_the_processes_of_environments_stand(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    more = ["--policy", "environments", "--workers", "2", "--envs", "4", "--processes"]
+    more = ["--strategy", "environments", "--workers", "2", "--envs", "4", "--processes"]
     with live(folder, *more):
         eventually(lambda: (folder / "telemetry.json").exists())
         eventually(lambda: dovetail.stacks(folder).count("which steps environments") == 2)

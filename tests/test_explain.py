@@ -1,7 +1,7 @@
-"""`explain` from the outside, and its texts for every algorithm under every policy.
+"""`explain` from the outside, and its texts for every algorithm under every strategy.
 
-Where a policy refuses an algorithm, the text is its sentence. After a change that is meant to alter
-them: DOVETAIL_UPDATE_GOLDEN=1 pytest tests/test_explain.py
+Where a strategy refuses an algorithm, the text is its sentence. After a change that is meant to
+alter them: DOVETAIL_UPDATE_GOLDEN=1 pytest tests/test_explain.py
 """
 
 import json
@@ -14,14 +14,14 @@ from toys import ActorGradients, Drift, Toy, TwoUnrolls
 
 import dovetail
 import dovetail.algorithms as algorithms
-import dovetail.policies as policies
+import dovetail.strategies as strategies
 import dovetail.training.planning as planning
 from dovetail.algorithms import ALGORITHMS
 from dovetail.errors import UserError
 from dovetail.graph.ir import Fragment
 from dovetail.plan.serial import from_json
-from dovetail.policies import (
-    POLICIES,
+from dovetail.strategies import (
+    STRATEGIES,
     ActorLearner,
     DataParallel,
     Fused,
@@ -29,7 +29,7 @@ from dovetail.policies import (
     ParameterServer,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy, Resources
+from dovetail.strategies.interface import Resources, Strategy
 
 GOLDEN = Path(__file__).parent / "golden"
 JAX, HOST = "dovetail:CartPole-v1", "gymnasium:CartPole-v1"
@@ -39,16 +39,16 @@ AT_HOME = {
     "central-inference": HOST,
     "environments": HOST,
 }
-"""Policies for environments in Python; any other is explained on a JAX environment."""
+"""Strategies for environments in Python; any other is explained on a JAX environment."""
 CONTINUOUS = ("ddpg", "d4pg", "td3", "sac", "td3-bc", "cql")
 """Algorithms that are explained on Pendulum, not on CartPole."""
 REFUSED = {
-    (algorithm, "parameter-server"): "use --policy actor-learner, or an algorithm such as a3c."
+    (algorithm, "parameter-server"): "use --strategy actor-learner, or an algorithm such as a3c."
     for algorithm in ALGORITHMS
     if algorithm != "a3c"
 }
-"""What a policy cannot do for an algorithm, by the end of the sentence that says so."""
-OTHERS: dict[str, tuple[Any, Any, Policy]] = {
+"""What a strategy cannot do for an algorithm, by the end of the sentence that says so."""
+OTHERS: dict[str, tuple[Any, Any, Strategy]] = {
     "ppo-fused-4-devices": (algorithms.PPO(), JAX, Fused(devices=4)),
     "ppo-data-parallel-host": (algorithms.PPO(), HOST, DataParallel()),
     "ppo-split-devices-2-and-2": (algorithms.PPO(), JAX, SplitDevices(16, 2, 2)),
@@ -80,22 +80,22 @@ def assert_golden(name: str, told: str) -> None:
     assert told == file.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_under_every_policy(algorithm: str, policy: str) -> None:
-    chosen = built(algorithm, ALGORITHMS, algorithms), built(policy, POLICIES, policies)
-    env = AT_HOME.get(policy, JAX)
+def test_every_algorithm_under_every_strategy(algorithm: str, strategy: str) -> None:
+    chosen = built(algorithm, ALGORITHMS, algorithms), built(strategy, STRATEGIES, strategies)
+    env = AT_HOME.get(strategy, JAX)
     if algorithm in CONTINUOUS:
         env = "gymnasium:Pendulum-v1" if env == HOST else "gymnax:Pendulum-v1"
-    if (algorithm, policy) in REFUSED:
+    if (algorithm, strategy) in REFUSED:
         with pytest.raises(UserError) as refused:
             dovetail.explain(chosen[0], env, chosen[1])
-        assert str(refused.value).endswith(REFUSED[algorithm, policy])
-        assert_golden(f"{algorithm}-{policy}", f"{refused.value}\n")
+        assert str(refused.value).endswith(REFUSED[algorithm, strategy])
+        assert_golden(f"{algorithm}-{strategy}", f"{refused.value}\n")
     else:
         explanation = dovetail.explain(chosen[0], env, chosen[1])
-        assert (explanation.plan.policy, explanation.graph.env) == (policy, env)
-        assert_golden(f"{algorithm}-{policy}", str(explanation))
+        assert (explanation.plan.strategy, explanation.graph.env) == (strategy, env)
+        assert_golden(f"{algorithm}-{strategy}", str(explanation))
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -104,30 +104,30 @@ def test_loops_and_plans_of_other_forms(name: str) -> None:
 
 
 def test_every_golden_text_has_its_test() -> None:
-    pairs = {f"{algorithm}-{policy}" for algorithm in ALGORITHMS for policy in POLICIES}
+    pairs = {f"{algorithm}-{strategy}" for algorithm in ALGORITHMS for strategy in STRATEGIES}
     assert {file.stem for file in GOLDEN.glob("*.txt")} == pairs | set(OTHERS)
 
 
-def test_the_default_policy_goes_by_the_environment() -> None:
-    assert dovetail.explain(Toy(), Drift()).plan.policy == "fused"
-    assert dovetail.explain(Toy(), "gymnasium:CartPole-v1").plan.policy == "local"
+def test_the_default_strategy_goes_by_the_environment() -> None:
+    assert dovetail.explain(Toy(), Drift()).plan.strategy == "fused"
+    assert dovetail.explain(Toy(), "gymnasium:CartPole-v1").plan.strategy == "local"
 
 
-def test_a_policy_may_be_named() -> None:
-    assert dovetail.explain(Toy(), Drift(), "local").plan.policy == "local"
-    with pytest.raises(UserError, match=r"no policy 'fuzed': did you mean 'fused'\?"):
+def test_a_strategy_may_be_named() -> None:
+    assert dovetail.explain(Toy(), Drift(), "local").plan.strategy == "local"
+    with pytest.raises(UserError, match=r"no strategy 'fuzed': did you mean 'fused'\?"):
         dovetail.explain(Toy(), Drift(), "fuzed")
 
 
-def test_the_policy_chooses_between_back_ends() -> None:
-    def env(policy: str) -> str:
-        return dovetail.explain(Toy(), "CartPole-v1", policy).graph.env
+def test_the_strategy_chooses_between_back_ends() -> None:
+    def env(strategy: str) -> str:
+        return dovetail.explain(Toy(), "CartPole-v1", strategy).graph.env
 
     assert (env("fused"), env("local")) == ("dovetail:CartPole-v1", "gymnasium:CartPole-v1")
 
 
 def test_a_host_environment_cannot_be_fused() -> None:
-    with pytest.raises(UserError, match="steps on the host: use --policy local"):
+    with pytest.raises(UserError, match="steps on the host: use --strategy local"):
         dovetail.explain(Toy(), "gymnasium:CartPole-v1", "fused")
 
 

@@ -161,7 +161,7 @@ def test_metrics_name_a_line_that_is_no_row(tmp_path):
 
 
 def test_text_forms(tmp_path):
-    config = {"algorithm": "ppo", "env": "dovetail:CartPole-v1", "policy": "fused"}
+    config = {"algorithm": "ppo", "env": "dovetail:CartPole-v1", "strategy": "fused"}
     run = Run.create(str(tmp_path / "a"), "x", config)
     assert repr(run) == f"Run({str(tmp_path / 'a')!r})"
     assert str(run) == f"run {run.path}: ppo · dovetail:CartPole-v1 · fused, not finished"

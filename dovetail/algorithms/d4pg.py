@@ -1,7 +1,7 @@
 """Distributed distributional deterministic policy gradient, https://arxiv.org/abs/1804.08617.
 
 DDPG whose critic learns the distribution of returns over fixed atoms, from several steps at a time.
-Its many actors are the distribution policy's business: under `actor-learner`, with priorities, it
+Its many actors are the strategy's business: under `actor-learner`, with priorities, it
 is Ape-X DDPG, https://arxiv.org/abs/1803.00933.
 """
 

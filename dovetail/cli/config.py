@@ -1,6 +1,6 @@
 """A training's config file: TOML whose keys are the flags of `dovetail train`.
 
-Top-level keys are flags; the tables `[algorithm]`, `[policy]` and `[settings]` hold options by
+Top-level keys are flags; the tables `[algorithm]`, `[strategy]` and `[settings]` hold options by
 their names in Python, and the first two a `name`. The command line wins over the file.
 """
 
@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dovetail.errors import UserError, nearest
+from dovetail.run.legacy import with_present_keys
 
-TABLES = ("algorithm", "policy", "settings")
+TABLES = ("algorithm", "strategy", "settings")
 
 
 def load(path: str) -> dict[str, object]:
@@ -22,12 +23,12 @@ def load(path: str) -> dict[str, object]:
     except ValueError as error:
         raise UserError(f"The config file {path} is not valid TOML: {error}.") from error
     values: dict[str, object] = {}
-    for key, value in document.items():
+    for key, value in with_present_keys(document).items():
         if key in TABLES and isinstance(value, Mapping):
             values |= {f"{key}.{_place(name)}": item for name, item in value.items()}
         else:
             values[_place(key)] = value
-    for table in ("algorithm", "policy"):
+    for table in ("algorithm", "strategy"):
         if f"{table}.name" in values:
             values[table] = values.pop(f"{table}.name")
     return values

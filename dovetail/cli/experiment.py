@@ -1,6 +1,6 @@
-"""What `train` and `explain` are about: an algorithm, an environment and a policy, with options.
+"""What `train` and `explain` are about: an algorithm, an environment and a strategy, with options.
 
-The parser is completed with the options of the algorithm and the policy that the words name, so
+The parser is completed with the options of the algorithm and the strategy that the words name, so
 their help, their flags and their mistakes are treated like the command's own.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from dovetail.cli import config
 from dovetail.cli.options import Option, flag, read
-from dovetail.cli.parser import Parser
+from dovetail.cli.parser import Parser, normalized
 from dovetail.cli.reference import Reference, catalogue, find
 from dovetail.cli.values import convert
 from dovetail.errors import UserError, nearest
@@ -22,7 +22,7 @@ ELASTIC = ("actors", "workers")
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm or a policy, and the options that were given for it."""
+    """An algorithm or a strategy, and the options that were given for it."""
 
     kind: type
     options: Mapping[str, Any]
@@ -43,12 +43,12 @@ class Words:
     """A command line and its config file, understood but not yet loaded."""
 
     algorithm: Reference | None
-    policy: Reference | None
+    strategy: Reference | None
     values: Mapping[str, Any]
     """By place, as text or as TOML gave them."""
 
     def section(self, name: str) -> dict[str, Any]:
-        """The options given for the algorithm, the policy or the settings."""
+        """The options given for the algorithm, the strategy or the settings."""
         start = f"{name}."
         return {k[len(start) :]: v for k, v in self.values.items() if k.startswith(start)}
 
@@ -60,7 +60,7 @@ class Experiment:
     algorithm: Choice
     env: str | None
     """None leaves the choice to the recorded data."""
-    policy: Choice | None
+    strategy: Choice | None
     """None leaves the choice to Dovetail."""
 
 
@@ -69,22 +69,27 @@ def understand(parser: Parser, words: list[str]) -> Words:
     name, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
     peek = Parser(parser.prog.partition(" ")[2], "")
     peek.flag("--config", "", "FILE")
-    peek.flag("--policy", "", "POLICY")
-    seen = vars(peek.parse_known_args([word for word in rest if word not in ("-h", "--help")])[0])
+    peek.flag("--strategy", "", "STRATEGY")
+    asked = [word for word in normalized(rest) if word not in ("-h", "--help")]
+    seen = vars(peek.parse_known_args(asked)[0])
     path = seen.get("config")
     file = config.load(path) if path else {}
     algorithm = find("algorithm", name) if (name := name or _text(file, "algorithm")) else None
-    policy = find("policy", word) if (word := seen.get("policy") or _text(file, "policy")) else None
+    strategy = (
+        find("strategy", word)
+        if (word := seen.get("strategy") or _text(file, "strategy"))
+        else None
+    )
     if algorithm:
         options = read(algorithm.file, algorithm.name)
         parser.options("algorithm", f"options of {algorithm.name}", options.values())
-    title = f"options of {policy.name}" if policy else "options of the policy"
-    parser.options("policy", title, _policy_options(policy).values())
+    title = f"options of {strategy.name}" if strategy else "options of the strategy"
+    parser.options("strategy", title, _strategy_options(strategy).values())
     given = parser.read(rest)
     if path:
-        known = parser.known | {"algorithm", "policy"}
+        known = parser.known | {"algorithm", "strategy"}
         given = config.check(path, file, parser.places, known) | dict(given)
-    return Words(algorithm, policy, given)
+    return Words(algorithm, strategy, given)
 
 
 def experiment(words: Words, command: str) -> Experiment:
@@ -97,10 +102,10 @@ def experiment(words: Words, command: str) -> Experiment:
         raise UserError(f"Name an environment, for instance: {example}.")
     env = convert(words.values["env"], str, "--env") if "env" in words.values else None
     algorithm = _choice(words.algorithm, words.section("algorithm"))
-    options = words.section("policy")
-    if words.policy is not None:
-        return Experiment(algorithm, env, _choice(words.policy, options))
-    return Experiment(algorithm, env, _default_policy(env, options) if options else None)
+    options = words.section("strategy")
+    if words.strategy is not None:
+        return Experiment(algorithm, env, _choice(words.strategy, options))
+    return Experiment(algorithm, env, _default_strategy(env, options) if options else None)
 
 
 def deployment(words: Words) -> tuple[dict[str, Any], str | None]:
@@ -174,22 +179,22 @@ def _choice(reference: Reference, texts: Mapping[str, Any]) -> Choice:
     return Choice(kind, _converted(kind, texts), file)
 
 
-def _default_policy(env: str | None, texts: Mapping[str, Any]) -> Choice:
-    """The policy that Dovetail would choose for `env`, with options for it."""
-    from dovetail.training.planning import default_policy
+def _default_strategy(env: str | None, texts: Mapping[str, Any]) -> Choice:
+    """The strategy that Dovetail would choose for `env`, with options for it."""
+    from dovetail.training.planning import default_strategy
 
     if env is None:
         raise UserError(
-            f"{flag(next(iter(texts)))} is an option of a policy: name it with --policy, or the "
-            "environment with --env."
+            f"{flag(next(iter(texts)))} is an option of a strategy: name one with --strategy, or "
+            "name the environment with --env."
         )
-    kind: type = type(default_policy(env))
+    kind: type = type(default_strategy(env))
     known = get_type_hints(kind)
     for name in texts:
         if name not in known:
             raise UserError(
-                f"{kind.__name__}, the policy for {env}, has no option {flag(name)}: "
-                "name the policy that you want with --policy."
+                f"{kind.__name__}, the strategy for {env}, has no option {flag(name)}: "
+                "name the strategy that you want with --strategy."
             )
     return Choice(kind, _converted(kind, texts))
 
@@ -204,13 +209,13 @@ def _converted(kind: type, texts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: convert(text, hints[name], flag(name)) for name, text in given.items()}
 
 
-def _policy_options(policy: Reference | None) -> dict[str, Option]:
-    """The options of `policy`, or those of all of Dovetail's own where none is named."""
-    if policy is not None:
-        return read(policy.file, policy.name)
+def _strategy_options(strategy: Reference | None) -> dict[str, Option]:
+    """The options of `strategy`, or those of all of Dovetail's own where none is named."""
+    if strategy is not None:
+        return read(strategy.file, strategy.name)
     options: dict[str, Option] = {}
-    for word in catalogue("policy"):
-        own = find("policy", word)
+    for word in catalogue("strategy"):
+        own = find("strategy", word)
         for name, option in read(own.file, own.name).items():
             default = f"{option.default} under {word}"
             before = options.get(name)

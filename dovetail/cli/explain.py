@@ -14,15 +14,15 @@ def run(argv: list[str]) -> None:
     parser = Parser(
         "explain",
         "Shows the graph that an algorithm traces to (fragments, edges, bytes, FLOPs) and the\n"
-        "plan that a distribution policy makes of it. Nothing is trained. With --analyze it shows\n"
+        "plan that a strategy makes of it. Nothing is trained. With --analyze it shows\n"
         "where the time of a run went, live or finished.",
-        "dovetail explain ppo --env gymnax:CartPole-v1 --policy fused --svg ppo.svg",
-        "dovetail explain impala --env CartPole-v1 --policy actor-learner --cluster local",
+        "dovetail explain ppo --env gymnax:CartPole-v1 --strategy fused --svg ppo.svg",
+        "dovetail explain impala --env CartPole-v1 --strategy actor-learner --cluster local",
         "dovetail explain runs/ppo-cartpole-v1-0-20260101-120000 --analyze",
     )
     parser.usage = "dovetail explain ALGORITHM --env ENV [--option value …] | RUN --analyze"
     parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
-    parser.flag("--policy", "Distribution policy: see `dovetail list`, or file.py:Name", "POLICY")
+    parser.flag("--strategy", "Strategy: see `dovetail list`, or file.py:Name", "STRATEGY")
     parser.flag("--cluster", "Run on Ray: local, auto or host:port", "CLUSTER")
     parser.flag("--deploy", "TOML file that says what goes where on the cluster", "FILE")
     replay_flags(parser)
@@ -34,10 +34,10 @@ def run(argv: list[str]) -> None:
     import dovetail
 
     wanted = experiment(words, "explain")
-    policy = wanted.policy.build() if wanted.policy else None
+    strategy = wanted.strategy.build() if wanted.strategy else None
     where, _ = deployment(words)
     kept, _ = replay(words)
-    explanation = dovetail.explain(wanted.algorithm.build(), wanted.env, policy, **where, **kept)
+    explanation = dovetail.explain(wanted.algorithm.build(), wanted.env, strategy, **where, **kept)
     if "svg" in words.values:
         Path(words.values["svg"]).write_text(explanation.svg(), encoding="utf-8")
     print(explanation.json() if "json" in words.values else explanation)

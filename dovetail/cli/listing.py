@@ -7,7 +7,7 @@ from dovetail.cli.reference import Kind, catalogue, find
 
 
 def run(argv: list[str]) -> None:
-    """Prints algorithms, policies and environment back ends."""
+    """Prints algorithms, strategies and environment back ends."""
     parser = Parser("list", "Lists what there is to choose from, one line each.", "dovetail list")
     parser.flag("--json", "Print one JSON object")
     given = parser.read(argv)
@@ -16,7 +16,7 @@ def run(argv: list[str]) -> None:
 
     listing = {
         "algorithms": _own("algorithm"),
-        "policies": _own("policy"),
+        "strategies": _own("strategy"),
         "environments": {
             name: about if installed else f"{about} (not installed)"
             for name, about, installed in dovetail.envs.backends()

@@ -19,13 +19,13 @@ COMMANDS = {
     "eval": "evaluates the policy that a run learned",
     "watch": "shows it at work, in a video or in a window",
     "plot": "draws the learning curves of runs",
-    "explain": "shows an algorithm's graph, and the plan that a policy makes of it",
+    "explain": "shows an algorithm's graph, and the plan that a strategy makes of it",
     "top": "follows a run: what each worker does, and where its time goes",
     "replay": "serves a replay that several trainings share",
     "doctor": "says what this machine has, or why a run does not get on",
     "trace": "writes what a run's workers did when, for Perfetto or Chrome",
     "data": "works with recorded data: info, merge, split, export, repair, estimate",
-    "list": "lists algorithms, distribution policies and environment back ends",
+    "list": "lists algorithms, strategies and environment back ends",
 }
 """Each command with its one line; `dovetail.cli.<command>` holds its `run(argv)`."""
 
@@ -94,7 +94,7 @@ def usage() -> str:
         [
             "usage: dovetail COMMAND …",
             "",
-            "Write a reinforcement-learning algorithm once; a policy decides how it runs.",
+            "Write a reinforcement-learning algorithm once; a strategy decides how it runs.",
             "",
             "commands:",
             *lines,

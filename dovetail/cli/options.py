@@ -101,7 +101,7 @@ def _place(base: str, file: Path) -> tuple[Path, str] | None:
 
 def _own_place(module: str, name: str) -> tuple[Path, str] | None:
     """Where one of Dovetail's own classes is defined; `dovetail.algorithms.PPO` is a short name."""
-    kinds: tuple[Kind, ...] = ("algorithm", "policy")
+    kinds: tuple[Kind, ...] = ("algorithm", "strategy")
     own = [place for kind in kinds for place in catalogue(kind).values()]
     module = next((m for m, _, n in (p.partition(":") for p in own) if n == name), module)
     source = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")

@@ -21,6 +21,9 @@ COMPLAINTS = {
 }
 """What argparse says, and what we say."""
 
+ALIASES = {"--policy": "--strategy"}
+"""Flags of earlier versions that still work, and that no help shows."""
+
 
 class Parser(argparse.ArgumentParser):
     """The parser of one command; only what was given is in what it returns."""
@@ -65,7 +68,7 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, words: Iterable[str]) -> Mapping[str, Any]:
         """What `words` give, as text; an unknown flag or a spare word is refused."""
-        known, unknown = self.parse_known_args(_normal(list(words)))
+        known, unknown = self.parse_known_args(normalized(list(words)))
         flag = next((word for word in unknown if word.startswith("-")), None)
         if flag is not None:
             name = flag.partition("=")[0]
@@ -105,13 +108,14 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return super()._format_action_invocation(action)
 
 
-def _normal(words: list[str]) -> list[str]:
+def normalized(words: list[str]) -> list[str]:
     """Flags with dashes for underscores, and a negative value tied to its flag."""
     normal: list[str] = []
     for word in words:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            normal.append(name.replace("_", "-") + equals + value)
+            name = name.replace("_", "-")
+            normal.append(ALIASES.get(name, name) + equals + value)
         elif NEGATIVE.match(word) and normal and re.fullmatch(r"--[^=]+", normal[-1]):
             normal[-1] += f"={word}"
         else:

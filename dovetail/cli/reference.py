@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from dovetail import algorithms, policies
+from dovetail import algorithms, strategies
 from dovetail.errors import UserError, nearest
 from dovetail.loading import load_object
 
-Kind = Literal["algorithm", "policy"]
+Kind = Literal["algorithm", "strategy"]
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -46,8 +46,8 @@ class Reference:
 
 
 def catalogue(kind: Kind) -> dict[str, str]:
-    """Dovetail's own algorithms or policies: word → "module:Class"."""
-    return algorithms.ALGORITHMS if kind == "algorithm" else policies.POLICIES
+    """Dovetail's own algorithms or strategies: word → "module:Class"."""
+    return algorithms.ALGORITHMS if kind == "algorithm" else strategies.STRATEGIES
 
 
 def find(kind: Kind, word: str) -> Reference:

@@ -17,9 +17,9 @@ def train_text(
     """`dovetail train …` in Python."""
     words = [_choice_text(wanted.algorithm, "algorithms")]
     words += [repr(wanted.env)] if wanted.env is not None else []
-    if wanted.policy is not None:
-        named = "policy=" if wanted.env is None else ""
-        words.append(named + _choice_text(wanted.policy, "policies"))
+    if wanted.strategy is not None:
+        named = "strategy=" if wanted.env is None else ""
+        words.append(named + _choice_text(wanted.strategy, "strategies"))
     words += [f"data={data!r}"] if data is not None else []
     words += [f"{name}={value:_}" for name, value in numbers.items()]
     words += [f"cluster={cluster}"] if cluster is not None else []
@@ -43,7 +43,7 @@ def _modules(cluster: str | None) -> list[str]:
 
 def _imports(wanted: Experiment, cluster: str | None) -> list[str]:
     lines = _modules(cluster)
-    for choice in (wanted.algorithm, wanted.policy):
+    for choice in (wanted.algorithm, wanted.strategy):
         if choice is not None and choice.file is not None:
             lines.append(f"from {choice.file.stem} import {choice.kind.__name__}")
     return lines

@@ -41,13 +41,13 @@ def _parser() -> Parser:
         "and leaves a run folder. Ctrl-C saves and stops. `dovetail train ppo --help` lists the\n"
         "options of PPO too.",
         "dovetail train ppo --env CartPole-v1 --until 475",
-        "dovetail train my_file.py:MyAlgorithm --env gymnax:CartPole-v1 --policy fused --envs 2048",
+        "dovetail train my_file.py:Mine --env gymnax:CartPole-v1 --strategy fused --envs 2048",
         "dovetail train iql --data data/hopper --steps 50_000 --online-steps 20_000",
         "dovetail train --resume runs/ppo-CartPole-v1-0-20260101-120000 --steps 400_000",
     )
     parser.usage = "dovetail train ALGORITHM --env ENV [--option value …]"
     parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
-    parser.flag("--policy", "Distribution policy: see `dovetail list`, or file.py:Name", "POLICY")
+    parser.flag("--strategy", "Strategy: see `dovetail list`, or file.py:Name", "STRATEGY")
     parser.flag("--cluster", "Run on Ray: local, auto or host:port", "CLUSTER")
     parser.flag("--deploy", "TOML file that says what goes where on the cluster", "FILE")
     replay_flags(parser)
@@ -89,13 +89,13 @@ def _train(words: Words, quiet: bool) -> Any:
     where, spelled = deployment(words)
     kept, kept_text = replay(words)
     _show(train_text(wanted, given, spelled, settings, data.get("data"), kept_text), quiet)
-    policy = wanted.policy.build() if wanted.policy else None
+    strategy = wanted.strategy.build() if wanted.strategy else None
     if quiet:
         settings = {"display": "none", **settings}
     return dovetail.train(
         wanted.algorithm.build(),
         wanted.env,
-        policy,
+        strategy,
         settings=dovetail.Settings(**settings),
         **data,
         **given,

@@ -107,8 +107,8 @@ class Recorder:
 
     def add(self, trajectory: Any, version: int | Array = -1, of: Lanes | None = None) -> None:
         """Records a trajectory, with the fields of `RecordedSteps`, made by weights of this
-        `version`: one for all, or one for each column. Unless it is said whose the columns are, they are the same
-        environments' every time, and nothing is missing."""
+        `version`: one for all, or one for each column. Unless `of` says whose the columns are,
+        they are the same environments' every time, and nothing is missing."""
         steps = RecordedSteps(*(getattr(trajectory, name) for name in RecordedSteps._fields))
         columns: RecordedSteps = jax.tree.map(lambda x: np.swapaxes(np.asarray(x), 0, 1), steps)
         count = len(columns.reward)

@@ -22,10 +22,10 @@ from dovetail.evaluation.export import load_policy
 from dovetail.evaluation.play import knows_probabilities
 from dovetail.graph.trace import abstract_actor
 from dovetail.keys import seed_key
-from dovetail.policies.interface import Policy
 from dovetail.replay.replay import all_shards
 from dovetail.run.checkpoint import Checkpoints, version_of
 from dovetail.run.folder import Run
+from dovetail.strategies.interface import Strategy
 from dovetail.telemetry.video import record_video, show_window
 from dovetail.training.config import rebuild_all
 from dovetail.training.finish import seed_params
@@ -54,14 +54,14 @@ def load_trained(run: Run, env: Any = None, instead: EnvSpec | None = None) -> T
     step one.
     """
     config = run.config
-    algorithm, policy, settings = rebuild_all(config)
+    algorithm, strategy, settings = rebuild_all(config)
     if env is None and instead is not None and lacks_environment(run):
         env = Env(instead, None, None)
-    found = _environment(run, policy, env)
+    found = _environment(run, strategy, env)
     checkpoints = Checkpoints(run.path / "checkpoints", settings.keep)
     acted = config.get("data") is None or bool(checkpoints.meta()["online"])
     shards = run.copies.get(REPLAY, 1)
-    task = Task(found.spec, policy.envs, config["steps"], shards=shards, online=acted)
+    task = Task(found.spec, strategy.envs, config["steps"], shards=shards, online=acted)
     kept = ServedReplay.rebuilt(config.get("replay"))
     if kept is not None:
         task = replace(task, served=kept.served(config.get("cluster") is not None))
@@ -150,8 +150,8 @@ def watch(
 ) -> Path | None:
     """A video of the exported policy at work, or a window that shows it (and no file)."""
     opened = run if isinstance(run, Run) else Run.open(run)
-    _, policy, _ = rebuild_all(opened.config)
-    found = _environment(opened, policy, env)
+    _, strategy, _ = rebuild_all(opened.config)
+    found = _environment(opened, strategy, env)
     exported = load_policy(opened.path / "policy")
     if window:
         show_window(found, exported, seed)
@@ -168,7 +168,7 @@ def lacks_environment(run: Run) -> bool:
     return run.config.get("env_given") == "data"
 
 
-def _environment(run: Run, policy: Policy, env: Any) -> Env:
+def _environment(run: Run, strategy: Strategy, env: Any) -> Env:
     if env is None and run.config.get("env_given") == "object":
         raise UserError(
             f"{run.path} was trained on a Python object ({run.config['env']}): call this from "
@@ -179,4 +179,4 @@ def _environment(run: Run, policy: Policy, env: Any) -> Env:
             f"{run.path} was trained on recorded data without an environment: call this from "
             f"Python and give one as env=…."
         )
-    return resolve(env if env is not None else run.config["env"], traced=policy.traced_envs)
+    return resolve(env if env is not None else run.config["env"], traced=strategy.traced_envs)

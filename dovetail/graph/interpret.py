@@ -3,7 +3,7 @@
 Boundaries hand their values over at once, `unroll` is a Python loop, every value that `iteration`
 sees is concrete; with `debug` jit is off and `act` is called for one environment after another, so
 that breakpoints and prints work there and inside loops as well. It is the reference that every
-synchronous policy must equal.
+synchronous strategy must equal.
 """
 
 from collections.abc import Callable

@@ -127,7 +127,7 @@ class Inner:
 
 @dataclass(frozen=True)
 class Unroll:
-    """`length` alternating steps of acting and environment; a policy may keep the two together."""
+    """`length` alternating steps of acting and environment; a strategy may keep both together."""
 
     name: str
     side: Side

@@ -36,7 +36,7 @@ class Graphs:
 
     @cached_property
     def whole(self) -> Graph:
-        """The graph with one copy of every side: what a policy places."""
+        """The graph with one copy of every side: what a strategy places."""
         return self.at({}, self._task.num_envs)
 
     def at(self, copies: Mapping[Side, int], num_envs: int, batch: int | None = None) -> Graph:

@@ -1,8 +1,8 @@
 """Taps: a pass over a graph that shows more of an iteration than its metrics.
 
 A tap marks leaves of the unroll as read, adds an edge that carries them to the home side, and there
-a fragment that gives them out. Policies place that fragment as any other of the home side, so every
-runtime carries the values, and neither the algorithm nor its state knows of it.
+a fragment that gives them out. Strategies place that fragment as any other of the home side, so
+every runtime carries the values, and neither the algorithm nor its state knows of it.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Wanted = Callable[[Trajectory], Any]
 
 
 class CannotTap(UserError):
-    """A graph of which nothing can be shown, whatever the policy."""
+    """A graph of which nothing can be shown, whatever the strategy."""
 
 
 def tap(graph: Graph, wanted: Wanted) -> Graph:

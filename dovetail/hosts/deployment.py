@@ -1,7 +1,7 @@
 """Where a run's processes go on a cluster: a deployment, from the command line or a TOML file.
 
 It says which cluster, how many devices a learner process has, and what a learner's and an actor's
-process take of their nodes. No algorithm and no policy knows it.
+process take of their nodes. No algorithm and no strategy knows it.
 """
 
 import dataclasses

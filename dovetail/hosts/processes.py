@@ -55,8 +55,8 @@ def _packed(job: Job) -> bytes:
         return bytes(ForkingPickler.dumps(job))
     except Exception as error:
         raise UserError(
-            f"The algorithm, the environment or the policy cannot be sent to a process of its own "
-            f"({error}): define their classes at the top of a file, not inside a function."
+            f"The algorithm, the environment or the strategy cannot be sent to a process of its "
+            f"own ({error}): define their classes at the top of a file, not inside a function."
         ) from error
 
 

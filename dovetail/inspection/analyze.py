@@ -20,11 +20,14 @@ IDLE = 0.2
 HELP = {
     "step": (
         "environment steps",
-        "more workers that step (--policy environments or actor-learner), or a back end that is "
+        "more workers that step (--strategy environments or actor-learner), or a back end that is "
         "compiled (EnvPool, a JAX environment)",
     ),
-    "act": ("acting", "more environments for each call of it (--envs, --policy central-inference)"),
-    "learn": ("learning", "more devices (--policy data-parallel), or fewer passes over the data"),
+    "act": (
+        "acting",
+        "more environments for each call of it (--envs, --strategy central-inference)",
+    ),
+    "learn": ("learning", "more devices (--strategy data-parallel), or fewer passes over the data"),
     "message": ("messages between processes", "longer unrolls, or more environments per actor"),
     "iteration": (
         "one compiled program",
@@ -285,7 +288,7 @@ def _read(run: Run, name: str) -> dict[str, Any]:
 
 
 def _title(plan: Plan) -> str:
-    return f"{plan.algorithm} on {plan.env}, {plan.policy}, {count(plan.num_envs, 'environment')}"
+    return f"{plan.algorithm} on {plan.env}, {plan.strategy}, {count(plan.num_envs, 'environment')}"
 
 
 def _sort(name: str) -> str:

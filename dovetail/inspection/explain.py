@@ -13,10 +13,10 @@ from dovetail.plan import serial
 from dovetail.plan import show as plan_show
 from dovetail.plan.ir import Plan
 from dovetail.plan.svg import svg
-from dovetail.policies.interface import Policy
-from dovetail.policies.local import Local
+from dovetail.strategies.interface import Strategy
+from dovetail.strategies.local import Local
 from dovetail.training.cluster import join
-from dovetail.training.planning import plan_for, prepare_backend, resolve_policy
+from dovetail.training.planning import plan_for, prepare_backend, resolve_strategy
 from dovetail.training.replay_servers import ServedReplay, refuse_without
 
 STEPS = 200_000
@@ -46,13 +46,13 @@ class Explanation:
 def explain(
     algorithm: Algorithm,
     env: Any,
-    policy: Policy | str | None = None,
+    strategy: Strategy | str | None = None,
     cluster: Deployment | str | None = None,
     replay: ServedReplay | str | None = None,
 ) -> Explanation:
     """What `train` would run with the same arguments; nothing is trained."""
     kept = ServedReplay.of(replay)
-    chosen = Local() if policy is None and kept is not None else resolve_policy(policy, env)
+    chosen = Local() if strategy is None and kept is not None else resolve_strategy(strategy, env)
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
     prepare_backend(chosen, None if where is None else 1)
     resources = None

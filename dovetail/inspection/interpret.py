@@ -46,7 +46,7 @@ def interpret(
     data_memory: int = MEMORY,
     replay: ServedReplay | str | None = None,
 ) -> Interpreted:
-    """Runs some iterations without compiling the loop; every synchronous policy equals it.
+    """Runs some iterations without compiling the loop; every synchronous strategy equals it.
 
     With `debug`, jit is off and `act` is called for one environment after another: breakpoints
     and prints work anywhere. Without, it is faster, and only `iteration` itself sees values.

@@ -1,4 +1,4 @@
-"""Plans: what a distribution policy makes of a graph, checked before anything runs it."""
+"""Plans: what a strategy makes of a graph, checked before anything runs it."""
 
 from typing import TYPE_CHECKING
 
@@ -9,12 +9,12 @@ from dovetail.plan.ir import Plan, Resources
 from dovetail.plan.passes import PASSES
 
 if TYPE_CHECKING:
-    from dovetail.policies.interface import Policy
+    from dovetail.strategies.interface import Strategy
 
 
-def make_plan(policy: "Policy", graphs: Graphs, resources: Resources) -> tuple[Plan, Graph]:
-    """The policy's plan, refused unless it is sound, and the graph of its copies' shares."""
-    plan = policy.plan(graphs.whole, resources)
+def make_plan(strategy: "Strategy", graphs: Graphs, resources: Resources) -> tuple[Plan, Graph]:
+    """The strategy's plan, refused unless it is sound, and the graph of its copies' shares."""
+    plan = strategy.plan(graphs.whole, resources)
     check_placement(plan, graphs.whole, resources.devices)
     graph = graphs.at(plan.traced_copies, plan.update_envs, plan.batch or None)
     for one_pass in PASSES:

@@ -1,7 +1,7 @@
 """Whether a plan is sound: each check only rejects, with a sentence.
 
-A policy is a user's own code as often as ours, so its plan is not trusted: what the runtime relies
-on is checked here, in one ordered list.
+A strategy is a user's own code as often as ours, so its plan is not trusted: what the runtime
+relies on is checked here, in one ordered list.
 """
 
 from collections import Counter
@@ -169,7 +169,7 @@ def _fragments_are_placed(plan: Plan, graph: Graph) -> None:
             raise _refusal(
                 plan,
                 f"places nothing of the side {node.side!r} ({node.name!r}); give its fragments a "
-                "worker, or make the plan with Policy.place, which puts them with the learner",
+                "worker, or make the plan with Strategy.place, which puts them with the learner",
             )
         elif copies not in (1, len(plan.worker(placed[0].worker).devices)):
             raise _refusal(
@@ -416,7 +416,7 @@ def _means_are_joined(plan: Plan, graph: Graph) -> None:
             raise _refusal(
                 plan,
                 f"has {replicas} replicas, but {graph.algorithm} calls rl.mean on the actors' "
-                "side, which only the Fused policy can join; average there with rl.reduce",
+                "side, which only the Fused strategy can join; average there with rl.reduce",
             )
 
 
@@ -452,4 +452,4 @@ LINK_CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
 
 def _refusal(plan: Plan, found: str) -> UserError:
     stop = "" if found.endswith("?") else "."
-    return UserError(f"The plan of policy {plan.policy!r} {found}{stop}")
+    return UserError(f"The plan of strategy {plan.strategy!r} {found}{stop}")

@@ -1,7 +1,7 @@
 """The physical plan: fragment instances on workers, and the link that carries each edge.
 
 A plan is data: it prints, serialises and can be checked; the runtime runs any plan and knows no
-policy. A side may stand in several copies, each with its own share of the environments, or of a
+strategy. A side may stand in several copies, each with its own share of the environments, or of a
 batch; each fragment of it then has an instance per copy, and a link stands for the transfers of all
 of them. Copies of a side that learns together are devices of one worker.
 """
@@ -145,7 +145,7 @@ class Process:
 class Plan:
     """Where everything runs, and what carries what."""
 
-    policy: str
+    strategy: str
     algorithm: str
     env: str
     num_envs: int
@@ -175,7 +175,7 @@ class Plan:
     """How long acting waits for that many before it serves those that are ready; None for as long
     as it takes."""
     notes: tuple[str, ...] = ()
-    """One sentence for each choice that the policy made."""
+    """One sentence for each choice that the strategy made."""
 
     @property
     def fused(self) -> bool:

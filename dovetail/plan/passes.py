@@ -1,7 +1,7 @@
-"""What is done to every policy's placement, in one ordered list.
+"""What is done to every strategy's placement, in one ordered list.
 
-A policy says where fragments go; what follows from that is worked out here, once, for all policies:
-which kind of link carries each edge, and what a reader of the plan should be told.
+A strategy says where fragments go. These passes work out the rest, once, for all strategies: which
+kind of link carries each edge, and what a reader of the plan should be told.
 """
 
 from collections.abc import Callable, Iterator
@@ -127,7 +127,7 @@ def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def tell(plan: Plan, graph: Graph, resources: Resources) -> Plan:
-    """Adds what a reader should know of the plan, after the policy's own notes."""
+    """Adds what a reader should know of the plan, after the strategy's own notes."""
     return replace(plan, notes=(*plan.notes, *_told(plan, graph, resources)))
 
 

@@ -271,7 +271,8 @@ def _shortage(processes: list[Process], process: Process, cluster: Cluster) -> s
     whole = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
     return (
         f"The cluster has no room for {process.name}, which needs {_needs_text(needs)}: the plan's "
-        f"{count(len(processes), 'process', 'processes')} need {whole}, and there is free: {there}. "
+        f"{count(len(processes), 'process', 'processes')} need {whole}, and there is free: "
+        f"{there}. "
         f"Ask for fewer actors, or give each less in a deployment file (--deploy)."
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from dovetail.errors import UserError
 from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Process, Worker, WorkerKind
+from dovetail.run.legacy import with_present_keys
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -28,16 +29,14 @@ def to_json(plan: Plan) -> dict[str, Any]:
 def from_json(fields: Mapping[str, Any]) -> Plan:
     """The plan that `to_json` wrote."""
     try:
-        known = {name: value for name, value in fields.items() if name != "stations"}
-        # plans written before processes had this name
-        processes = fields["processes"] if "processes" in fields else fields["stations"]
+        fields = with_present_keys(fields)
         rebuilt: dict[str, Any] = {
-            **known,
+            **fields,
             "copies": tuple(fields["copies"].items()),
             "workers": tuple(_worker(worker) for worker in fields["workers"]),
             "instances": tuple(_instance(instance) for instance in fields["instances"]),
             "links": tuple(_link(link) for link in fields["links"]),
-            "processes": tuple(_process(process) for process in processes),
+            "processes": tuple(_process(process) for process in fields["processes"]),
             "notes": tuple(fields["notes"]),
         }
         return Plan(**rebuilt)

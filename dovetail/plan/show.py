@@ -8,7 +8,7 @@ from dovetail.plan.ir import Link, Plan, Worker, WorkerKind
 
 def text(plan: Plan, graph: Graph) -> str:
     """The plan; `graph` is the one it was made of."""
-    lines = [f"plan  {plan.policy}: {_sizes(plan)}"]
+    lines = [f"plan  {plan.strategy}: {_sizes(plan)}"]
     for workers in alike(plan):
         lines += ["", f"  {named(workers, plan)}"]
         rows: list[Row] = [("program", "fragments", "compute")]

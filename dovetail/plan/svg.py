@@ -370,7 +370,7 @@ def _subtitle(graph: Graph, plan: Plan | None) -> str:
     replicas = plan.copies_of(graph.home)
     size = f"{count(plan.num_envs, 'environment')}, {each}"
     size = f"{replicas} replicas, {size}" if replicas > 1 else size
-    return f"{size}, staleness {plan.staleness} · policy {plan.policy}"
+    return f"{size}, staleness {plan.staleness} · strategy {plan.strategy}"
 
 
 def _plan_notes(plan: Plan) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from dovetail.errors import UserError, nearest
+from dovetail.run.legacy import with_present_keys
 
 ROOT = Path("runs")
 """Where runs go unless told otherwise."""
@@ -61,8 +62,8 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What was asked for: algorithm, options, env, policy, seed, steps, settings, versions."""
-        return self._read_json("config.json")
+        """What was asked for: algorithm, options, env, strategy, seed, steps, settings."""
+        return with_present_keys(self._read_json("config.json"))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -95,7 +96,7 @@ class Run:
 
     def __str__(self) -> str:
         config, summary = self.config, self.summary
-        what = " · ".join(str(config[k]) for k in ("algorithm", "env", "policy") if config.get(k))
+        what = " · ".join(str(config[k]) for k in ("algorithm", "env", "strategy") if config.get(k))
         parts = [f"run {self.path}" + (f": {what}" if what else "")]
         if not summary:
             parts.append("not finished")

@@ -8,7 +8,7 @@ from dovetail.errors import UserError, check_option
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of `train` that no algorithm and no policy knows."""
+    """Options of `train` that no algorithm and no strategy knows."""
 
     folder: str | None = None
     """The run's folder; by default a new one under runs/."""

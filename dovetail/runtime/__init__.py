@@ -1,1 +1,1 @@
-"""Runs any plan; knows no algorithm and no policy."""
+"""Runs any plan; knows no algorithm and no strategy."""

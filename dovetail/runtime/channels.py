@@ -1,8 +1,7 @@
 """The channels of a plan: one for each edge of the graph that joins different workers."""
 
 from dovetail.boundaries import How, Side
-from dovetail.graph.ir import Edge
-from dovetail.graph.ir import Graph
+from dovetail.graph.ir import Edge, Graph
 from dovetail.plan.ir import Plan
 from dovetail.runtime.arrivals import Arrivals, Arriving, Weights
 from dovetail.runtime.channel import REPORT, Channel, ChannelEdge, Lockstep

@@ -266,7 +266,7 @@ class ActorEnvironments:
 def make_environments(
     plan: Plan, env: Env, acting: Instance, steps: list[Instance], patience: float
 ) -> ActorEnvironments:
-    """The environments of the actor that `acting` is, with the instances that step its environments.
+    """The environments of the actor that `acting` is, and the instances that step them.
 
     A process that takes longer than `patience` seconds for a step is ended.
     """

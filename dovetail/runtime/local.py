@@ -1,6 +1,6 @@
 """The one-machine runtime: builds the programs of a plan and runs them round and round.
 
-Nothing here knows what an algorithm or a policy is.
+Nothing here knows what an algorithm or a strategy is.
 """
 
 import time

@@ -2,7 +2,7 @@
 
 A worker's schedule is worked out from the plan: for each of its nodes, in the graph's order, what
 to take before and what to put after. What its sides keep from one iteration to the next lies in
-`held`. Nothing here knows which policy made the plan, or what a side is for.
+`held`. Nothing here knows which strategy made the plan, or what a side is for.
 """
 
 import threading

@@ -33,8 +33,8 @@ TITLE: dict[str, Any] = {"loc": "left", "fontsize": "medium"}
 POINTS = 256
 """Points of the grid on which seeds are compared."""
 
-NAMES = ("algorithm", "env", "policy")
-OPTIONS = ("options", "policy_options")
+NAMES = ("algorithm", "env", "strategy")
+OPTIONS = ("options", "strategy_options")
 """The parts of a run's configuration that runs must share to be seeds of one curve."""
 
 Curve = tuple[np.ndarray, np.ndarray]
@@ -145,7 +145,7 @@ def _groups(runs: Sequence[Run], x: str, y: str) -> tuple[str, list[SeedGroup]]:
 def _labels(configs: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
     """The names that all configurations share, and for each what tells it from the others.
 
-    Options are told only where algorithm, env and policy do not suffice.
+    Options are told only where algorithm, env and strategy do not suffice.
     """
     if len(configs) == 1:
         return "", [" · ".join(str(configs[0][k]) for k in NAMES if configs[0][k]) or "run"]

@@ -1,4 +1,4 @@
-"""A run's numbers for Prometheus, at http://host:port/metrics: the same names under every policy.
+"""A run's numbers for Prometheus, at http://host:port/metrics: the same names under every strategy.
 
 The loop publishes: it copies what was counted, and the copy takes the place of the last one, in a
 process that only serves (`exporting.py`). Whoever scrapes reads that copy: training never waits.

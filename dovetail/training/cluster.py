@@ -92,7 +92,7 @@ class Recipe:
     algorithm: Any
     env: Any
     """What the user gave."""
-    policy: Any
+    strategy: Any
     steps: int
     prepare: Callable[[], None]
     """Called first, in every process."""
@@ -108,11 +108,11 @@ class Recipe:
     def __call__(self, plan: Plan) -> tuple[Graph, Env]:
         """Loads the user's files where they are here, and traces for the plan's copies."""
         self.prepare()
-        algorithm, policy = _made(self.algorithm), _made(self.policy)
-        env = resolve(_made(self.env), traced=policy.traced_envs)
+        algorithm, strategy = _made(self.algorithm), _made(self.strategy)
+        env = resolve(_made(self.env), traced=strategy.traced_envs)
         env = env if self.online else replace(env, jax=None)
         graphs = graphs_of(
-            *(algorithm, env, policy.envs, self.steps, self.data, self.online),
+            *(algorithm, env, strategy.envs, self.steps, self.data, self.online),
             wanted=self.wanted,
             served=self.served,
         )
@@ -153,7 +153,7 @@ def cluster_runtime(
         patience=settings.patience,
         seeds=settings.seeds,
         devices=deployment.learner_devices,
-        asynchronous=recipe.policy.traced_envs,
+        asynchronous=recipe.strategy.traced_envs,
     )
     return ClusterRuntime(planned.graph, job, connection, tell)
 
@@ -183,7 +183,7 @@ def spawned_processes(
         patience=settings.patience,
         seeds=1,
         devices=1,
-        asynchronous=recipe.policy.traced_envs,
+        asynchronous=recipe.strategy.traced_envs,
     )
     groups = {name: (name,) for name in apart}
     return Processes(SpawnedHost(job, groups), groups, settings.patience, tell)
@@ -200,7 +200,7 @@ class UserFiles:
     def of(cls, recipe: Recipe, deployment: Deployment) -> "UserFiles":
         """What has to be sent so that workers find what a recipe names."""
         env = recipe.env
-        files = [*_user_files(type(recipe.algorithm)), *_user_files(type(recipe.policy))]
+        files = [*_user_files(type(recipe.algorithm)), *_user_files(type(recipe.strategy))]
         if isinstance(env, str):
             found = parse(env)
             files += [Path(found.path).expanduser().resolve()] if found.backend == "file" else []
@@ -223,11 +223,11 @@ class UserFiles:
             recipe,
             algorithm=self._thing(recipe.algorithm),
             env=self._env(recipe.env),
-            policy=self._thing(recipe.policy),
+            strategy=self._thing(recipe.strategy),
         )
 
     def _thing(self, thing: Any) -> Any:
-        """An algorithm or a policy as it is sent: by name, if it is from a loaded file."""
+        """An algorithm or a strategy as it is sent: by name, if it is from a loaded file."""
         kind = type(thing)
         if not kind.__module__.startswith(USER_MODULE):
             return thing

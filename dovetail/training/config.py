@@ -11,9 +11,10 @@ from dovetail.algorithms import ALGORITHMS
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError, nearest
 from dovetail.loading import load_object
-from dovetail.policies import POLICIES
-from dovetail.policies.interface import Policy
+from dovetail.run.legacy import with_present_options
 from dovetail.run.settings import Settings
+from dovetail.strategies import STRATEGIES
+from dovetail.strategies.interface import Strategy
 
 PACKAGES = ("dovetail", "jax", "jaxlib", "numpy", "optax", "gymnasium", "gymnax")
 
@@ -22,7 +23,7 @@ def describe(
     algorithm: Algorithm,
     env: Any,
     resolved: Env,
-    policy: Policy,
+    strategy: Strategy,
     *,
     steps: int,
     seed: int,
@@ -36,8 +37,8 @@ def describe(
         "env_id": resolved.spec.id,
         "env_given": "id" if isinstance(env, str) else "object",
         "threshold": settings.until if settings.until is not None else resolved.spec.threshold,
-        "policy": name_of(policy, POLICIES),
-        "policy_options": options_of(policy),
+        "strategy": name_of(strategy, STRATEGIES),
+        "strategy_options": options_of(strategy),
         "seed": seed,
         "steps": steps,
         "settings": dataclasses.asdict(settings),
@@ -63,9 +64,10 @@ def name_of(thing: Any, known: dict[str, str]) -> str:
 
 
 def rebuild(name: str, options: dict[str, Any], known: dict[str, str], what: str) -> Any:
-    """The algorithm or policy that a config names, with its options."""
+    """The algorithm or strategy that a config names, with its options."""
     kind = load_object(known.get(name, name), what)
     fields = {field.name for field in dataclasses.fields(kind)}
+    options = with_present_options(options, fields)
     unknown = next((key for key in options if key not in fields), None)
     if unknown is not None:
         raise UserError(f"{what} {name} has no option {unknown!r}: {nearest(unknown, fields)}")
@@ -77,15 +79,15 @@ def _tuples(options: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
 
 
-def rebuild_all(config: dict[str, Any]) -> tuple[Algorithm, Policy, Settings]:
-    """The algorithm, policy and settings of a config."""
+def rebuild_all(config: dict[str, Any]) -> tuple[Algorithm, Strategy, Settings]:
+    """The algorithm, strategy and settings of a config."""
     try:
         for name, kind in (("env", str), ("steps", int), ("seed", int)):
             if not isinstance(config[name], kind):
                 raise TypeError(f"{name} is {config[name]!r}")
         algorithm = rebuild(config["algorithm"], config["options"], ALGORITHMS, "algorithm")
-        policy = rebuild(config["policy"], config["policy_options"], POLICIES, "policy")
-        return algorithm, policy, Settings(**_tuples(config["settings"]))
+        strategy = rebuild(config["strategy"], config["strategy_options"], STRATEGIES, "strategy")
+        return algorithm, strategy, Settings(**_tuples(config["settings"]))
     except (KeyError, TypeError) as error:
         raise UserError(
             f"config.json cannot be read ({error}): it was changed by hand or written by another "

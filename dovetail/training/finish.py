@@ -105,7 +105,7 @@ def summarise(
     return {
         "algorithm": config["algorithm"],
         "env": config["env_id"],
-        "policy": config["policy"],
+        "strategy": config["strategy"],
         "seed": config["seed"],
         "env_steps": reached.env_steps,
         "updates": reached.updates,

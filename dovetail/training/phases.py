@@ -6,12 +6,12 @@ from typing import Any
 from dovetail.algorithm import Algorithm, Task
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError, check_option
-from dovetail.policies.fused import Fused
-from dovetail.policies.interface import Policy
-from dovetail.policies.local import Local
 from dovetail.replay.data import DataSpec
 from dovetail.replay.service.remote import Served
-from dovetail.training.planning import Planned, default_policy, resolve_policy
+from dovetail.strategies.fused import Fused
+from dovetail.strategies.interface import Strategy
+from dovetail.strategies.local import Local
+from dovetail.training.planning import Planned, default_strategy, resolve_strategy
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Phase:
 
     online: bool
     """Whether anybody acts in it; if not, its steps are gradient steps."""
-    policy: Policy
+    strategy: Strategy
     end: int
     """The steps of the run when it is over."""
 
@@ -36,16 +36,16 @@ def acts_at_all(algorithm: Algorithm, data: bool, online_steps: int) -> bool:
 
 
 def phases(
-    algorithm: Algorithm, policy: Policy, steps: int, online_steps: int, data: bool
+    algorithm: Algorithm, strategy: Strategy, steps: int, online_steps: int, data: bool
 ) -> list[Phase]:
-    """The phases of a run; `policy` is that of the last one."""
+    """The phases of a run; `strategy` is that of the last one."""
     if not begins_offline(algorithm, data, online_steps):
-        return [Phase(True, policy, steps)]
+        return [Phase(True, strategy, steps)]
     if online_steps == 0:
-        return [Phase(False, policy, steps)]
+        return [Phase(False, strategy, steps)]
     return [
-        Phase(False, Fused(policy.envs), steps),
-        Phase(True, policy, steps + online_steps),
+        Phase(False, Fused(strategy.envs), steps),
+        Phase(True, strategy, steps + online_steps),
     ]
 
 
@@ -60,26 +60,26 @@ def check_steps(steps: int, online_steps: int, data: bool) -> None:
         )
 
 
-def choose_policy(
+def choose_strategy(
     algorithm: Algorithm,
-    policy: Policy | str | None,
+    strategy: Strategy | str | None,
     env: Any,
     data: bool,
     online_steps: int,
     served: bool = False,
-) -> Policy:
-    """The policy that was asked for, or the default: Fused where nobody acts, and not where the
+) -> Strategy:
+    """The strategy that was asked for, or the default: Fused where nobody acts, and not where the
     replay is `served`."""
-    if policy is None and served:
+    if strategy is None and served:
         return Local()
-    if policy is None and begins_offline(algorithm, data, online_steps) and online_steps == 0:
+    if strategy is None and begins_offline(algorithm, data, online_steps) and online_steps == 0:
         return Fused()
-    return resolve_policy(policy, env)
+    return resolve_strategy(strategy, env)
 
 
-def acting_policy(policy: Policy, env: Any, found: Env) -> Policy:
-    """A policy under which a run can act that began without: not Fused for a host environment."""
-    return default_policy(env) if isinstance(policy, Fused) and found.jax is None else policy
+def acting_strategy(strategy: Strategy, env: Any, found: Env) -> Strategy:
+    """A strategy under which a run can act that began without: not Fused for a host environment."""
+    return default_strategy(env) if isinstance(strategy, Fused) and found.jax is None else strategy
 
 
 def task_of(

@@ -11,11 +11,11 @@ from dovetail.errors import UserError
 from dovetail.graph.taps import CannotTap
 from dovetail.hosts.deployment import Deployment
 from dovetail.plan.ir import Plan
-from dovetail.policies.interface import Policy
 from dovetail.replay.data import DataSpec
 from dovetail.run.settings import Settings
 from dovetail.runtime.interface import Runtime
 from dovetail.runtime.local import LocalRuntime
+from dovetail.strategies.interface import Strategy
 from dovetail.training.cluster import (
     Recipe,
     UserFiles,
@@ -48,14 +48,14 @@ class Place:
         self,
         algorithm: Algorithm,
         env: Any,
-        policy: Policy,
+        strategy: Strategy,
         deployment: Deployment | None,
         record: bool = False,
         replay: ServedReplay | None = None,
     ) -> None:
         """`env` is what the user gave; `record` says whether the run is to be recorded, `replay`
         which servers keep its replay, if any."""
-        self._algorithm, self._env, self._policy = algorithm, env, policy
+        self._algorithm, self._env, self._strategy = algorithm, env, strategy
         self._wanted = recorded_steps if record else None
         self._deployment, self._replay = deployment, replay
         self.served = None if replay is None else with_keys(replay.served(deployment is not None))
@@ -81,16 +81,16 @@ class Place:
         if self._deployment is not None:
             user_files = UserFiles.of(self._recipe(steps), self._deployment)
             self._connection, resources = join(self._deployment, user_files)
-        given = self._algorithm, env, self._policy, steps, resources, data, online
+        given = self._algorithm, env, self._strategy, steps, resources, data, online
         try:
             planned = plan_for(*given, wanted=self._wanted, served=self.served)
         except UserError as error:
             if self._wanted is None or isinstance(error, CannotTap):
                 raise
             plan_for(*given, served=self.served)  # has its own word to say
-            raise not_recorded(self._policy) from error
+            raise not_recorded(self._strategy) from error
         if self._wanted is not None and planned.plan.copies_of(planned.graph.home) > 1:
-            raise not_recorded(self._policy)
+            raise not_recorded(self._strategy)
         _refuse_seeds(planned.plan, settings)
         if served is not None:
             refuse_without(planned.graph)
@@ -155,7 +155,7 @@ class Place:
 
     def _recipe(self, steps: int) -> Recipe:
         return Recipe(
-            *(self._algorithm, self._env, self._policy, steps, enable_compile_cache),
+            *(self._algorithm, self._env, self._strategy, steps, enable_compile_cache),
             wanted=self._wanted,
             served=self.served,
             data=self._data,
@@ -180,6 +180,6 @@ def _refuse_seeds(plan: Plan, settings: Settings) -> None:
     if settings.seeds > 1 and not (plan.fused and plan.replicas == 1):
         raise UserError(
             f"--seeds {settings.seeds} trains several seeds as one compiled batch, which needs "
-            f"--policy fused on one device; this plan is {plan.policy}'s, with "
+            f"--strategy fused on one device; this plan is {plan.strategy}'s, with "
             f"{plan.replicas} learner replicas."
         )

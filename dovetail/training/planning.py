@@ -1,5 +1,5 @@
-"""From an algorithm, an environment and a policy to a graph and a plan: what `train` and `explain`
-have in common."""
+"""From an algorithm, an environment and a strategy to a graph and a plan, for `train` and
+`explain`."""
 
 import contextlib
 import dataclasses
@@ -17,12 +17,12 @@ from dovetail.graph.trace import trace as trace_task
 from dovetail.loading import load_object
 from dovetail.plan import make_plan
 from dovetail.plan.ir import Plan, Resources, WorkerKind
-from dovetail.policies import POLICIES
-from dovetail.policies.fused import Fused
-from dovetail.policies.interface import Policy
-from dovetail.policies.local import Local
 from dovetail.replay.data import DataSpec
 from dovetail.replay.service.remote import Served
+from dovetail.strategies import STRATEGIES
+from dovetail.strategies.fused import Fused
+from dovetail.strategies.interface import Strategy
+from dovetail.strategies.local import Local
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Planned:
 def plan_for(
     algorithm: Algorithm,
     env: Env,
-    policy: Policy,
+    strategy: Strategy,
     steps: int,
     resources: Resources | None = None,
     data: DataSpec | None = None,
@@ -52,8 +52,8 @@ def plan_for(
     servers that keep the replay.
     """
     env = env if online else dataclasses.replace(env, jax=None)
-    graphs = graphs_of(algorithm, env, policy.envs, steps, data, online, wanted, served)
-    plan, graph = make_plan(policy, graphs, machine() if resources is None else resources)
+    graphs = graphs_of(algorithm, env, strategy.envs, steps, data, online, wanted, served)
+    plan, graph = make_plan(strategy, graphs, machine() if resources is None else resources)
     stepping = {i.worker for i in plan.instances if i.fragment.endswith(".step")}
     processes = [w for w in plan.workers if w.kind is WorkerKind.PROCESS and w.name in stepping]
     if env.process is None and processes:
@@ -82,13 +82,13 @@ def graphs_of(
 
 
 def trace(algorithm: Algorithm, env: Any, num_envs: int = 8, steps: int = 200_000) -> Graph:
-    """The graph of `algorithm` on `env`: what every policy starts from."""
+    """The graph of `algorithm` on `env`: what every strategy starts from."""
     found = resolve(env)
     return trace_task(algorithm, Task(found.spec, num_envs, steps), found.jax)
 
 
-def prepare_backend(policy: Policy, devices: int | None = None) -> None:
-    """Sets up the CPU for a policy; only before JAX has started, and changing no result.
+def prepare_backend(strategy: Strategy, devices: int | None = None) -> None:
+    """Sets up the CPU for a strategy; only before JAX has started, and changing no result.
 
     A plan gets as many `devices` as it names, unless they are elsewhere. Where environments step on
     the host, a call runs in the calling thread: handing it to another takes three times as long as
@@ -96,13 +96,13 @@ def prepare_backend(policy: Policy, devices: int | None = None) -> None:
     """
     import jax
 
-    wanted = policy.devices_wanted if devices is None else devices
+    wanted = strategy.devices_wanted if devices is None else devices
     forced = "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     with contextlib.suppress(RuntimeError):
         if wanted > 1 and not forced:
             most = max(2, os.cpu_count() or 1)  # more than cores only by the user's own XLA_FLAGS
             jax.config.update("jax_num_cpu_devices", min(wanted, most))
-        if not policy.traced_envs:
+        if not strategy.traced_envs:
             jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
@@ -113,21 +113,21 @@ def machine() -> Resources:
     return Resources(devices=len(jax.devices()), cores=os.cpu_count() or 1)
 
 
-def resolve_policy(policy: Policy | str | None, env: Any) -> Policy:
-    """The policy that an object, a name or nothing stands for."""
-    if policy is None:
-        return default_policy(env)
-    if not isinstance(policy, str):
-        return policy
-    if ":" in policy:
-        return load_object(policy, "policy")()
-    if policy not in POLICIES:
-        raise UserError(f"There is no policy {policy!r}: {nearest(policy, POLICIES)}")
-    import dovetail.policies as policies
+def resolve_strategy(strategy: Strategy | str | None, env: Any) -> Strategy:
+    """The strategy that an object, a name or nothing stands for."""
+    if strategy is None:
+        return default_strategy(env)
+    if not isinstance(strategy, str):
+        return strategy
+    if ":" in strategy:
+        return load_object(strategy, "strategy")()
+    if strategy not in STRATEGIES:
+        raise UserError(f"There is no strategy {strategy!r}: {nearest(strategy, STRATEGIES)}")
+    import dovetail.strategies as strategies
 
-    return getattr(policies, POLICIES[policy].partition(":")[2])()
+    return getattr(strategies, STRATEGIES[strategy].partition(":")[2])()
 
 
-def default_policy(env: Any) -> Policy:
+def default_strategy(env: Any) -> Strategy:
     """Fused for an environment written in JAX, Local for one on the host."""
     return Local() if resolve(env).jax is None else Fused()

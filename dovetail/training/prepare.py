@@ -7,9 +7,9 @@ from typing import Any
 from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import Env
 from dovetail.hosts.deployment import Deployment
-from dovetail.policies.interface import Policy
 from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
+from dovetail.strategies.interface import Strategy
 from dovetail.training.dataset import RecordedData
 from dovetail.training.phases import Phase, phases, task_of
 from dovetail.training.place import Place
@@ -49,19 +49,19 @@ class Preparation:
     """Which servers keep the replay, if any do."""
 
     def phases(
-        self, policy: Policy, steps: int, online_steps: int, stack: ExitStack
+        self, strategy: Strategy, steps: int, online_steps: int, stack: ExitStack
     ) -> list[PreparedPhase]:
         """The phases of a run, each with its plan."""
         data = None
         if self.recorded is not None:
             data = self.recorded.prepare(self.algorithm, self.env.spec, self.seed)
         found: list[PreparedPhase] = []
-        for one in phases(self.algorithm, policy, steps, online_steps, data is not None):
+        for one in phases(self.algorithm, strategy, steps, online_steps, data is not None):
             end = found[0].last_step + online_steps if found else one.end
             phase = replace(one, end=end)
             record = self.settings.record is not None and phase.online
             replay = self.replay if phase.online else None
-            place = Place(self.algorithm, self.given, phase.policy, self.where, record, replay)
+            place = Place(self.algorithm, self.given, phase.strategy, self.where, record, replay)
             stack.callback(place.close)
             total = phase.end if phase.online else steps
             planned = place.plan(self.env, total, self.settings, data, phase.online)

@@ -41,9 +41,9 @@ class Recording:
         self._recorder.add(steps, self._updates - behind, Lanes(env, turn))
 
 
-def not_recorded(policy: Any) -> UserError:
-    """What to say of a policy that does not bring all steps to one learner."""
+def not_recorded(strategy: Any) -> UserError:
+    """What to say of a strategy that does not bring all steps to one learner."""
     return UserError(
-        f"--record takes what one learner gathers, and {type(policy).__name__} does not bring it "
-        "all steps: choose another policy, as local or actor-learner."
+        f"--record takes what one learner gathers, and {type(strategy).__name__} does not bring it "
+        "all steps: choose another strategy, as local or actor-learner."
     )

@@ -39,7 +39,7 @@ def make_exporter(
     from dovetail.telemetry.prometheus import PortTaken
 
     host, port = settings.metrics_host, settings.metrics_port
-    info = {name: str(config[name]) for name in ("algorithm", "policy", "seed")}
+    info = {name: str(config[name]) for name in ("algorithm", "strategy", "seed")}
     info["env"] = str(config["env_id"])
     try:
         exporter = ExporterProcess(host, port, info, plan.staleness, worker_nodes(plan), tell)

@@ -179,7 +179,7 @@ class _Session:
 def _title(start: RunStart) -> str:
     plan, seeds = start.last.planned.plan, start.settings.seeds
     acting = f", {plan.num_envs} environments" if start.last.planned.graph.unrolls else ""
-    what = f"{plan.algorithm} on {plan.env}, {plan.policy}{acting}"
+    what = f"{plan.algorithm} on {plan.env}, {plan.strategy}{acting}"
     return what if seeds == 1 else f"{what}, {seeds} seeds"
 
 

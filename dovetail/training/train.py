@@ -1,4 +1,4 @@
-"""From an algorithm, an environment and a policy to a finished run folder."""
+"""From an algorithm, an environment and a strategy to a finished run folder."""
 
 import dataclasses
 import time
@@ -12,14 +12,14 @@ from dovetail.errors import UserError, check_option
 from dovetail.hosts.deployment import Deployment, rebuilt
 from dovetail.inspection.explain import Explanation
 from dovetail.plan import serial
-from dovetail.policies import POLICIES
-from dovetail.policies.interface import Policy
 from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
+from dovetail.strategies import STRATEGIES
+from dovetail.strategies.interface import Strategy
 from dovetail.telemetry.remote import check_services
 from dovetail.training.config import describe, name_of, options_of, rebuild_all
 from dovetail.training.dataset import MEMORY, RecordedData, check_data
-from dovetail.training.phases import acting_policy, acts_at_all, check_steps, choose_policy
+from dovetail.training.phases import acting_strategy, acts_at_all, check_steps, choose_strategy
 from dovetail.training.planning import Planned, prepare_backend
 from dovetail.training.prepare import Preparation, RunStart
 from dovetail.training.replay_servers import ServedReplay
@@ -31,7 +31,7 @@ from dovetail.training.start import enable_compile_cache
 def train(
     algorithm: Algorithm,
     env: Any = None,
-    policy: Policy | str | None = None,
+    strategy: Strategy | str | None = None,
     *,
     steps: int = 200_000,
     seed: int = 0,
@@ -45,14 +45,14 @@ def train(
     """Trains `algorithm` on `env` for `steps` environment steps; returns the run's folder.
 
     `env` is an id ("CartPole-v1", "gymnax:Breakout-MinAtar"), a `JaxEnv`, or a class or factory of
-    Gymnasium environments. `policy` says how the loop is distributed: Fused for JAX environments
+    Gymnasium environments. `strategy` says how the loop is distributed: Fused for JAX environments
     and Local for others unless given. With `cluster` it runs on Ray: "local" starts one on this
     machine, "auto" joins the one that runs here, "host:port" another; a `Deployment` says more.
 
     `data` is the folder of a dataset to learn from. An algorithm that is made for recorded data
     takes `steps` gradient steps on it and never acts: `env`, by default the one that the dataset
     names, is for evaluation alone. With `online_steps` it then goes on in `env` for as many
-    environment steps, and `policy` is for these. Any other takes `data_share` of each batch from
+    environment steps, and `strategy` is for these. Any other takes `data_share` of each batch from
     it. More than `data_memory` megabytes of it are not kept in memory, but read as they are needed.
 
     `replay` says where an off-policy algorithm's replay is kept: "learner" unless given, "servers"
@@ -70,12 +70,12 @@ def train(
     with stopping() as stop, ExitStack() as stack:
         recorded = None if data is None else _opened(data, data_memory, stack)
         given, silent = _given_env(env, recorded)
-        chosen = choose_policy(
-            algorithm, policy, given, recorded is not None, online_steps, kept is not None
+        chosen = choose_strategy(
+            algorithm, strategy, given, recorded is not None, online_steps, kept is not None
         )
         prepare_backend(chosen, None if where is None else 1)
         acts = acts_at_all(algorithm, recorded is not None, online_steps)
-        found = resolve(given, traced=chosen.traced_envs if acts or policy else None)
+        found = resolve(given, traced=chosen.traced_envs if acts or strategy else None)
         _refuse_unusable(settings, acts, silent, kept)
         config = describe(
             algorithm, given, found, chosen, steps=steps, seed=seed, settings=settings
@@ -113,12 +113,12 @@ def resume(
     began = time.perf_counter()
     opened = run if isinstance(run, Run) else Run.open(run)
     config = dict(opened.config)
-    algorithm, policy, settings = rebuild_all(config)
+    algorithm, strategy, settings = rebuild_all(config)
     check_services(settings.log)
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
     where = rebuilt(config.get("cluster")) if where is None else where
     config["cluster"] = None if where is None else dataclasses.asdict(where)
-    prepare_backend(policy, None if where is None else 1)
+    prepare_backend(strategy, None if where is None else 1)
     if env is None and config.get("env_given") == "object":
         raise UserError(
             f"{opened.path} was trained on a Python object ({config['env']}): resume it from "
@@ -133,16 +133,19 @@ def resume(
     with stopping() as stop, ExitStack() as stack:
         recorded = None if known is None else _reopened(known, stack)
         given, silent = _known_env(env, config, recorded)
-        found = resolve(given, traced=policy.traced_envs)
+        found = resolve(given, traced=strategy.traced_envs)
         acts = acts_at_all(algorithm, recorded is not None, config["online_steps"])
         kept = ServedReplay.rebuilt(config.get("replay"))
         _refuse_unusable(settings, acts, silent, kept)
         if config["online_steps"] and not before:
-            policy = acting_policy(policy, given, found)
-            config |= {"policy": name_of(policy, POLICIES), "policy_options": options_of(policy)}
+            strategy = acting_strategy(strategy, given, found)
+            config |= {
+                "strategy": name_of(strategy, STRATEGIES),
+                "strategy_options": options_of(strategy),
+            }
         seed = config["seed"]
         making = Preparation(algorithm, given, found, where, settings, recorded, seed, kept)
-        prepared = making.phases(policy, *totals, stack)
+        prepared = making.phases(strategy, *totals, stack)
         start = RunStart(opened, found, prepared, config, settings, began, recorded, silent, True)
         return conduct(start, stop)
 

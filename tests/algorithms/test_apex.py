@@ -12,7 +12,7 @@ import dovetail as dt
 from dovetail.algorithms import ApeX
 from dovetail.algorithms.apex import Acted
 from dovetail.errors import UserError
-from dovetail.policies import Fused, Local
+from dovetail.strategies import Fused, Local
 
 
 def bound(**options: Any) -> ApeX:
@@ -63,8 +63,8 @@ def test_what_is_inserted_has_the_priority_that_its_actor_gave_it() -> None:
     assert not np.isclose(began, 1.0).any()  # the highest so far, if none had been given
 
 
-@pytest.mark.parametrize("policy", [Fused(4), Local(4)], ids=["fused", "local"])
-def test_some_actors_explore_and_others_hardly(policy: Any) -> None:
+@pytest.mark.parametrize("strategy", [Fused(4), Local(4)], ids=["fused", "local"])
+def test_some_actors_explore_and_others_hardly(strategy: Any) -> None:
     """Over a hundred steps the first acts at random in half of its choices, the last never."""
 
     class Watched(ApeX):
@@ -72,7 +72,7 @@ def test_some_actors_explore_and_others_hardly(policy: Any) -> None:
             return jnp.where(steps.extras.taken < steps.extras.best, 2.0, 1.0)
 
     algorithm = Watched(100, 1, 2, hidden=(4,), capacity=1000, begin_at=1000, epsilon_power=40.0)
-    with Started(algorithm, "dovetail:CartPole-v1", policy) as running:
+    with Started(algorithm, "dovetail:CartPole-v1", strategy) as running:
         running.advance(1)
     state = running.state.replay.state
     explored = (np.asarray(state.given).reshape(-1, 4) == 2.0).sum(axis=0)

@@ -10,26 +10,26 @@ import dovetail as dt
 pytestmark = pytest.mark.slow
 
 
-def final_return(tmp_path: Path, algorithm: Any, env: str, policy: Any, steps: int) -> float:
+def final_return(tmp_path: Path, algorithm: Any, env: str, strategy: Any, steps: int) -> float:
     """The greedy return of a short training that may end early, once it has solved the task."""
     until = {"dovetail:CartPole-v1": 475, "dovetail:MemoryCue-v0": 0.95}[env]
     settings = dt.Settings(
         folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=5, until=until
     )
-    run = dt.train(algorithm, env, policy, steps=steps, settings=settings)
+    run = dt.train(algorithm, env, strategy, steps=steps, settings=settings)
     return run.summary["final_return"]
 
 
 @pytest.mark.parametrize("name", ["IMPALA", "APPO", "A3C"])
 def test_cartpole_is_solved(tmp_path: Path, name: str) -> None:
     algorithm = getattr(dt.algorithms, name)()
-    policy = dt.policies.Fused(envs=8)
-    assert final_return(tmp_path, algorithm, "dovetail:CartPole-v1", policy, 1_500_000) >= 475
+    strategy = dt.strategies.Fused(envs=8)
+    assert final_return(tmp_path, algorithm, "dovetail:CartPole-v1", strategy, 1_500_000) >= 475
 
 
 @pytest.mark.parametrize("name", ["IMPALA", "APPO", "A3C"])
 def test_a_memory_recalls_the_cue(tmp_path: Path, name: str) -> None:
     options = {"unroll_length": 32, "learning_rate": 2e-3, "hidden": (32,), "recurrent": 32}
     algorithm = getattr(dt.algorithms, name)(**options)
-    policy = dt.policies.Fused()
-    assert final_return(tmp_path, algorithm, "dovetail:MemoryCue-v0", policy, 1_500_000) >= 0.95
+    strategy = dt.strategies.Fused()
+    assert final_return(tmp_path, algorithm, "dovetail:MemoryCue-v0", strategy, 1_500_000) >= 0.95

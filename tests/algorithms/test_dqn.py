@@ -120,7 +120,7 @@ def test_a_gradient_step_moves_every_weight(alone: str) -> None:
 def test_nothing_is_learned_before_there_is_enough() -> None:
     algorithm = bound(unroll_length=2, begin_at=8, batch_size=4, capacity=40, gradient_steps=1)
     seen = []
-    with Started(algorithm, "dovetail:CartPole-v1", dt.policies.Fused(2)) as running:
+    with Started(algorithm, "dovetail:CartPole-v1", dt.strategies.Fused(2)) as running:
         for _ in range(3):
             seen.append(float(running.advance(1).metrics["loss"]))
     assert seen[0] == 0.0 and seen[2] > 0.0  # 2 complete items, then 6, then 10
@@ -195,4 +195,4 @@ def test_a_sample_larger_than_the_replay() -> None:
 
 def test_a_batch_that_replicas_cannot_share_is_refused() -> None:
     with pytest.raises(UserError, match="in 2 equal parts, one for each .*choose another number"):
-        dt.explain(DQN(batch_size=31), "dovetail:CartPole-v1", dt.policies.Fused(devices=2))
+        dt.explain(DQN(batch_size=31), "dovetail:CartPole-v1", dt.strategies.Fused(devices=2))

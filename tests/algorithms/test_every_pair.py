@@ -1,4 +1,4 @@
-"""Every algorithm runs under every policy that can place it.
+"""Every algorithm runs under every strategy that can place it.
 
 Those pairs that are not compared with the interpreter elsewhere do two small updates here.
 """
@@ -15,13 +15,13 @@ from recorded_control import record_controls
 from small import Started, numbers
 from test_explain import CONTINUOUS, REFUSED
 from test_offline_agree import ALONE
-from test_policies_agree import COMPILED, ON_THE_HOST, pairs
-from test_policies_agree import POLICIES as COMPARED
+from test_strategies_agree import COMPILED, ON_THE_HOST, pairs
+from test_strategies_agree import STRATEGIES as COMPARED
 
 from dovetail.algorithms import ALGORITHMS
 from dovetail.loading import load_object
-from dovetail.policies import POLICIES
-from dovetail.policies.interface import Policy
+from dovetail.strategies import STRATEGIES
+from dovetail.strategies.interface import Strategy
 from dovetail.training.dataset import RecordedData
 
 ENVS = 8
@@ -50,24 +50,24 @@ SMALL: dict[str, dict[str, Any]] = {
     "data-parallel": {"devices": 2},
     "parameter-server": {"workers": 2},
 }
-NAMES = {target.partition(":")[2]: name for name, target in POLICIES.items()}
+NAMES = {target.partition(":")[2]: name for name, target in STRATEGIES.items()}
 DONE = {
-    (name, NAMES[type(COMPARED[policy]).__name__])
-    for name, policy in [*pairs(COMPILED), *pairs(ON_THE_HOST)]
+    (name, NAMES[type(COMPARED[strategy]).__name__])
+    for name, strategy in [*pairs(COMPILED), *pairs(ON_THE_HOST)]
 }
 """Pairs that are compared elsewhere."""
 REST = [
-    (name, policy)
+    (name, strategy)
     for name in ALGORITHMS
-    for policy in POLICIES
-    if (name, policy) not in DONE and (name, policy) not in REFUSED
+    for strategy in STRATEGIES
+    if (name, strategy) not in DONE and (name, strategy) not in REFUSED
 ]
 OFFLINE = [
-    (name, policy)
+    (name, strategy)
     for name in ALGORITHMS
     if load_object(ALGORITHMS[name], "algorithm").needs_data
-    for policy in ("fused", "local", "data-parallel")
-    if (name, policy.replace("data-parallel", "4 replicas")) not in ALONE
+    for strategy in ("fused", "local", "data-parallel")
+    if (name, strategy.replace("data-parallel", "4 replicas")) not in ALONE
 ]
 
 
@@ -80,12 +80,12 @@ def algorithm_of(name: str) -> Any:
     return kind(**chosen)
 
 
-def policy_of(name: str) -> Policy:
-    return load_object(POLICIES[name], "policy")(ENVS, **SMALL.get(name, {}))
+def strategy_of(name: str) -> Strategy:
+    return load_object(STRATEGIES[name], "strategy")(ENVS, **SMALL.get(name, {}))
 
 
-def run(algorithm: Any, env: str, policy: Policy, **more: Any) -> None:
-    with Started(algorithm, env, policy, **more) as running:
+def run(algorithm: Any, env: str, strategy: Strategy, **more: Any) -> None:
+    with Started(algorithm, env, strategy, **more) as running:
         before = numbers(running.state.params)
         report = running.advance(2)
     after = numbers(running.state.params)
@@ -99,18 +99,18 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return dict(zip((CARTPOLE, PENDULUM), recorded, strict=True))
 
 
-@pytest.mark.parametrize(("name", "policy"), REST)
-def test_it_runs(name: str, policy: str, folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("name", "strategy"), REST)
+def test_it_runs(name: str, strategy: str, folders: dict[str, Path]) -> None:
     algorithm, env = algorithm_of(name), PENDULUM if name in CONTINUOUS else CARTPOLE
     if not algorithm.needs_data:
-        run(algorithm, env, policy_of(policy))
+        run(algorithm, env, strategy_of(strategy))
         return
     with closing(RecordedData(folders[env])) as data:
-        run(algorithm, env, policy_of(policy), data=data)
+        run(algorithm, env, strategy_of(strategy), data=data)
 
 
-@pytest.mark.parametrize(("name", "policy"), OFFLINE)
-def test_it_runs_on_recorded_data_alone(name: str, policy: str, folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("name", "strategy"), OFFLINE)
+def test_it_runs_on_recorded_data_alone(name: str, strategy: str, folders: dict[str, Path]) -> None:
     env = PENDULUM if name in CONTINUOUS else CARTPOLE
     with closing(RecordedData(folders[env])) as data:
-        run(algorithm_of(name), env, policy_of(policy), data=data, online=False)
+        run(algorithm_of(name), env, strategy_of(strategy), data=data, online=False)

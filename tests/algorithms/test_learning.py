@@ -13,18 +13,18 @@ pytestmark = pytest.mark.slow
 
 
 def train(
-    tmp_path: Path, algorithm: Any, env: str, policy: Any, steps: int, **settings: Any
+    tmp_path: Path, algorithm: Any, env: str, strategy: Any, steps: int, **settings: Any
 ) -> dt.Run:
     folder = str(tmp_path / "run")
     quiet = dt.Settings(folder=folder, video=False, display="none", evaluate_every=5, **settings)
-    return dt.train(algorithm, env, policy, steps=steps, settings=quiet)
+    return dt.train(algorithm, env, strategy, steps=steps, settings=quiet)
 
 
 @pytest.mark.parametrize("name", ["PPO", "A2C", "REINFORCE"])
-@pytest.mark.parametrize("policy", ["local", "fused"])
-def test_cartpole_is_solved(tmp_path: Path, name: str, policy: str) -> None:
+@pytest.mark.parametrize("strategy", ["local", "fused"])
+def test_cartpole_is_solved(tmp_path: Path, name: str, strategy: str) -> None:
     algorithm = getattr(dt.algorithms, name)()
-    chosen = getattr(dt.policies, policy.title())(envs=8)
+    chosen = getattr(dt.strategies, strategy.title())(envs=8)
     run = train(tmp_path, algorithm, "CartPole-v1", chosen, 600_000, until=475)
     assert run.summary["final_return"] >= 475
     trained = load_trained(run)
@@ -36,7 +36,7 @@ def test_acrobot_is_solved(tmp_path: Path) -> None:
     ppo = dt.algorithms.PPO(
         unroll_length=64, learning_rate=1e-3, normalise_observations=True, normalise_rewards=True
     )
-    run = train(tmp_path, ppo, "gymnax:Acrobot-v1", dt.policies.Fused(), 1_000_000, until=-100)
+    run = train(tmp_path, ppo, "gymnax:Acrobot-v1", dt.strategies.Fused(), 1_000_000, until=-100)
     assert run.summary["final_return"] >= -100
 
 
@@ -50,7 +50,7 @@ def test_pendulum_swings_up(tmp_path: Path) -> None:
         normalise_observations=True,
         normalise_rewards=True,
     )
-    run = train(tmp_path, ppo, "gymnax:Pendulum-v1", dt.policies.Fused(), 2_000_000, until=-200)
+    run = train(tmp_path, ppo, "gymnax:Pendulum-v1", dt.strategies.Fused(), 2_000_000, until=-200)
     assert run.summary["final_return"] >= -200
 
 
@@ -58,7 +58,7 @@ def test_a_memory_recalls_the_cue(tmp_path: Path) -> None:
     env = "dovetail:MemoryCue-v0"
     options: dict[str, Any] = {"unroll_length": 32, "learning_rate": 2e-3, "hidden": (32,)}
     with_memory = dt.algorithms.PPO(recurrent=32, **options)
-    run = train(tmp_path / "with", with_memory, env, dt.policies.Fused(), 600_000, until=0.95)
+    run = train(tmp_path / "with", with_memory, env, dt.strategies.Fused(), 600_000, until=0.95)
     assert run.summary["final_return"] >= 0.95
     without = train(tmp_path / "without", dt.algorithms.PPO(**options), env, "fused", 100_000)
     assert without.summary["final_return"] <= 0.75  # a coin's chance is 0.5
@@ -74,8 +74,8 @@ def test_lunar_lander_lands(tmp_path: Path) -> None:
         normalise_rewards=True,
     )
     lander = "LunarLander-v3"
-    run = train(tmp_path, ppo, lander, dt.policies.Local(), 700_000, until=200, episodes=40)
-    assert run.summary["final_return"] >= 150  # a random policy crashes at about -180
+    run = train(tmp_path, ppo, lander, dt.strategies.Local(), 700_000, until=200, episodes=40)
+    assert run.summary["final_return"] >= 150  # a random strategy crashes at about -180
 
 
 def test_half_cheetah_moves_forward(tmp_path: Path) -> None:
@@ -89,6 +89,6 @@ def test_half_cheetah_moves_forward(tmp_path: Path) -> None:
         normalise_observations=True,
         normalise_rewards=True,
     )
-    cheetah, local = "HalfCheetah-v5", dt.policies.Local(envs=8)
+    cheetah, local = "HalfCheetah-v5", dt.strategies.Local(envs=8)
     run = train(tmp_path, ppo, cheetah, local, 200_000, until=200, episodes=5)
-    assert run.summary["final_return"] >= 200  # a policy that does not move loses a little
+    assert run.summary["final_return"] >= 200  # a strategy that does not move loses a little

@@ -1,4 +1,4 @@
-"""The offline algorithms under the policies: each computes what the interpreter computes."""
+"""The offline algorithms under the strategies: each computes what the interpreter computes."""
 
 from functools import cache
 from pathlib import Path
@@ -13,8 +13,8 @@ from small import STEPS, Started, numbers
 import dovetail
 from dovetail.algorithm import Algorithm
 from dovetail.algorithms import AWAC, BC, CQL, IQL, TD3BC, DiscreteCQL
-from dovetail.policies import ActorLearner, CentralInference, DataParallel, Fused, Local
-from dovetail.policies.interface import Policy
+from dovetail.strategies import ActorLearner, CentralInference, DataParallel, Fused, Local
+from dovetail.strategies.interface import Strategy
 from dovetail.training.dataset import RecordedData
 
 ENVS, UPDATES, SEED = 4, 2, 3
@@ -41,12 +41,12 @@ ALGORITHMS: dict[str, tuple[Algorithm, str]] = {
     "awac": (AWAC(**TINY), PENDULUM),
     "awac, discrete": (AWAC(**TINY, prioritised=True), CARTPOLE),
 }
-OFFLINE: dict[str, Policy] = {
+OFFLINE: dict[str, Strategy] = {
     "fused": Fused(ENVS),
     "local": Local(ENVS),
     "4 replicas": DataParallel(ENVS, devices=4),
 }
-ONLINE: dict[str, Policy] = {
+ONLINE: dict[str, Strategy] = {
     "local": Local(ENVS),
     "2 actors": ActorLearner(ENVS, actors=2, staleness=0, processes=False),
     "inference": CentralInference(ENVS, workers=2, processes=False),
@@ -74,10 +74,10 @@ def interpreted(name: str, folder: Path, online: bool) -> Any:
     return dovetail.interpret(algorithm, env, debug=False, **told).state
 
 
-def compare(name: str, policy: Policy, folders: dict[str, Path], online: bool) -> None:
+def compare(name: str, strategy: Strategy, folders: dict[str, Path], online: bool) -> None:
     algorithm, env = ALGORITHMS[name]
     data = RecordedData(folders[env])
-    with Started(algorithm, env, policy, seed=SEED, data=data, online=online) as running:
+    with Started(algorithm, env, strategy, seed=SEED, data=data, online=online) as running:
         before = numbers(running.state.params)
         running.advance(1)
         running.advance(UPDATES - 1)
@@ -90,14 +90,14 @@ def compare(name: str, policy: Policy, folders: dict[str, Path], online: bool) -
     assert_close(found, wanted)
 
 
-@pytest.mark.parametrize(("name", "policy"), ALONE)
-def test_from_recorded_data_alone(name: str, policy: str, folders: dict[str, Path]) -> None:
-    compare(name, OFFLINE[policy], folders, online=False)
+@pytest.mark.parametrize(("name", "strategy"), ALONE)
+def test_from_recorded_data_alone(name: str, strategy: str, folders: dict[str, Path]) -> None:
+    compare(name, OFFLINE[strategy], folders, online=False)
 
 
-@pytest.mark.parametrize(("name", "policy"), BESIDE)
-def test_beside_what_is_acted(name: str, policy: str, folders: dict[str, Path]) -> None:
-    compare(name, ONLINE[policy], folders, online=True)
+@pytest.mark.parametrize(("name", "strategy"), BESIDE)
+def test_beside_what_is_acted(name: str, strategy: str, folders: dict[str, Path]) -> None:
+    compare(name, ONLINE[strategy], folders, online=True)
 
 
 def test_every_offline_algorithm_is_compared() -> None:

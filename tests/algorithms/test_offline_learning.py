@@ -13,7 +13,7 @@ from behaviour import CARTPOLE, PENDULUM, Recorded, mixed
 
 import dovetail as dt
 from dovetail.algorithms import AWAC, BC, CQL, IQL, TD3BC, DiscreteCQL
-from dovetail.policies import Fused
+from dovetail.strategies import Fused
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
 
@@ -44,8 +44,8 @@ def learned(
         folder=str(folder), evaluate_every=0, episodes=40, video=False, display="none"
     )
     told: dict[str, Any] = {"steps": steps, "online_steps": online_steps, "data": data.folder}
-    policy = Fused(envs=4)
-    return dt.train(algorithm, data.env, policy, **told, seed=seed, settings=settings)
+    strategy = Fused(envs=4)
+    return dt.train(algorithm, data.env, strategy, **told, seed=seed, settings=settings)
 
 
 def final(run: dt.Run) -> float:

@@ -14,7 +14,7 @@ from dovetail.algorithms.r2d2 import SequenceRow
 from dovetail.algorithms.value_based import Batch
 from dovetail.errors import UserError
 from dovetail.functions.rescaling import rescale, restore
-from dovetail.policies import Fused
+from dovetail.strategies import Fused
 
 BURN_IN, LEARNED = 2, 8
 

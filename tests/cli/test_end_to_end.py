@@ -11,11 +11,11 @@ import dovetail
 from dovetail.cli.main import main
 
 TINY = (
-    "--env CartPole-v1 --policy local --envs 2 --unroll-length 8 --minibatches 2 --epochs 1"
+    "--env CartPole-v1 --strategy local --envs 2 --unroll-length 8 --minibatches 2 --epochs 1"
     " --hidden 4 --episodes 2 --evaluate-every 0 --no-video"
 )
 FIELDS = (
-    "algorithm env policy seed env_steps updates wall_s compile_s steps_per_s final_return"
+    "algorithm env strategy seed env_steps updates wall_s compile_s steps_per_s final_return"
     " time_to_threshold_s threshold run"
 )
 
@@ -31,7 +31,14 @@ def test_train_leaves_a_run_and_resume_goes_on_with_it(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = {path.name for path in trained.iterdir()}
-    assert {"config.json", "plan.txt", "metrics.csv", "checkpoints", "policy", "graph.svg"} <= names
+    assert {
+        "config.json",
+        "plan.txt",
+        "metrics.csv",
+        "checkpoints",
+        "policy",
+        "graph.svg",
+    } <= names
     assert json.loads((trained / "summary.json").read_text())["env_steps"] == 64
     assert main(["train", "--resume", str(trained), "--steps", "96", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -53,7 +60,7 @@ def test_eval_plot_and_explain(trained: Path, capsys: pytest.CaptureFixture[str]
     ("line", "sentence"),
     [
         ("train ppo --env CartPol-v1", "'CartPol-v1': did you mean 'CartPole-v1'?"),
-        ("train ppo --env gymnasium:Acrobot-v1 --policy fused", "use --policy local"),
+        ("train ppo --env gymnasium:Acrobot-v1 --strategy fused", "use --strategy local"),
         ("train ppo --env CartPole-v1 --steps 0", "--steps is 0: give 1 or more."),
         ("train ppo --env CartPole-v1 --run RUN", "is not empty"),
         ("train --resume RUN/config.json", "is a file, but a run is a folder"),
@@ -63,7 +70,7 @@ def test_eval_plot_and_explain(trained: Path, capsys: pytest.CaptureFixture[str]
         ("watch RUN/config.json", "is a file, but a run is a folder"),
         ("plot RUN --y los", "did you mean 'loss'?"),
         ("plot RUN --x updates", "Curves cannot be drawn against 'updates'"),
-        ("explain ppo --env gymnasium:Acrobot-v1 --policy fused", "use --policy local"),
+        ("explain ppo --env gymnasium:Acrobot-v1 --strategy fused", "use --strategy local"),
     ],
 )
 def test_a_mistake_is_a_sentence(

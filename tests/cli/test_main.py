@@ -144,9 +144,9 @@ def test_watch_and_plot_pass_on_what_was_given(
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("list --json") == 0
     listed = json.loads(capsys.readouterr().out)
-    assert set(listed) == {"algorithms", "policies", "environments"}
+    assert set(listed) == {"algorithms", "strategies", "environments"}
     assert (
-        listed["policies"]["fused"]
+        listed["strategies"]["fused"]
         == "One compiled program for everything; needs a JAX environment."
     )
     assert {"ppo", "a2c", "reinforce"} <= set(listed["algorithms"])

@@ -84,7 +84,7 @@ def test_an_algorithm_of_the_user_inherits_ours(source: Path) -> None:
 def test_every_own_option_has_a_meaning() -> None:
     from dovetail.cli.reference import Kind, catalogue
 
-    kinds: tuple[Kind, ...] = ("algorithm", "policy")
+    kinds: tuple[Kind, ...] = ("algorithm", "strategy")
     for kind in kinds:
         for word in catalogue(kind):
             own = find(kind, word)

@@ -10,10 +10,10 @@ import pytest
 import dovetail
 from dovetail.algorithms.ppo import PPO
 from dovetail.cli.main import main
-from dovetail.policies.actor_learner import ActorLearner
-from dovetail.policies.fused import Fused
-from dovetail.policies.local import Local
 from dovetail.run.settings import Settings
+from dovetail.strategies.actor_learner import ActorLearner
+from dovetail.strategies.fused import Fused
+from dovetail.strategies.local import Local
 from dovetail.training import planning
 
 SUMMARY = {"algorithm": "ppo", "final_return": 480.0, "run": "runs/x"}
@@ -43,7 +43,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls = Calls()
     monkeypatch.setattr(dovetail, "train", calls, raising=False)
     monkeypatch.setattr(dovetail, "Settings", Settings, raising=False)
-    monkeypatch.setattr(planning, "default_policy", lambda env: Local())
+    monkeypatch.setattr(planning, "default_strategy", lambda env: Local())
     return calls
 
 
@@ -52,8 +52,8 @@ def test_the_shortest_line(train: Calls) -> None:
     assert train == [((PPO(), "CartPole-v1", None), {"settings": Settings()})]
 
 
-def test_options_reach_algorithm_policy_and_settings(train: Calls) -> None:
-    line = "train PPO --env X --policy fused --envs 32 --devices 2 --seed 3 --steps 2e5"
+def test_options_reach_algorithm_strategy_and_settings(train: Calls) -> None:
+    line = "train PPO --env X --strategy fused --envs 32 --devices 2 --seed 3 --steps 2e5"
     line += " --learning_rate 1e-3 --hidden 32,32 --no-anneal --lambda 0.9 --until -1e2 --run r"
     assert main(line.split()) == 0
     algorithm = PPO(learning_rate=1e-3, hidden=(32, 32), anneal=False, lambda_=0.9)
@@ -69,26 +69,26 @@ def test_options_reach_algorithm_policy_and_settings(train: Calls) -> None:
 def test_whether_there_are_processes_is_a_plain_flag(
     train: Calls, flag: str, chosen: bool | None
 ) -> None:
-    assert command(f"train impala --env X --policy actor-learner {flag} --envs 4") == 0
+    assert command(f"train impala --env X --strategy actor-learner {flag} --envs 4") == 0
     assert train[0][0][2] == ActorLearner(envs=4, processes=chosen)
 
 
-def test_a_policy_option_alone_goes_to_the_default_policy(train: Calls) -> None:
+def test_a_strategy_option_alone_goes_to_the_default_strategy(train: Calls) -> None:
     assert command("train ppo --env X --envs 4") == 0
     assert train[0][0][2] == Local(envs=4)
 
 
-def test_an_option_of_another_policy_is_refused(
+def test_an_option_of_another_strategy_is_refused(
     train: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("train ppo --env X --devices 2") == 2
-    assert "Local, the policy for X, has no option --devices" in capsys.readouterr().err
+    assert "Local, the strategy for X, has no option --devices" in capsys.readouterr().err
 
 
 def test_the_same_python_is_shown_on_standard_error(
     train: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command("train ppo --env X --policy local --envs 4 --seed 3 --until 5 --json")
+    command("train ppo --env X --strategy local --envs 4 --seed 3 --until 5 --json")
     out, err = capsys.readouterr()
     assert json.loads(out) == SUMMARY
     assert err == (
@@ -97,7 +97,7 @@ def test_the_same_python_is_shown_on_standard_error(
         "run = dt.train(\n"
         "    dt.algorithms.PPO(),\n"
         "    'X',\n"
-        "    dt.policies.Local(envs=4),\n"
+        "    dt.strategies.Local(envs=4),\n"
         "    seed=3,\n"
         "    settings=dt.Settings(until=5.0),\n"
         ")\n\n"
@@ -115,7 +115,7 @@ def test_the_command_line_wins_over_the_config_file(train: Calls, tmp_path: Path
     file.write_text(
         'env = "A"\nseed = 1\nsteps = 50\nuntil = 3\n'
         '[algorithm]\nname = "ppo"\nlearning-rate = 0.5\nhidden = [8]\nanneal = false\n'
-        '[policy]\nname = "local"\nenvs = 2\n'
+        '[strategy]\nname = "local"\nenvs = 2\n'
         "[settings]\nepisodes = 7\n"
     )
     assert main(f"train --config {file} --seed 2 --learning-rate 0.25 --envs 3".split()) == 0
@@ -137,8 +137,8 @@ def test_the_command_line_wins_over_the_config_file(train: Calls, tmp_path: Path
         ("seed = 'a'", "--seed wants a whole number, not 'a'."),
         ("[algorithm]\nepochs = 'a'", "--epochs wants a whole number, not 'a'."),
         ("seed = ", "is not valid TOML"),
-        ("policy = 'fussed'", "There is no policy called 'fussed': did you mean 'fused'?"),
-        ("policy = 3", "policy wants text, not 3."),
+        ("strategy = 'fussed'", "There is no strategy called 'fussed': did you mean 'fused'?"),
+        ("strategy = 3", "strategy wants text, not 3."),
     ],
 )
 def test_a_wrong_config_file_is_a_sentence(
@@ -159,7 +159,7 @@ def test_a_wrong_config_file_is_a_sentence(
         ("train", "Name an algorithm, as in `dovetail train ppo …`"),
         ("train ppo", "Name an environment, for instance: dovetail train ppo --env CartPole-v1."),
         ("train pppo --env X", "There is no algorithm called 'pppo': did you mean 'ppo'?"),
-        ("train ppo --env X --policy loca", "no policy called 'loca': did you mean 'local'?"),
+        ("train ppo --env X --strategy loca", "no strategy called 'loca': did you mean 'local'?"),
         ("train ppo --env X --lr 1", "train has no option --lr: did you mean --learning-rate?"),
         ("train ppo --env X --ephochs=1", "has no option --ephochs: did you mean --epochs?"),
         ("train ppo --env X --qqq 1", "has no option --qqq: see dovetail train --help."),
@@ -253,7 +253,7 @@ def test_explain(
 
     monkeypatch.setattr(dovetail, "explain", explain, raising=False)
     file = tmp_path / "g.svg"
-    assert main(f"explain ppo --env X --policy fused --epochs 2 --svg {file}".split()) == 0
+    assert main(f"explain ppo --env X --strategy fused --epochs 2 --svg {file}".split()) == 0
     assert seen == [(PPO(epochs=2), "X", Fused())]
     assert file.read_text() == "<svg/>"
     assert capsys.readouterr().out == f"the graph\nThe graph is drawn in {file}.\n"

@@ -13,8 +13,8 @@ from small import STEPS, Started
 from dovetail.algorithm import Algorithm, Task
 from dovetail.envs.resolve import resolve
 from dovetail.hosts.deployment import Deployment
-from dovetail.policies.interface import Policy
 from dovetail.run.settings import Settings
+from dovetail.strategies.interface import Strategy
 from dovetail.training import cluster as clustering
 from dovetail.training.planning import plan_for
 from dovetail.training.start import enable_compile_cache, first_state
@@ -69,19 +69,19 @@ class OnCluster(Started):
         self,
         algorithm: Algorithm,
         env: Any,
-        policy: Policy,
+        strategy: Strategy,
         deployment: Deployment,
         *,
         seed: int = 0,
         patience: float = 30.0,
     ) -> None:
-        found = resolve(env, traced=policy.traced_envs)
-        recipe = clustering.Recipe(algorithm, env, policy, STEPS, enable_compile_cache)
+        found = resolve(env, traced=strategy.traced_envs)
+        recipe = clustering.Recipe(algorithm, env, strategy, STEPS, enable_compile_cache)
         user_files = clustering.UserFiles.of(recipe, deployment)
         connection, resources = clustering.join(deployment, user_files)
         self.told: list[str] = []
         try:
-            planned = plan_for(algorithm, found, policy, STEPS, resources)
+            planned = plan_for(algorithm, found, strategy, STEPS, resources)
             self.plan, self.graph = planned.plan, planned.graph
             settings = Settings(patience=patience)
             self.cluster: Any = clustering.cluster_runtime(
@@ -95,7 +95,7 @@ class OnCluster(Started):
         task = Task(found.spec, plan.update_envs, STEPS, plan.num_envs, plan.shards)
         bound = algorithm.bind(task)
         try:
-            start = first_state(bound, found.jax, policy.envs, seed)
+            start = first_state(bound, found.jax, strategy.envs, seed)
             self.state: Any = start[0]
             self.actor: Any = self.runtime.load(*start)
         except BaseException:

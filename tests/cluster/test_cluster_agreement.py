@@ -1,4 +1,4 @@
-"""On a cluster of three nodes every synchronous policy computes what the interpreter computes."""
+"""On a cluster of three nodes every synchronous strategy computes what the interpreter computes."""
 
 import time
 from dataclasses import replace
@@ -31,7 +31,7 @@ from dovetail.errors import UserError
 from dovetail.hosts.deployment import Deployment, ProcessShare
 from dovetail.loading import load_object
 from dovetail.plan.ir import LinkKind
-from dovetail.policies import (
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     DataParallel,
@@ -41,13 +41,13 @@ from dovetail.policies import (
     ParameterServer,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy
+from dovetail.strategies.interface import Strategy
 from dovetail.training import dataset as recorded
 
 HALF = ProcessShare(cpus=0.5)
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "critic_apart.py"
 CRITIC: Any = load_object(f"{EXAMPLE}:CriticApart", "algorithm")(unroll_length=4, hidden=8)
-CASES: dict[str, tuple[str, str, Policy, int]] = {
+CASES: dict[str, tuple[str, str, Strategy, int]] = {
     "2 actors": ("ppo", HOST, ActorLearner(ENVS, actors=2, staleness=0), 3),
     "4 actors": ("impala", CARTPOLE, ActorLearner(ENVS, actors=4, staleness=0), 5),
     "actors with processes": (
@@ -70,19 +70,19 @@ CASES: dict[str, tuple[str, str, Policy, int]] = {
     "local": ("a3c", HOST, Local(ENVS), 1),
     "fused": ("ppo", CARTPOLE, Fused(ENVS), 1),
 }
-"""Algorithm, environment, policy, and how many processes that makes."""
+"""Algorithm, environment, strategy, and how many processes that makes."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_cluster_equals_the_interpreter(nodes: Nodes, case: str) -> None:
-    algorithm, env, policy, processes = CASES[case]
+    algorithm, env, strategy, processes = CASES[case]
     where = Deployment(nodes.address, HALF, HALF)
-    with OnCluster(ALGORITHMS[algorithm], env, policy, where, seed=SEED) as running:
+    with OnCluster(ALGORITHMS[algorithm], env, strategy, where, seed=SEED) as running:
         assert len(running.plan.processes) == processes
         advance_and_compare(running, algorithm, env)
 
 
-LINKED: dict[str, Policy] = {
+LINKED: dict[str, Strategy] = {
     "learner and actors": ActorLearner(ENVS, actors=2, staleness=0, sides=("critic",)),
     "replicas": DataParallel(ENVS, devices=1, sides=("critic",)),
 }
@@ -103,9 +103,9 @@ def test_a_side_of_ones_own_on_a_node_of_its_own(nodes: Nodes, case: str) -> Non
 
 
 def test_inserts_go_straight_to_their_shards(nodes: Nodes) -> None:
-    algorithm, env, policy, _ = CASES["2 shards"]
+    algorithm, env, strategy, _ = CASES["2 shards"]
     where = Deployment(nodes.address, HALF, HALF)
-    with OnCluster(ALGORITHMS[algorithm], env, policy, where, seed=SEED) as running:
+    with OnCluster(ALGORITHMS[algorithm], env, strategy, where, seed=SEED) as running:
         report = running.advance(2)
     assert_links_are_the_plans(running.plan, running.graph, report, 2)
     assert not [span for span in report.spans["learner"] if span.name == "insert"]
@@ -134,8 +134,8 @@ def test_learning_from_recorded_data(
 
 
 def test_learners_are_on_different_nodes(nodes: Nodes) -> None:
-    policy = DataParallel(ENVS, devices=2)
-    with OnCluster(ALGORITHMS["ppo"], HOST, policy, Deployment(nodes.address)) as running:
+    strategy = DataParallel(ENVS, devices=2)
+    with OnCluster(ALGORITHMS["ppo"], HOST, strategy, Deployment(nodes.address)) as running:
         planned = {process.node for process in running.plan.processes}
         running.advance(1)
         found = set(running.cluster.where)
@@ -143,9 +143,9 @@ def test_learners_are_on_different_nodes(nodes: Nodes) -> None:
 
 
 def test_what_crosses_nodes_goes_through_the_object_store(nodes: Nodes) -> None:
-    policy = ActorLearner(ENVS, actors=2, staleness=0, processes=True)
+    strategy = ActorLearner(ENVS, actors=2, staleness=0, processes=True)
     where = Deployment(nodes.address, HALF, HALF)
-    with OnCluster(ALGORITHMS["ppo"], HOST, policy, where) as running:
+    with OnCluster(ALGORITHMS["ppo"], HOST, strategy, where) as running:
         kinds = {link.boundary: link.kind for link in running.plan.links}
     assert kinds["broadcast"] is kinds["gather"] is LinkKind.OBJECT_STORE
     assert kinds["action"] is kinds["observation"] is LinkKind.SHARED_MEMORY
@@ -153,9 +153,9 @@ def test_what_crosses_nodes_goes_through_the_object_store(nodes: Nodes) -> None:
 
 def test_actors_that_hear_from_the_learner_in_the_middle_of_an_iteration(nodes: Nodes) -> None:
     """The toys' own files reach the workers, and every chain of an iteration is a call."""
-    policy = ActorLearner(4, actors=2, staleness=0)
+    strategy = ActorLearner(4, actors=2, staleness=0)
     where = Deployment(nodes.address, HALF, HALF)
-    with OnCluster(TwoUnrolls(), Drift(), policy, where) as running:
+    with OnCluster(TwoUnrolls(), Drift(), strategy, where) as running:
         running.advance(3)
     with Started(TwoUnrolls(), Drift(), Local(4)) as expected:
         expected.advance(3)
@@ -165,9 +165,9 @@ def test_actors_that_hear_from_the_learner_in_the_middle_of_an_iteration(nodes: 
 
 def test_states_are_kept_for_whoever_holds_their_report(nodes: Nodes) -> None:
     """As an evaluation does that takes longer than many reports."""
-    policy = DataParallel(ENVS, devices=2)
+    strategy = DataParallel(ENVS, devices=2)
     where = Deployment(nodes.address, HALF, HALF)
-    with OnCluster(ALGORITHMS["ppo"], HOST, policy, where, seed=SEED) as running:
+    with OnCluster(ALGORITHMS["ppo"], HOST, strategy, where, seed=SEED) as running:
         first = running.runtime.advance(1).wait()
         for _ in range(6):
             running.runtime.advance(1).wait()
@@ -181,9 +181,9 @@ def test_states_are_kept_for_whoever_holds_their_report(nodes: Nodes) -> None:
 
 
 def test_spans_of_other_processes_are_on_the_drivers_clock(nodes: Nodes) -> None:
-    policy = ActorLearner(ENVS, actors=2, staleness=0)
+    strategy = ActorLearner(ENVS, actors=2, staleness=0)
     where = Deployment(nodes.address, HALF, HALF)
-    with OnCluster(ALGORITHMS["ppo"], HOST, policy, where) as running:
+    with OnCluster(ALGORITHMS["ppo"], HOST, strategy, where) as running:
         running.advance(1)
         began = time.perf_counter()
         report = running.advance(5)
@@ -198,11 +198,11 @@ def test_spans_of_other_processes_are_on_the_drivers_clock(nodes: Nodes) -> None
 def test_actors_insert_into_servers_on_nodes(nodes: Nodes, tmp_path: Path) -> None:
     """Over TCP, each into its own shard; what is learned is what one machine learns."""
     where = Deployment(nodes.address, HALF, HALF)
-    policy = ActorLearner(ENVS, actors=2, staleness=0)
+    strategy = ActorLearner(ENVS, actors=2, staleness=0)
     weights: list[bytes] = []
     for name, cluster in (("nodes", where), ("here", None)):
         run = dovetail.train(
-            *(ALGORITHMS["dqn-prioritised"], HOST, policy),
+            *(ALGORITHMS["dqn-prioritised"], HOST, strategy),
             steps=UPDATES * LENGTH * ENVS,
             seed=SEED,
             cluster=cluster,

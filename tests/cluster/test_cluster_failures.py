@@ -20,7 +20,7 @@ import dovetail
 from dovetail.algorithms import DQN, IMPALA
 from dovetail.errors import UserError
 from dovetail.hosts.deployment import Deployment, ProcessShare
-from dovetail.policies import ActorLearner
+from dovetail.strategies import ActorLearner
 
 IMPALA_SMALL = IMPALA(LENGTH, hidden=(8,))
 HALF = ProcessShare(cpus=0.5)
@@ -57,9 +57,9 @@ def test_an_actor_that_is_killed_is_replaced(nodes: Nodes) -> None:
 
 
 def test_a_replay_that_is_killed_comes_back_as_it_was_saved(nodes: Nodes) -> None:
-    policy = ActorLearner(ENVS, actors=2, staleness=1, shards=2)
+    strategy = ActorLearner(ENVS, actors=2, staleness=1, shards=2)
     dqn = DQN(LENGTH, batch_size=4, capacity=1024, begin_at=1, hidden=(8,))
-    with OnCluster(dqn, "CartPole-v1", policy, Deployment(nodes.address, HALF, HALF)) as running:
+    with OnCluster(dqn, "CartPole-v1", strategy, Deployment(nodes.address, HALF, HALF)) as running:
         running.advance(10)
         saved = np.asarray(running.state.replay.state.counters.begun)  # as for a checkpoint
         assert saved.shape == (2, 4) and 30 < saved.min() <= saved.max() <= 10 * LENGTH
@@ -96,8 +96,8 @@ def test_a_node_that_dies_is_replaced_and_one_that_comes_is_used() -> None:
         first, spare = own.add(resources={"actors": 2}), None
         actor = ProcessShare(resources={"actors": 1})
         where = Deployment(own.address, actor=actor)
-        policy = ActorLearner(12, actors=3, fewest=2, staleness=2)
-        with OnCluster(IMPALA_SMALL, "CartPole-v1", policy, where) as running:
+        strategy = ActorLearner(12, actors=3, fewest=2, staleness=2)
+        with OnCluster(IMPALA_SMALL, "CartPole-v1", strategy, where) as running:
             running.advance(5)
             assert [process.node for process in running.plan.processes].count("") == 1
             spare = own.add(num_cpus=3, resources={"actors": 3})
@@ -141,7 +141,7 @@ def test_a_dead_learner_ends_the_run_and_names_the_checkpoint(nodes: Nodes, tmp_
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_of_a_driver_that_ends(nodes: Nodes, tmp_path: Path, how: int) -> None:
     folder = tmp_path / "run"
-    words = ["train", "impala", "--env", "CartPole-v1", "--policy", "actor-learner"]
+    words = ["train", "impala", "--env", "CartPole-v1", "--strategy", "actor-learner"]
     words += ["--cluster", nodes.address, "--steps", "1_000_000_000", "--run", str(folder)]
     words += ["--hidden", "8", "--display", "plain", "--no-video", "--episodes", "2"]
     with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as driver:
@@ -161,7 +161,7 @@ def test_nothing_is_left_of_a_driver_that_ends(nodes: Nodes, tmp_path: Path, how
 def test_a_dead_head_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with fresh_nodes() as own:
-        words = ["train", "impala", "--env", "CartPole-v1", "--policy", "actor-learner"]
+        words = ["train", "impala", "--env", "CartPole-v1", "--strategy", "actor-learner"]
         words += ["--cluster", own.address, "--steps", "1_000_000_000", "--run", str(folder)]
         words += ["--hidden", "8", "--display", "plain", "--no-video", "--episodes", "2"]
         words += ["--checkpoint-every", "0.5"]

@@ -17,7 +17,7 @@ from dovetail.cli.main import main
 from dovetail.errors import UserError
 from dovetail.hosts.deployment import Deployment, ProcessShare
 from dovetail.loading import load_object
-from dovetail.policies import ActorLearner, Local
+from dovetail.strategies import ActorLearner, Local
 
 COMMAND = [sys.executable, "-c", "from dovetail.cli.main import main; raise SystemExit(main())"]
 MINE = """
@@ -56,9 +56,9 @@ def project(tmp_path: Path) -> Path:
 
 def test_a_users_own_files_reach_the_workers(nodes: Nodes, project: Path) -> None:
     algorithm = load_object(f"{project / 'mine.py'}:Mine", "algorithm")(LENGTH, hidden=(8,))
-    policy = ActorLearner(ENVS, actors=2, staleness=0)
+    strategy = ActorLearner(ENVS, actors=2, staleness=0)
     env = f"{project / 'world.py'}:corridor"
-    with OnCluster(algorithm, env, policy, Deployment(nodes.address)) as running:
+    with OnCluster(algorithm, env, strategy, Deployment(nodes.address)) as running:
         assert running.advance(2).finite
 
 
@@ -182,11 +182,20 @@ def test_what_cannot_be_sent_is_refused(nodes: Nodes) -> None:
 
 
 def test_a_local_cluster_needs_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    words = ["train", "ppo", "--env", "CartPole-v1", "--policy", "actor-learner", "--steps", "500"]
+    words = [
+        "train",
+        "ppo",
+        "--env",
+        "CartPole-v1",
+        "--strategy",
+        "actor-learner",
+        "--steps",
+        "500",
+    ]
     words += ["--unroll-length", "8", "--hidden", "8", "--cluster", "local", "--no-video"]
     words += ["--episodes", "2", "--json", "--run", str(tmp_path / "run")]
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert '"policy": "actor-learner"' in done.stdout.splitlines()[-1]
+    assert '"strategy": "actor-learner"' in done.stdout.splitlines()[-1]
     assert "object store" in (tmp_path / "run" / "plan.txt").read_text()
     assert eventually(lambda: not processes_of("ray::LearnerProcess"))

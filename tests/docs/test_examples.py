@@ -1,4 +1,4 @@
-"""The example learns under both policies, and the pages show what is true of it."""
+"""The example learns under both strategies, and the pages show what is true of it."""
 
 import importlib
 import json
@@ -37,7 +37,7 @@ def test_the_page_shows_the_whole_file() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_runs_and_the_example_learns_under_both_policies(
+def test_the_page_runs_and_the_example_learns_under_both_strategies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = [block for block in blocks(PAGE, "python") if block.strip("\n") not in EXAMPLE]
@@ -47,7 +47,7 @@ def test_the_page_runs_and_the_example_learns_under_both_policies(
     for program in programs:
         exec(program, names)  # the later ones go on with the names of the earlier
     returns = {
-        summary["policy"]: summary["final_return"]
+        summary["strategy"]: summary["final_return"]
         for summary in map(
             json.loads, (p.read_text() for p in tmp_path.glob("runs/*/summary.json"))
         )

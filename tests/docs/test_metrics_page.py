@@ -13,7 +13,7 @@ import dovetail
 from dovetail.algorithms import ALGORITHMS, IMPALA
 from dovetail.envs.interface import Discrete
 from dovetail.loading import load_object
-from dovetail.policies import ActorLearner, CentralInference, Fused, Local
+from dovetail.strategies import ActorLearner, CentralInference, Fused, Local
 
 PAGE = DOCS["metrics.md"]
 TOLD = set(re.findall(r"`([a-z_]+)`", PAGE))
@@ -29,10 +29,10 @@ RUNS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("policy", RUNS)
-def test_every_column_is_explained(policy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", RUNS)
+def test_every_column_is_explained(strategy: str, tmp_path: Path) -> None:
     settings = replace(QUIET, folder=str(tmp_path / "run"))
-    run = dovetail.train(*RUNS[policy], steps=640, settings=settings)
+    run = dovetail.train(*RUNS[strategy], steps=640, settings=settings)
     columns = {name for name in run.metrics if not name.startswith("share_")}
     assert {"time_s", "loss", "steps_per_s"} <= columns
     assert columns <= TOLD

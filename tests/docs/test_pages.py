@@ -23,12 +23,12 @@ from dovetail.cli.main import main
 from dovetail.cli.train import _parser
 from dovetail.loading import load_object
 from dovetail.plan.ir import Resources
-from dovetail.policies import POLICIES
 from dovetail.run.settings import Settings
 from dovetail.runtime import supervision
+from dovetail.strategies import STRATEGIES
 
 UPDATE = bool(os.environ.get("DOVETAIL_UPDATE_GOLDEN"))
-IMAGES = ROOT / "docs" / "images" / "policies"
+IMAGES = ROOT / "docs" / "images" / "strategies"
 MACHINE = Resources(devices=4, cores=8)
 """What the pages' plans are made for; a plan tells how many workers share how many cores."""
 SHORT = "--steps 400 --episodes 2 --evaluate-every 0 --checkpoint-every 1e9 --no-video"
@@ -75,48 +75,52 @@ def test_what_a_command_prints(page: str, block: str, capsys: Any) -> None:
     assert lines(found) == lines(shown)
 
 
-def explained(policy: str) -> str:
-    """The command that a policy's page explains it by."""
-    commands = [b.split("\n")[0] for b in blocks(DOCS[f"policies/{policy}.md"], "console")]
+def explained(strategy: str) -> str:
+    """The command that a strategy's page explains it by."""
+    commands = [b.split("\n")[0] for b in blocks(DOCS[f"strategies/{strategy}.md"], "console")]
     return commands[0].removeprefix("$ ")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.usefixtures("at_home")
-def test_the_picture_is_that_of_the_plan(policy: str) -> None:
-    command = explained(policy)
-    assert f"--policy {policy} " in f"{command} "
-    assert f"](../images/policies/{policy}.svg)" in DOCS[f"policies/{policy}.md"]
+def test_the_picture_is_that_of_the_plan(strategy: str) -> None:
+    command = explained(strategy)
+    assert f"--strategy {strategy} " in f"{command} "
+    assert f"](../images/strategies/{strategy}.svg)" in DOCS[f"strategies/{strategy}.md"]
     assert main([*shlex.split(command)[1:], "--svg", "drawn.svg"]) == 0
     drawn = Path("drawn.svg").read_text(encoding="utf-8")
-    file = IMAGES / f"{policy}.svg"
+    file = IMAGES / f"{strategy}.svg"
     if UPDATE:
         file.write_text(drawn, encoding="utf-8")
     assert drawn == file.read_text(encoding="utf-8")
 
 
-def test_every_policy_has_its_page_its_picture_and_its_row() -> None:
-    assert {n for n in DOCS if n.startswith("policies/")} == {f"policies/{n}.md" for n in POLICIES}
-    assert {file.stem for file in IMAGES.glob("*")} == set(POLICIES)
-    rows = re.findall(r"^\| \[`(.+)`\]\((.+)\) \|", DOCS["policies.md"], flags=re.MULTILINE)
-    assert rows == [(name, f"policies/{name}.md") for name in POLICIES]
+def test_every_strategy_has_its_page_its_picture_and_its_row() -> None:
+    assert {n for n in DOCS if n.startswith("strategies/")} == {
+        f"strategies/{n}.md" for n in STRATEGIES
+    }
+    assert {file.stem for file in IMAGES.glob("*")} == set(STRATEGIES)
+    rows = re.findall(r"^\| \[`(.+)`\]\((.+)\) \|", DOCS["strategies.md"], flags=re.MULTILINE)
+    assert rows == [(name, f"strategies/{name}.md") for name in STRATEGIES]
 
 
 # Options.
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_options_of_a_policy(policy: str) -> None:
-    table = DOCS[f"policies/{policy}.md"].partition("| option | default |")[2].partition("\n\n")[0]
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_options_of_a_strategy(strategy: str) -> None:
+    table = (
+        DOCS[f"strategies/{strategy}.md"].partition("| option | default |")[2].partition("\n\n")[0]
+    )
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, flags=re.MULTILINE)
-    defaults = vars(load_object(POLICIES[policy], "policy")())
+    defaults = vars(load_object(STRATEGIES[strategy], "strategy")())
     assert [name for name, _ in rows] == list(defaults)
     for name, written in rows:
         assert defaults[name] is None or written == str(defaults[name]), name
 
 
-def test_the_flags_of_every_policy_are_on_the_page_of_the_command_line() -> None:
-    kinds = [load_object(target, "policy") for target in POLICIES.values()]
+def test_the_flags_of_every_strategy_are_on_the_page_of_the_command_line() -> None:
+    kinds = [load_object(target, "strategy") for target in STRATEGIES.values()]
     names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     page = DOCS["command-line.md"]
     missing = [name for name in names if f"`--{name.replace('_', '-')}" not in page]
@@ -127,7 +131,7 @@ def test_the_flags_of_every_policy_are_on_the_page_of_the_command_line() -> None
 
 
 def test_the_limits_are_those_of_the_runtime() -> None:
-    page = " ".join(DOCS["policies.md"].split())
+    page = " ".join(DOCS["strategies.md"].split())
     pauses = f"from {supervision.FIRST_PAUSE:g} s to {supervision.LONGEST_PAUSE:g} s"
     often = f"up to {supervision.RESTARTS} times for one worker"
     assert f"{often}, after pauses that grow {pauses}" in page
@@ -136,7 +140,7 @@ def test_the_limits_are_those_of_the_runtime() -> None:
 
 
 def test_what_every_algorithm_bears() -> None:
-    table = DOCS["policies.md"].partition("| algorithm | corrects with |")[2].partition("\n\n")[0]
+    table = DOCS["strategies.md"].partition("| algorithm | corrects with |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| ([A-Z].*?) \| (.*?) \| (.*?) \|$", table, flags=re.MULTILINE)
     bears = {name: borne for names, _, borne in rows for name in names.split(", ")}
     kinds = [load_object(target, "algorithm") for target in ALGORITHMS.values()]

@@ -1,4 +1,4 @@
-"""The example of a policy runs, keeps the promise, and its page shows what is true of it."""
+"""The example of a strategy runs, keeps the promise, and its page shows what is true of it."""
 
 import subprocess
 import sys
@@ -18,9 +18,9 @@ from dovetail.plan.ir import Instance, LinkKind, Plan, Resources, WorkerKind
 
 FILE = ROOT / "examples" / "teams.py"
 EXAMPLE = FILE.read_text(encoding="utf-8")
-PAGE = DOCS["write-your-own-policy.md"]
+PAGE = DOCS["write-your-own-strategy.md"]
 HOST = "gymnasium:CartPole-v1?max_episode_steps=5"
-Teams: Any = load_object(f"{FILE}:Teams", "policy")
+Teams: Any = load_object(f"{FILE}:Teams", "strategy")
 
 
 def test_the_page_shows_the_whole_file() -> None:
@@ -121,7 +121,7 @@ class Mistaken(Teams):
 
 @pytest.mark.parametrize("mistake", ["overlap", "no device", "left out", "misspelt", "staleness"])
 def test_the_page_has_the_sentence_for(mistake: str) -> None:
-    policy = Mistaken(mistake=mistake, staleness=2 if mistake == "staleness" else 0)
+    strategy = Mistaken(mistake=mistake, staleness=2 if mistake == "staleness" else 0)
     with pytest.raises(dt.UserError) as raised:
-        dt.explain(dt.algorithms.PPO(), "CartPole-v1", policy)
+        dt.explain(dt.algorithms.PPO(), "CartPole-v1", strategy)
     assert str(raised.value) in PAGE

@@ -11,7 +11,7 @@ import dovetail
 from dovetail.envs import backends, check_jax_env, names, resolve
 from dovetail.envs.interface import Discrete
 from dovetail.envs.registry import BACK_ENDS, BackEnd, load, looked_up
-from dovetail.policies.fused import Fused
+from dovetail.strategies.fused import Fused
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 TOYS = BackEnd(

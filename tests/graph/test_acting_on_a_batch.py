@@ -1,4 +1,4 @@
-"""An algorithm that acts on a whole batch does the same under every policy, as the interpreter
+"""An algorithm that acts on a whole batch does the same under every strategy, as the interpreter
 does, and as one that is mapped does; carries are reset where episodes begin, and nowhere else."""
 
 from functools import cache
@@ -16,18 +16,18 @@ from dovetail.algorithm import RL
 from dovetail.errors import UserError
 from dovetail.graph.interpret import interpret
 from dovetail.graph.trace import trace
-from dovetail.policies import (
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     Environments,
     Fused,
     Local,
 )
-from dovetail.policies.interface import Policy
+from dovetail.strategies.interface import Strategy
 from dovetail.training.start import first_state
 
 ENVS, ITERATIONS, SEED = 8, 5, 7
-POLICIES: dict[str, Policy] = {
+STRATEGIES: dict[str, Strategy] = {
     "fused": Fused(ENVS),
     "fused on 2 devices": Fused(ENVS, devices=2),
     "local": Local(ENVS),
@@ -38,7 +38,7 @@ POLICIES: dict[str, Policy] = {
     "environments": Environments(ENVS, workers=4),
 }
 CASES = [
-    *((Decoder(), name) for name in POLICIES),
+    *((Decoder(), name) for name in STRATEGIES),
     *((Forgetful(), name) for name in ("fused", "local", "inference, one at a time")),
     *((Mapped(), name) for name in ("fused", "local", "inference, half at a time")),
 ]
@@ -59,10 +59,10 @@ def interpreted(algorithm: Decoder) -> tuple[Any, Any, float]:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "policy"), CASES, ids=[f"{type(a).__name__}-{name}" for a, name in CASES]
+    ("algorithm", "strategy"), CASES, ids=[f"{type(a).__name__}-{name}" for a, name in CASES]
 )
-def test_a_policy_equals_the_interpreter(algorithm: Decoder, policy: str) -> None:
-    with Started(algorithm, Drift(), POLICIES[policy], seed=SEED) as running:
+def test_a_strategy_equals_the_interpreter(algorithm: Decoder, strategy: str) -> None:
+    with Started(algorithm, Drift(), STRATEGIES[strategy], seed=SEED) as running:
         reports = [running.advance(1), running.advance(ITERATIONS - 1)]
     assert sum(float(report.metrics["wrong"]) for report in reports) == 0
     state, actor, begun = interpreted(algorithm)

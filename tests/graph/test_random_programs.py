@@ -25,8 +25,8 @@ from dovetail.algorithm import RL, Metrics
 from dovetail.graph.interpret import interpret
 from dovetail.graph.ir import Fragment
 from dovetail.graph.trace import trace
-from dovetail.policies import ActorLearner
 from dovetail.runtime.programs import iteration as whole_iteration
+from dovetail.strategies import ActorLearner
 from dovetail.training.start import first_state
 
 SIDES = ("learner", "actor", "constant")

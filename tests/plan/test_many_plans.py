@@ -10,8 +10,8 @@ from toys import Drift, Toy, drift_task
 from dovetail.graph import shares
 from dovetail.graph.shares import Graphs
 from dovetail.plan import make_plan
-from dovetail.policies import ActorLearner, CentralInference, Environments, Local
-from dovetail.policies.interface import Policy
+from dovetail.strategies import ActorLearner, CentralInference, Environments, Local
+from dovetail.strategies.interface import Strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,17 +31,17 @@ def test_fifty_plans_trace_each_division_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(shares, "trace", counted)
     graphs = Graphs(Patient(), drift_task(8), Drift())
-    policies: list[Policy] = [
+    strategies: list[Strategy] = [
         ActorLearner(8, actors=actors, staleness=staleness)
         for actors in (1, 2, 4, 8)
         for staleness in range(10)
     ]
-    policies += [Environments(8, workers=n) for n in (1, 2, 4, 8)]
-    policies += [CentralInference(8, workers=4, batch=n) for n in (2, 4, 6, 8)]
-    policies += [Local(8), Local(8)]
-    assert len(policies) == 50
-    for policy in policies:
-        plan, graph = make_plan(policy, graphs, MACHINE)
+    strategies += [Environments(8, workers=n) for n in (1, 2, 4, 8)]
+    strategies += [CentralInference(8, workers=4, batch=n) for n in (2, 4, 6, 8)]
+    strategies += [Local(8), Local(8)]
+    assert len(strategies) == 50
+    for strategy in strategies:
+        plan, graph = make_plan(strategy, graphs, MACHINE)
         assert graph.actor_envs * plan.actors == 8
     # the whole; 2, 4 and 8 actors; four batches of acting
     assert len(divisions) == 8

@@ -8,7 +8,7 @@ from toys import ActorGradients, Drift, Toy, TwoUnrolls
 
 from dovetail.algorithm import Algorithm, Correction
 from dovetail.plan.ir import LinkKind, Plan, Resources
-from dovetail.policies import (
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     DataParallel,
@@ -18,7 +18,7 @@ from dovetail.policies import (
     ParameterServer,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy
+from dovetail.strategies.interface import Strategy
 
 F, H, Q, M = LinkKind.FUSED, LinkKind.HANDOFF, LinkKind.QUEUE, LinkKind.SHARED_MEMORY
 JAX = Drift()
@@ -43,7 +43,7 @@ def kinds(plan: Plan) -> tuple[LinkKind, ...]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "env", "expected"),
+    ("strategy", "env", "expected"),
     [
         (Fused(8), JAX, (F, F, F, F)),
         (Fused(8, devices=4), JAX, (F, F, F, F)),
@@ -65,9 +65,9 @@ def kinds(plan: Plan) -> tuple[LinkKind, ...]:
     ],
 )
 def test_every_edge_gets_the_cheapest_link_that_its_ends_allow(
-    policy: Policy, env: Any, expected: tuple[LinkKind, ...]
+    strategy: Strategy, env: Any, expected: tuple[LinkKind, ...]
 ) -> None:
-    plan, _ = planned(policy, Toy(), env)
+    plan, _ = planned(strategy, Toy(), env)
     assert [link.boundary for link in plan.links] == [
         "broadcast",
         "gather",
@@ -81,13 +81,12 @@ def test_every_edge_gets_the_cheapest_link_that_its_ends_allow(
 @pytest.mark.parametrize(("env", "stepping"), [(JAX, F), (HOST, H)], ids=["jax", "host"])
 def test_gradients_go_to_a_master_by_queues(env: Any, stepping: LinkKind) -> None:
     for synchronous in (True, False):
-        policy = ParameterServer(8, synchronous=synchronous)
+        strategy = ParameterServer(8, synchronous=synchronous)
         algorithm = Bearing() if not synchronous else ActorGradients()
-        plan, _ = planned(policy, algorithm, env)
+        plan, _ = planned(strategy, algorithm, env)
         found = [(link.boundary, link.source, link.target, link.kind) for link in plan.links]
         assert found == [
             ("broadcast", "learner", "unroll.act", Q),
-            ("broadcast", "learner", "actor", Q),
             ("reduce", "actor", "learner.2", Q),
             ("action", "unroll.act", "unroll.step", stepping),
             ("observation", "unroll.step", "unroll.act", stepping),
@@ -95,11 +94,11 @@ def test_gradients_go_to_a_master_by_queues(env: Any, stepping: LinkKind) -> Non
 
 
 @pytest.mark.parametrize(
-    "policy", [ActorLearner(8, staleness=0), CentralInference(8), Environments(8)]
+    "strategy", [ActorLearner(8, staleness=0), CentralInference(8), Environments(8)]
 )
-def test_environments_that_hold_pythons_lock_get_processes(policy: Policy) -> None:
+def test_environments_that_hold_pythons_lock_get_processes(strategy: Strategy) -> None:
     for env, stepping in ((JAX, "thread"), (NATIVE, "thread"), (HOST, "process")):
-        plan, _ = planned(policy, Toy(), env)
+        plan, _ = planned(strategy, Toy(), env)
         steps = {plan.worker(i.worker).kind for i in plan.instances_of("unroll.step")}
         acts = {plan.worker(i.worker).kind for i in plan.instances_of("unroll.act")}
         assert (steps, acts) == ({stepping}, {"thread"})
@@ -108,8 +107,8 @@ def test_environments_that_hold_pythons_lock_get_processes(policy: Policy) -> No
 def test_links_count_what_crosses_over_all_actors() -> None:
     """The weights are 4 × 2 numbers; an environment's row 4 + 1 + 1 + 1 (see `Toy`)."""
     row = 4 * (4 + 1 + 1 + 1)
-    for policy, joined in ((Local(8), 1), (ActorLearner(8, actors=4, staleness=0), 4)):
-        weights, results, action, observation = planned(policy)[0].links
+    for strategy, joined in ((Local(8), 1), (ActorLearner(8, actors=4, staleness=0), 4)):
+        weights, results, action, observation = planned(strategy)[0].links
         assert (weights.nbytes, weights.transfers) == (32, joined)
         assert (results.nbytes, results.transfers) == (3 * (8 // joined) * row, joined)
         assert (action.nbytes, action.transfers) == (4 * (8 // joined), 3 * joined)
@@ -120,7 +119,7 @@ def test_links_count_what_crosses_over_all_actors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "algorithm", "programs"),
+    ("strategy", "algorithm", "programs"),
     [
         (Fused(8), Toy(), {"main": [("unroll.act", "unroll.step", "learner")]}),
         (
@@ -151,15 +150,17 @@ def test_links_count_what_crosses_over_all_actors() -> None:
     ],
 )
 def test_what_fused_links_join_is_compiled_together(
-    policy: Policy, algorithm: Algorithm, programs: dict[str, list[tuple[str, ...]]]
+    strategy: Strategy, algorithm: Algorithm, programs: dict[str, list[tuple[str, ...]]]
 ) -> None:
-    plan, _ = planned(policy, algorithm)
+    plan, _ = planned(strategy, algorithm)
     for worker, expected in programs.items():
         assert plan.programs(worker) == expected
 
 
-def notes(policy: Policy, algorithm: Algorithm = TOY, machine: Resources = MACHINE) -> list[str]:
-    return list(planned(policy, algorithm, machine=machine)[0].notes)
+def notes(
+    strategy: Strategy, algorithm: Algorithm = TOY, machine: Resources = MACHINE
+) -> list[str]:
+    return list(planned(strategy, algorithm, machine=machine)[0].notes)
 
 
 def test_a_reader_is_told_of_staleness_collectives_and_crowded_cores() -> None:

@@ -14,7 +14,7 @@ from dovetail.graph.shares import Graphs
 from dovetail.plan import make_plan
 from dovetail.plan.check import check, check_placement
 from dovetail.plan.ir import Instance, LinkKind, Plan, Worker, WorkerKind
-from dovetail.policies import (
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     DataParallel,
@@ -24,7 +24,7 @@ from dovetail.policies import (
     ParameterServer,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy, Resources
+from dovetail.strategies.interface import Resources, Strategy
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +47,12 @@ def refusal(plan: Plan, graph: Graph, devices: int | None = None) -> str:
     with pytest.raises(UserError) as caught:
         check(plan, graph, devices)
     sentence = str(caught.value)
-    assert sentence.startswith(f"The plan of policy {plan.policy!r} ")
+    assert sentence.startswith(f"The plan of strategy {plan.strategy!r} ")
     assert sentence.endswith((".", "?")) and "\n" not in sentence
-    return sentence.removeprefix(f"The plan of policy {plan.policy!r} ")
+    return sentence.removeprefix(f"The plan of strategy {plan.strategy!r} ")
 
 
-SOUND: dict[str, Policy] = {
+SOUND: dict[str, Strategy] = {
     "fused": Fused(8),
     "fused on 4": Fused(8, devices=4),
     "local": Local(8),
@@ -64,11 +64,11 @@ SOUND: dict[str, Policy] = {
 }
 
 
-@pytest.mark.parametrize("policy", SOUND)
+@pytest.mark.parametrize("strategy", SOUND)
 @pytest.mark.parametrize("algorithm", [Toy(), TwoUnrolls(), ActorGradients()])
-def test_our_own_plans_are_sound(policy: str, algorithm: Algorithm) -> None:
-    for env in (Drift(),) if policy.startswith("fused") else (Drift(), HOST):
-        plan, graph = planned(SOUND[policy], algorithm, env)
+def test_our_own_plans_are_sound(strategy: str, algorithm: Algorithm) -> None:
+    for env in (Drift(),) if strategy.startswith("fused") else (Drift(), HOST):
+        plan, graph = planned(SOUND[strategy], algorithm, env)
         check(plan, graph, MACHINE.devices)
 
 
@@ -368,18 +368,18 @@ def test_a_mean_among_the_actors_is_joined_only_in_one_program() -> None:
     algorithm = with_iteration(iteration)
     planned(DataParallel(8), algorithm)
     planned(Local(8), algorithm, HOST)
-    for policy in (DataParallel(8), SplitDevices(8, 2, 2, staleness=0)):
+    for strategy in (DataParallel(8), SplitDevices(8, 2, 2, staleness=0)):
         with pytest.raises(UserError, match=r"has 2 replicas, but Altered calls rl\.mean on the"):
-            planned(policy, algorithm, HOST)
+            planned(strategy, algorithm, HOST)
 
 
-def test_a_users_policy_is_checked_before_its_links_are_worked_out() -> None:
+def test_a_users_strategy_is_checked_before_its_links_are_worked_out() -> None:
     class Careless(Local):
         def plan(self, graph: Graph, resources: Resources) -> Plan:
             plan = super().plan(graph, resources)
             return replace(plan, instances=without(plan, "unroll.step"))
 
-    with pytest.raises(UserError, match=r"policy 'careless' places 'unroll\.step' for the env"):
+    with pytest.raises(UserError, match=r"strategy 'careless' places 'unroll\.step' for the env"):
         planned(Careless(8))
 
 
@@ -396,7 +396,7 @@ def test_the_parameter_server_takes_gradients_only() -> None:
         "ParameterServer's workers send gradients (rl.reduce), but Toy sends whole trajectories "
         "(rl.gather at "
     )
-    assert sentence.endswith("): use --policy actor-learner, or an algorithm such as a3c.")
+    assert sentence.endswith("): use --strategy actor-learner, or an algorithm such as a3c.")
     assert "toys.py:" in sentence
     plan, _ = planned(ParameterServer(8, synchronous=True), ActorGradients())
     assert (plan.actors, plan.joined, plan.staleness, plan.ordered) == (2, 2, 0, True)

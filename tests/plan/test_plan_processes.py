@@ -12,7 +12,7 @@ from dovetail.plan import serial
 from dovetail.plan.ir import Cluster, LinkKind, Needs, Node, Plan, Resources
 from dovetail.plan.processes import part_of
 from dovetail.plan.show import text
-from dovetail.policies import (
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     DataParallel,
@@ -21,7 +21,7 @@ from dovetail.policies import (
     Local,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy
+from dovetail.strategies.interface import Strategy
 
 NODES = (Node("a", "a" * 8, 4), Node("b", "b" * 8, 3), Node("c", "c" * 8, 2))
 CLUSTER = Cluster(NODES)
@@ -33,9 +33,9 @@ class Patient(Toy):
     correction = Correction("patience", None)
 
 
-def on(cluster: Cluster, policy: Policy, env: object = HOST) -> Plan:
+def on(cluster: Cluster, strategy: Strategy, env: object = HOST) -> Plan:
     cores = int(sum(node.cpus for node in cluster.nodes))
-    return planned(policy, Patient(), env, Resources(cores, cores, cluster))[0]
+    return planned(strategy, Patient(), env, Resources(cores, cores, cluster))[0]
 
 
 def processes(plan: Plan) -> dict[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from toys import ActorGradients, Drift, Toy
 from dovetail.errors import UserError
 from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Worker, WorkerKind
 from dovetail.plan.serial import from_json, to_json
-from dovetail.policies import (
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     DataParallel,
@@ -23,13 +23,13 @@ from dovetail.policies import (
     ParameterServer,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy
+from dovetail.strategies.interface import Strategy
 
 NAME = st.text(max_size=6)
 SIZE = st.integers(0, 2**40)
 PLANS = st.builds(
     Plan,
-    policy=NAME,
+    strategy=NAME,
     algorithm=NAME,
     env=NAME,
     num_envs=SIZE,
@@ -59,7 +59,7 @@ PLANS = st.builds(
 )
 COUNT = st.sampled_from([1, 2, 4])
 FLAG = st.booleans()
-POLICIES: list[st.SearchStrategy[Policy]] = [
+STRATEGIES: list[st.SearchStrategy[Strategy]] = [
     st.builds(Fused, st.just(8), COUNT),
     st.builds(Local, st.integers(1, 9)),
     st.builds(ActorLearner, st.just(8), COUNT, st.just(0), FLAG),
@@ -86,13 +86,13 @@ def test_a_plan_survives_json(plan: Plan) -> None:
 
 
 @settings(max_examples=30, deadline=None, database=None, derandomize=True)
-@given(st.one_of(POLICIES), st.sampled_from([Drift(), HOST]))
-def test_the_plan_of_any_policy_survives_json(policy: Policy, env: Any) -> None:
-    if isinstance(policy, Fused) or getattr(policy, "processes", None):
-        env = Drift() if isinstance(policy, Fused) else HOST
-    algorithm = ActorGradients() if isinstance(policy, ParameterServer) else Toy()
-    plan, _ = planned(policy, algorithm, env)
-    assert plan.policy == policy.name and plan.num_envs == policy.envs
+@given(st.one_of(STRATEGIES), st.sampled_from([Drift(), HOST]))
+def test_the_plan_of_any_strategy_survives_json(strategy: Strategy, env: Any) -> None:
+    if isinstance(strategy, Fused) or getattr(strategy, "processes", None):
+        env = Drift() if isinstance(strategy, Fused) else HOST
+    algorithm = ActorGradients() if isinstance(strategy, ParameterServer) else Toy()
+    plan, _ = planned(strategy, algorithm, env)
+    assert plan.strategy == strategy.name and plan.num_envs == strategy.envs
     assert_survives(plan)
 
 
@@ -102,7 +102,7 @@ def small() -> dict[str, Any]:
     return to_json(Plan("p", "A", "e", 1, (("actor", 1),), 1, workers, instances, (link,)))
 
 
-@pytest.mark.parametrize("missing", ["workers", "notes", "policy", "copies"])
+@pytest.mark.parametrize("missing", ["workers", "notes", "strategy", "copies"])
 def test_a_file_that_is_no_plan(missing: str) -> None:
     written = small()
     del written[missing]
@@ -116,3 +116,12 @@ def test_a_kind_that_does_not_exist(part: str, field: str) -> None:
     written[part][0][field] = "pigeon"
     with pytest.raises(UserError, match="pigeon"):
         from_json(written)
+
+
+def test_a_plan_with_earlier_names_is_read() -> None:
+    written = small()
+    earlier = {
+        {"strategy": "policy", "processes": "stations"}.get(k, k): written[k] for k in written
+    }
+    assert "policy" in earlier and "stations" in earlier
+    assert from_json(earlier) == from_json(written)

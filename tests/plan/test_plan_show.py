@@ -5,7 +5,7 @@ from placed import HOST, planned
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 from dovetail.plan.show import alike, text
-from dovetail.policies import ActorLearner, CentralInference, Fused, Local, SplitDevices
+from dovetail.strategies import ActorLearner, CentralInference, Fused, Local, SplitDevices
 
 
 def lines_of(plan_and_graph: tuple[Plan, Graph]) -> list[str]:

@@ -14,7 +14,7 @@ from dovetail.graph.shares import Graphs
 from dovetail.graph.trace import trace
 from dovetail.plan import make_plan
 from dovetail.plan.svg import svg
-from dovetail.policies import (
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     Environments,
@@ -22,7 +22,7 @@ from dovetail.policies import (
     Local,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy
+from dovetail.strategies.interface import Strategy
 
 
 def texts(document: str) -> list[str]:
@@ -100,7 +100,7 @@ def test_edges_between_the_same_boxes_are_one_arrow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "env", "told"),
+    ("strategy", "env", "told"),
     [
         (ActorLearner(8, actors=4, staleness=0), None, "4 × actor · program 1"),
         (CentralInference(8), HOST, "4 × environments"),
@@ -109,8 +109,8 @@ def test_edges_between_the_same_boxes_are_one_arrow() -> None:
         (Environments(8), HOST, "2 × environments"),
     ],
 )
-def test_workers_that_are_alike_share_a_badge(policy: Policy, env: Any, told: str) -> None:
-    plan, graph = planned(policy, env=env)
+def test_workers_that_are_alike_share_a_badge(strategy: Strategy, env: Any, told: str) -> None:
+    plan, graph = planned(strategy, env=env)
     document = svg(graph, plan)
     assert told in texts(document)
     assert len(boxes(document)) == len(graph.fragments) + 1

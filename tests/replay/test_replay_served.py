@@ -24,10 +24,10 @@ from dovetail import ServedReplay
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
 from dovetail.plan.ir import LinkKind
-from dovetail.policies import ActorLearner, CentralInference, DataParallel, Fused, Local
-from dovetail.policies.interface import Policy
 from dovetail.replay.service.remote import Served
 from dovetail.replay.service.server import ReplayServer
+from dovetail.strategies import ActorLearner, CentralInference, DataParallel, Fused, Local
+from dovetail.strategies.interface import Strategy
 from dovetail.telemetry.spans import LINK
 from dovetail.training.replay_servers import served_form
 
@@ -51,7 +51,7 @@ def serving(algorithm: str, shards: int = 1, tcp: bool = False) -> Generator[Ser
         yield Served(shards, "servers", tuple(a.text() for a in addresses if a is not None))
 
 
-POLICIES: dict[str, Policy] = {
+STRATEGIES: dict[str, Strategy] = {
     "local": Local(ENVS),
     "2 actors": ActorLearner(ENVS, actors=2, staleness=0),
     "central inference": CentralInference(ENVS, workers=2),
@@ -69,17 +69,19 @@ CASES = {
     "sac": ("sac", "local", 1, False),
     "d4pg": ("d4pg", "2 actors", 1, False),
 }
-"""Algorithm, policy, shards, and whether over TCP."""
+"""Algorithm, strategy, shards, and whether over TCP."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_served_replay_equals_the_interpreter(case: str) -> None:
-    algorithm, policy, shards, tcp = CASES[case]
+    algorithm, strategy, shards, tcp = CASES[case]
     env = env_of(algorithm)
     state, actor = interpreted(algorithm, env, shards)
     with (
         serving(algorithm, shards, tcp) as served,
-        Started(ALGORITHMS[algorithm], env, POLICIES[policy], seed=SEED, served=served) as running,
+        Started(
+            ALGORITHMS[algorithm], env, STRATEGIES[strategy], seed=SEED, served=served
+        ) as running,
     ):
         before = numbers(running.state.params)
         running.advance(1)
@@ -109,10 +111,10 @@ def test_the_interpreter_reaches_servers_too() -> None:
 
 @pytest.mark.parametrize("env", [HOST, CARTPOLE])
 def test_actors_ahead_of_the_learner_insert_by_themselves(env: str) -> None:
-    policy = ActorLearner(ENVS, actors=2, staleness=2)
+    strategy = ActorLearner(ENVS, actors=2, staleness=2)
     with (
         serving("dqn-prioritised", 2) as served,
-        Started(ALGORITHMS["dqn-prioritised"], env, policy, served=served) as running,
+        Started(ALGORITHMS["dqn-prioritised"], env, strategy, served=served) as running,
     ):
         before = numbers(running.state.params)
         report = running.advance(6)
@@ -135,16 +137,16 @@ def test_the_plan_says_where_the_replay_is() -> None:
     assert kinds["insert"] is kinds["sample"] is LinkKind.SOCKET
 
 
-REFUSED: dict[str, tuple[Policy, str]] = {
-    "fused": (Fused(ENVS), "the replay is kept by 1 server of this machine: use --policy local"),
+REFUSED: dict[str, tuple[Strategy, str]] = {
+    "fused": (Fused(ENVS), "the replay is kept by 1 server of this machine: use --strategy local"),
     "2 replicas": (DataParallel(ENVS, devices=2), "gives its samples to one learner, but there"),
     "shards": (ActorLearner(ENVS, shards=2), "--shards 2 keeps a replay in shards, but DQN has"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_policy_that_cannot_reach_servers_is_refused(case: str) -> None:
-    policy, sentence = REFUSED[case]
+def test_a_strategy_that_cannot_reach_servers_is_refused(case: str) -> None:
+    strategy, sentence = REFUSED[case]
     env = CARTPOLE if case == "fused" else HOST
     with pytest.raises(UserError, match=sentence):
-        dovetail.explain(ALGORITHMS["dqn"], env, policy, replay="servers")
+        dovetail.explain(ALGORITHMS["dqn"], env, strategy, replay="servers")

@@ -12,9 +12,9 @@ from small import Started
 from toys import Drift, leaves_close
 
 from dovetail.graph.unroll import masked_reset, slot_reset
-from dovetail.policies import CentralInference, Local
 from dovetail.runtime.batched_unroll import ActBatch
 from dovetail.runtime.host_unroll import OwnEnvironments
+from dovetail.strategies import CentralInference, Local
 
 WAYS: dict[str, tuple[Any, type]] = {
     "at hand": (Local(4), OwnEnvironments),
@@ -26,7 +26,7 @@ WAYS: dict[str, tuple[Any, type]] = {
 def test_acting_takes_the_carry_and_gives_it_back_in_place(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy, kind = WAYS[way]
+    strategy, kind = WAYS[way]
     act, used = kind.act, list[tuple[bool, bool]]()
 
     def watched(self: Any, *args: Any) -> Any:
@@ -39,7 +39,7 @@ def test_acting_takes_the_carry_and_gives_it_back_in_place(
         return found
 
     monkeypatch.setattr(kind, "act", watched)
-    with Started(Decoder(), Drift(), policy) as running:
+    with Started(Decoder(), Drift(), strategy) as running:
         running.advance(2)
     assert len(used) >= 6
     assert set(used) == {(True, True)}

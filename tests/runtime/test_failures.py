@@ -20,17 +20,17 @@ from small import QUIET, Started, a2c
 import dovetail
 from dovetail.algorithms import A3C, IMPALA
 from dovetail.errors import UserError
-from dovetail.policies import (
+from dovetail.run.folder import Run
+from dovetail.runtime import execution, supervision
+from dovetail.runtime.programs import FragmentProgram
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     Environments,
     ParameterServer,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy
-from dovetail.run.folder import Run
-from dovetail.runtime import execution, supervision
-from dovetail.runtime.programs import FragmentProgram
+from dovetail.strategies.interface import Strategy
 
 FRAGILE = Path(__file__).resolve().parent.parent / "fragile.py"
 SHORT: dict[str, Any] = {"unroll_length": 5, "hidden": (8,)}
@@ -72,13 +72,13 @@ def fragile(how: str, at: int = 12, marker: Path | None = None) -> str:
 
 
 def run(
-    algorithm: Any, env: str, policy: Policy, folder: Path, steps: int = 2000, **settings: Any
+    algorithm: Any, env: str, strategy: Strategy, folder: Path, steps: int = 2000, **settings: Any
 ) -> Run:
     chosen = dataclasses.replace(QUIET, folder=str(folder), **settings)
-    return dovetail.train(algorithm, env, policy, steps=steps, settings=chosen)
+    return dovetail.train(algorithm, env, strategy, steps=steps, settings=chosen)
 
 
-IMPALA_POLICIES: dict[str, Policy] = {
+IMPALA_STRATEGIES: dict[str, Strategy] = {
     "actor-learner in threads": ActorLearner(8, processes=False),
     "actor-learner in processes": ActorLearner(8, processes=True),
     "synchronous": ActorLearner(8, staleness=0, processes=True),
@@ -89,12 +89,12 @@ IMPALA_POLICIES: dict[str, Policy] = {
 }
 
 
-@pytest.mark.parametrize("policy", IMPALA_POLICIES)
+@pytest.mark.parametrize("strategy", IMPALA_STRATEGIES)
 def test_an_environment_that_raises_once_is_set_up_again(
-    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = fragile("raise", marker=tmp_path / "once")
-    done = run(IMPALA(**SHORT), env, IMPALA_POLICIES[policy], tmp_path / "run", display="plain")
+    done = run(IMPALA(**SHORT), env, IMPALA_STRATEGIES[strategy], tmp_path / "run", display="plain")
     assert done.metrics["restarts"][-1] == 1
     assert done.summary["env_steps"] >= 2000
     told = capsys.readouterr().err
@@ -110,9 +110,9 @@ def test_a_worker_of_a_parameter_server_is_set_up_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
 def test_one_that_always_fails_ends_the_run_with_its_name(how: str, tmp_path: Path) -> None:
-    policy = ActorLearner(8, processes=how == "exit")
+    strategy = ActorLearner(8, processes=how == "exit")
     with pytest.raises(UserError) as caught:
-        run(IMPALA(**SHORT), fragile(how), policy, tmp_path / "run")
+        run(IMPALA(**SHORT), fragile(how), strategy, tmp_path / "run")
     said = str(caught.value)
     assert said.startswith("Worker actor-")
     assert ("ValueError" in said) == (how == "raise")
@@ -120,9 +120,9 @@ def test_one_that_always_fails_ends_the_run_with_its_name(how: str, tmp_path: Pa
     assert caught.value.__cause__ is not None
 
 
-@pytest.mark.parametrize("policy", [p for p in IMPALA_POLICIES if "thread" not in p][:4])
-def test_killed_processes_come_back(policy: str, tmp_path: Path) -> None:
-    chance, killed = random.Random(policy), []
+@pytest.mark.parametrize("strategy", [p for p in IMPALA_STRATEGIES if "thread" not in p][:4])
+def test_killed_processes_come_back(strategy: str, tmp_path: Path) -> None:
+    chance, killed = random.Random(strategy), []
     stopping = threading.Event()
 
     def kill() -> None:
@@ -137,7 +137,9 @@ def test_killed_processes_come_back(policy: str, tmp_path: Path) -> None:
     killer.start()
     try:
         env = f"{FRAGILE}:Fragile?at=-1"
-        done = run(IMPALA(**SHORT), env, IMPALA_POLICIES[policy], tmp_path / "run", steps=60_000)
+        done = run(
+            IMPALA(**SHORT), env, IMPALA_STRATEGIES[strategy], tmp_path / "run", steps=60_000
+        )
     finally:
         stopping.set()
         killer.join()
@@ -146,12 +148,12 @@ def test_killed_processes_come_back(policy: str, tmp_path: Path) -> None:
     assert 1 <= done.metrics["restarts"][-1] <= len(killed)
 
 
-@pytest.mark.parametrize("policy", ["synchronous", "central-inference"])
+@pytest.mark.parametrize("strategy", ["synchronous", "central-inference"])
 def test_a_process_that_hangs_is_named_with_where_it_stands(
-    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env = fragile("sleep", marker=tmp_path / "once")
-    chosen = IMPALA_POLICIES[policy]
+    chosen = IMPALA_STRATEGIES[strategy]
     done = run(IMPALA(**SHORT), env, chosen, tmp_path / "run", patience=3.0, display="plain")
     assert done.metrics["restarts"][-1] >= 1
     told = capsys.readouterr().err

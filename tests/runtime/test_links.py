@@ -7,7 +7,7 @@ from agreement import ALGORITHMS, CARTPOLE, HOST
 from links import assert_links_are_the_plans
 from small import Started
 
-from dovetail.policies import (
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     DataParallel,
@@ -17,10 +17,10 @@ from dovetail.policies import (
     ParameterServer,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy
+from dovetail.strategies.interface import Strategy
 
 UPDATES = 3
-CASES: dict[str, tuple[str, str, Policy]] = {
+CASES: dict[str, tuple[str, str, Strategy]] = {
     "fused": ("ppo", CARTPOLE, Fused(8)),
     "local": ("ppo", HOST, Local(8)),
     "local with a replay": ("dqn", HOST, Local(8)),
@@ -42,16 +42,16 @@ CASES: dict[str, tuple[str, str, Policy]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_links_are_used_as_the_plan_says(case: str) -> None:
-    algorithm, env, policy = CASES[case]
+    algorithm, env, strategy = CASES[case]
     chosen: Any = ALGORITHMS[algorithm]
-    with Started(chosen, env, policy) as running:
+    with Started(chosen, env, strategy) as running:
         report = running.advance(UPDATES)
     assert_links_are_the_plans(running.plan, running.graph, report, UPDATES)
 
 
 def test_an_insert_does_not_pass_the_learner() -> None:
-    algorithm, env, policy = CASES["shards"]
-    with Started(ALGORITHMS[algorithm], env, policy) as running:
+    algorithm, env, strategy = CASES["shards"]
+    with Started(ALGORITHMS[algorithm], env, strategy) as running:
         spans = running.advance(UPDATES).spans
     assert not [s for s in spans["learner"] if s.name == "insert"]
     assert [s for s in spans["replay-1"] if s.name == "insert"]

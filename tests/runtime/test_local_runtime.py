@@ -10,7 +10,7 @@ from small import LENGTH, Started, a2c, numbers
 from toys import Drift, RecurrentToy, Toy, TwoUnrolls
 
 from dovetail.algorithm import Algorithm
-from dovetail.policies import (
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     DataParallel,
@@ -19,10 +19,10 @@ from dovetail.policies import (
     Local,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy
+from dovetail.strategies.interface import Strategy
 
 ENVS = 4
-SYNCHRONOUS: dict[str, Policy] = {
+SYNCHRONOUS: dict[str, Strategy] = {
     "fused": Fused(ENVS),
     "local": Local(ENVS),
     "actor-learner": ActorLearner(ENVS, staleness=0),
@@ -33,15 +33,15 @@ SYNCHRONOUS: dict[str, Policy] = {
 }
 
 
-def started(algorithm: Algorithm, policy: Policy, env: Any = None, **more: Any) -> Started:
-    return Started(algorithm, env or Drift(), policy, seed=1, **more)
+def started(algorithm: Algorithm, strategy: Strategy, env: Any = None, **more: Any) -> Started:
+    return Started(algorithm, env or Drift(), strategy, seed=1, **more)
 
 
-@pytest.mark.parametrize("policy", SYNCHRONOUS)
-def test_many_iterations_at_once_are_the_same_as_one_by_one(policy: str) -> None:
-    with started(RecurrentToy(), SYNCHRONOUS[policy]) as at_once:
+@pytest.mark.parametrize("strategy", SYNCHRONOUS)
+def test_many_iterations_at_once_are_the_same_as_one_by_one(strategy: str) -> None:
+    with started(RecurrentToy(), SYNCHRONOUS[strategy]) as at_once:
         sums = at_once.advance(5)
-    with started(RecurrentToy(), SYNCHRONOUS[policy]) as one_by_one:
+    with started(RecurrentToy(), SYNCHRONOUS[strategy]) as one_by_one:
         reports = [one_by_one.advance(1) for _ in range(5)]
     np.testing.assert_array_equal(numbers(at_once.state), numbers(one_by_one.state))
     np.testing.assert_array_equal(numbers(at_once.actor), numbers(one_by_one.actor))
@@ -65,12 +65,12 @@ def test_local_is_fused(algorithm: Algorithm) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy",
+    "strategy",
     [Fused(ENVS, devices=4), SplitDevices(ENVS, 2, 2, threads=1, staleness=0)],
     ids=["fused", "split"],
 )
-def test_metrics_are_means_over_devices(policy: Policy) -> None:
-    with started(Toy(), Fused(ENVS)) as one, started(Toy(), policy) as many:
+def test_metrics_are_means_over_devices(strategy: Strategy) -> None:
+    with started(Toy(), Fused(ENVS)) as one, started(Toy(), strategy) as many:
         expected, found = one.advance(3), many.advance(3)
     assert many.plan.replicas > 1
     assert float(found.metrics["loss"]) == pytest.approx(float(expected.metrics["loss"]), rel=1e-4)
@@ -90,11 +90,11 @@ def test_seeds_have_an_axis_of_their_own() -> None:
     np.testing.assert_allclose(numbers(first), numbers(alone.state), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("policy", ["local", "actor-learner", "central-inference"])
-def test_what_was_handed_out_does_not_change_afterwards(policy: str) -> None:
+@pytest.mark.parametrize("strategy", ["local", "actor-learner", "central-inference"])
+def test_what_was_handed_out_does_not_change_afterwards(strategy: str) -> None:
     """The host's buffers are used again; a snapshot between two iterations must not see it."""
     env = "gymnasium:CartPole-v1?vectorization=sync"
-    with started(a2c(), SYNCHRONOUS[policy], env) as running:
+    with started(a2c(), SYNCHRONOUS[strategy], env) as running:
         running.advance(2)
         state, actor = running.state, running.actor
         before = numbers(state), numbers(actor)
@@ -105,9 +105,9 @@ def test_what_was_handed_out_does_not_change_afterwards(policy: str) -> None:
         assert not np.array_equal(numbers(running.actor), before[1])
 
 
-@pytest.mark.parametrize("policy", SYNCHRONOUS)
-def test_loading_a_snapshot_goes_back_to_it(policy: str) -> None:
-    chosen = SYNCHRONOUS[policy]
+@pytest.mark.parametrize("strategy", SYNCHRONOUS)
+def test_loading_a_snapshot_goes_back_to_it(strategy: str) -> None:
+    chosen = SYNCHRONOUS[strategy]
     with started(Toy(), chosen) as first:
         first.advance(1)
         snapshot = first.state, first.actor
@@ -148,10 +148,10 @@ def test_steps_are_counted_by_environment() -> None:
         assert running.graph.steps_per_iteration == LENGTH * ENVS
 
 
-@pytest.mark.parametrize("policy", SYNCHRONOUS)
-def test_closing_ends_its_threads_and_may_be_done_twice(policy: str) -> None:
+@pytest.mark.parametrize("strategy", SYNCHRONOUS)
+def test_closing_ends_its_threads_and_may_be_done_twice(strategy: str) -> None:
     before = set(threading.enumerate())
-    with started(Toy(), SYNCHRONOUS[policy]) as running:
+    with started(Toy(), SYNCHRONOUS[strategy]) as running:
         running.advance(1)
     running.runtime.close()
     for thread in set(threading.enumerate()) - before:

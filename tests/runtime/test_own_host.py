@@ -14,11 +14,11 @@ from dovetail.algorithm import Task
 from dovetail.envs.resolve import resolve
 from dovetail.hosts.interface import Processes, in_parts, whole
 from dovetail.hosts.serving import ProcessWorkers
-from dovetail.policies import ActorLearner, Local
-from dovetail.policies.interface import Policy
 from dovetail.runtime import supervision
 from dovetail.runtime.local import LocalRuntime
 from dovetail.runtime.remote import WorkerLost
+from dovetail.strategies import ActorLearner, Local
+from dovetail.strategies.interface import Strategy
 from dovetail.training.planning import Planned, plan_for
 from dovetail.training.start import first_state
 
@@ -149,9 +149,9 @@ class ShelfProcess:
 class OnShelf(Started):
     """As `Started`, with every worker but the learner's on the host above."""
 
-    def __init__(self, algorithm: Any, env: str, policy: Policy) -> None:
-        found = resolve(env, traced=policy.traced_envs)
-        planned = plan_for(algorithm, found, policy, STEPS)
+    def __init__(self, algorithm: Any, env: str, strategy: Strategy) -> None:
+        found = resolve(env, traced=strategy.traced_envs)
+        planned = plan_for(algorithm, found, strategy, STEPS)
         self.plan, self.graph = planned.plan, planned.graph
         home = planned.plan.workers[0].name
         groups = {w.name: (w.name,) for w in planned.plan.workers if w.name != home}
@@ -167,12 +167,12 @@ class OnShelf(Started):
         bound = algorithm.bind(
             Task(found.spec, plan.update_envs, STEPS, plan.num_envs, plan.shards)
         )
-        start = first_state(bound, found.jax, policy.envs, SEED)
+        start = first_state(bound, found.jax, strategy.envs, SEED)
         self.state: Any = start[0]
         self.actor: Any = self.runtime.load(*start)
 
 
-CASES: dict[str, tuple[str, Policy]] = {
+CASES: dict[str, tuple[str, Strategy]] = {
     "actors": ("ppo", ActorLearner(8, actors=2, staleness=0, processes=False)),
     "shards": (
         "dqn-prioritised",
@@ -184,16 +184,16 @@ CASES: dict[str, tuple[str, Policy]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_third_host_equals_the_interpreter(case: str) -> None:
-    algorithm, policy = CASES[case]
-    with OnShelf(ALGORITHMS[algorithm], HOST, policy) as running:
+    algorithm, strategy = CASES[case]
+    with OnShelf(ALGORITHMS[algorithm], HOST, strategy) as running:
         advance_and_compare(running, algorithm, HOST)
     assert running.host.shelf.values or case == "a replay"
 
 
 def test_supervision_is_the_same_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.01)
-    policy = ActorLearner(8, actors=2, staleness=0, processes=False)
-    with OnShelf(ALGORITHMS["ppo"], HOST, policy) as running:
+    strategy = ActorLearner(8, actors=2, staleness=0, processes=False)
+    with OnShelf(ALGORITHMS["ppo"], HOST, strategy) as running:
         running.advance(1)
         running.host.started[-1].gone = True
         report = running.advance(2)

@@ -23,7 +23,8 @@ from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
 from dovetail.inspection.interpret import stepper
 from dovetail.loading import load_object
-from dovetail.policies import (
+from dovetail.runtime import supervision
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     DataParallel,
@@ -32,8 +33,7 @@ from dovetail.policies import (
     Local,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy
-from dovetail.runtime import supervision
+from dovetail.strategies.interface import Strategy
 from dovetail.training.start import first_state
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "critic_apart.py"
@@ -41,7 +41,7 @@ CriticApart: Any = load_object(f"{FILE}:CriticApart", "algorithm")
 CRITIC = CriticApart(unroll_length=4, hidden=8)
 JAX, HOST = "dovetail:CartPole-v1", "gymnasium:CartPole-v1?vectorization=sync"
 APART: dict[str, Any] = {"sides": ("critic",)}
-POLICIES: dict[str, Policy] = {
+STRATEGIES: dict[str, Strategy] = {
     "with the learner": Local(8),
     "local": Local(8, **APART),
     "fused": Fused(8),
@@ -55,9 +55,9 @@ POLICIES: dict[str, Policy] = {
 UPDATES = 3
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_critic_of_its_own_equals_the_interpreter(policy: str) -> None:
-    chosen = POLICIES[policy]
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_critic_of_its_own_equals_the_interpreter(strategy: str) -> None:
+    chosen = STRATEGIES[strategy]
     env = resolve(JAX)
     bound = CRITIC.bind(Task(env.spec, 8, STEPS))
     start = first_state(bound, env.jax, 8, 3)
@@ -81,17 +81,17 @@ def test_a_process_of_its_own_computes_the_same(tmp_path: Path) -> None:
     trained: dict[str, Any] = {}
     for name in ("critic", "critic@process"):
         folder = dataclasses.replace(QUIET, folder=str(tmp_path / name))
-        policy = Local(8, sides=(name,))
-        run = dt.train(CRITIC, HOST, policy, steps=8 * 4 * UPDATES, settings=folder)
+        strategy = Local(8, sides=(name,))
+        run = dt.train(CRITIC, HOST, strategy, steps=8 * 4 * UPDATES, settings=folder)
         trained[name] = saved(run)[0]["state"]
     assert_close(numbers(trained["critic@process"]), numbers(trained["critic"]))
 
 
 def test_a_resumed_run_goes_on_with_what_the_side_held(tmp_path: Path) -> None:
     whole, half = (dataclasses.replace(QUIET, folder=str(tmp_path / n)) for n in ("whole", "half"))
-    policy, steps = Fused(8), 8 * 4 * 4
-    expected = saved(dt.train(CRITIC, JAX, policy, steps=steps, settings=whole))[0]["state"]
-    run = dt.train(CRITIC, JAX, policy, steps=steps // 2, settings=half)
+    strategy, steps = Fused(8), 8 * 4 * 4
+    expected = saved(dt.train(CRITIC, JAX, strategy, steps=steps, settings=whole))[0]["state"]
+    run = dt.train(CRITIC, JAX, strategy, steps=steps // 2, settings=half)
     dt.resume(run, steps=steps)
     assert_close(numbers(saved(run)[0]["state"].critic), numbers(expected.critic))
 
@@ -123,7 +123,7 @@ class Judged(Toy):
         return state._replace(params=params), {"score": scores.mean(), "mean": batch.reward.mean()}
 
 
-JUDGES: dict[str, Policy] = {
+JUDGES: dict[str, Strategy] = {
     "local": Local(4),
     "own worker": Local(4, sides=("judge",)),
     "two copies": Local(4, sides=("judge:2",)),
@@ -132,9 +132,9 @@ JUDGES: dict[str, Policy] = {
 }
 
 
-@pytest.mark.parametrize("policy", JUDGES)
-def test_plain_python_is_a_side_like_any_other(policy: str) -> None:
-    with Started(Judged(), Drift(), JUDGES[policy]) as running:
+@pytest.mark.parametrize("strategy", JUDGES)
+def test_plain_python_is_a_side_like_any_other(strategy: str) -> None:
+    with Started(Judged(), Drift(), JUDGES[strategy]) as running:
         report = running.advance(2)
     with Started(Judged(), Drift(), Local(4)) as expected:
         wanted = expected.advance(2)
@@ -157,7 +157,7 @@ def test_what_plain_python_does_wrong_is_told(mistake: str, sentence: str) -> No
 def test_plain_python_is_not_compiled() -> None:
     sentence = told_of(Judged(), Fused(4))
     assert sentence.startswith("Fused compiles everything into one program, but judge runs plain")
-    assert re.search(r"\(.*test_own_sides\.py:\d+:\d+\): use --policy local\.$", sentence)
+    assert re.search(r"\(.*test_own_sides\.py:\d+:\d+\): use --strategy local\.$", sentence)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,15 +188,15 @@ def test_a_process_that_dies_or_hangs_is_set_up_again(
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.01)
     lasting = dataclasses.replace(QUIET, patience=2.0)
-    algorithm, policy = Fragile(folder=str(tmp_path), blocks=blocks), Local(4)
-    apart = dataclasses.replace(policy, sides=("judge@process",))
+    algorithm, strategy = Fragile(folder=str(tmp_path), blocks=blocks), Local(4)
+    apart = dataclasses.replace(strategy, sides=("judge@process",))
     found, expected = (
         dt.train(
             *(algorithm, Drift(), chosen),
             steps=4 * 3 * 5,
             settings=dataclasses.replace(lasting, folder=str(tmp_path / chosen.sides[0])),
         )
-        for chosen in (apart, dataclasses.replace(policy, sides=("judge",)))
+        for chosen in (apart, dataclasses.replace(strategy, sides=("judge",)))
     )
     assert found.metrics["restarts"][-1] == 1 and expected.metrics["restarts"][-1] == 0
     assert found.metrics["score"][-1] == pytest.approx(expected.metrics["score"][-1])
@@ -212,8 +212,8 @@ def refused(make: Any) -> str:
     return str(caught.value)
 
 
-def told_of(algorithm: Any, policy: Policy | None = None) -> str:
-    return refused(lambda: dt.explain(algorithm, Drift(), policy or Local(4)))
+def told_of(algorithm: Any, strategy: Strategy | None = None) -> str:
+    return refused(lambda: dt.explain(algorithm, Drift(), strategy or Local(4)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,8 +284,9 @@ class Forgetful(Local):
 
 def test_a_side_that_nobody_places() -> None:
     assert told_of(Judged(), Forgetful(4)) == (
-        "The plan of policy 'forgetful' places nothing of the side 'judge' ('judge'); give its "
-        "fragments a worker, or make the plan with Policy.place, which puts them with the learner."
+        "The plan of strategy 'forgetful' places nothing of the side 'judge' ('judge'); give its "
+        "fragments a worker, or make the plan with Strategy.place, which puts them with the "
+        "learner."
     )
 
 

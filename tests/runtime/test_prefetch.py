@@ -14,7 +14,7 @@ from dovetail.algorithms import DQN
 from dovetail.envs.resolve import resolve
 from dovetail.graph.interpret import Interpreting
 from dovetail.inspection.interpret import stepper
-from dovetail.policies import ActorLearner
+from dovetail.strategies import ActorLearner
 from dovetail.training.start import first_state
 
 
@@ -41,8 +41,8 @@ def test_the_learner_gets_what_it_asked_for_some_updates_ago(ahead: int, shards:
         rl.answers, rl.ahead = answers, ahead
         state, _ = bound.iteration(rl, state)
         actor = rl.actor
-    policy = ActorLearner(ENVS, actors=2, staleness=0, shards=shards, prefetch=ahead)
-    with Started(algorithm, CARTPOLE, policy, seed=SEED) as running:
+    strategy = ActorLearner(ENVS, actors=2, staleness=0, shards=shards, prefetch=ahead)
+    with Started(algorithm, CARTPOLE, strategy, seed=SEED) as running:
         running.advance(UPDATES)
     assert_close(running.state.params, state.params)
     assert_close(without_order(running.state).replay, without_order(state).replay)
@@ -51,9 +51,9 @@ def test_the_learner_gets_what_it_asked_for_some_updates_ago(ahead: int, shards:
 @pytest.mark.parametrize("env", [CARTPOLE, HOST])
 def test_ahead_and_unordered_all_is_inserted_and_nothing_is_too_old(env: str) -> None:
     dqn = DQN(LENGTH, batch_size=4, capacity=4096, begin_at=1, hidden=(8,), prioritised=True)
-    policy = ActorLearner(ENVS, actors=4, staleness=2, shards=2, processes=False)
+    strategy = ActorLearner(ENVS, actors=4, staleness=2, shards=2, processes=False)
     updates = 40
-    with Started(dqn, env, policy, seed=SEED) as running:
+    with Started(dqn, env, strategy, seed=SEED) as running:
         assert running.plan.prefetch == 1 and not running.plan.ordered
         report = running.advance(updates)
         begun = np.asarray(running.state.replay.state.counters.begun)

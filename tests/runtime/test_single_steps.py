@@ -12,10 +12,10 @@ from small import Started
 import dovetail
 from dovetail.algorithm import Algorithm
 from dovetail.errors import UserError
-from dovetail.policies import Local
 from dovetail.runtime import local
 from dovetail.runtime.execution import Execution
 from dovetail.runtime.single_steps import StepRun
+from dovetail.strategies import Local
 
 ENVS, UPDATES = 3, 8
 FRAGILE = f"{Path(__file__).parents[1] / 'fragile.py'}:Fragile"

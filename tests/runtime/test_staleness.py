@@ -10,8 +10,8 @@ from toys import ActorGradients, Drift, RecurrentToy, Toy, drift_step, drift_tas
 
 from dovetail.algorithm import Correction
 from dovetail.graph.interpret import Interpreting
-from dovetail.policies import ActorLearner, CentralInference, ParameterServer, SplitDevices
-from dovetail.policies.interface import Policy
+from dovetail.strategies import ActorLearner, CentralInference, ParameterServer, SplitDevices
+from dovetail.strategies.interface import Strategy
 from dovetail.training.start import first_state
 
 ENVS, ITERATIONS, SEED = 8, 5, 2
@@ -55,7 +55,7 @@ def interpreted(algorithm: Toy, lag: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "lag"),
+    ("strategy", "lag"),
     [
         (SplitDevices(ENVS, staleness=1), 1),
         (SplitDevices(ENVS, 2, 2, staleness=2), 2),
@@ -63,9 +63,9 @@ def interpreted(algorithm: Toy, lag: int) -> tuple[Any, Any]:
         (SplitDevices(ENVS, staleness=0), 0),
     ],
 )
-def test_a_fixed_lag_is_that_of_a_loop_which_hears_late(policy: Policy, lag: int) -> None:
+def test_a_fixed_lag_is_that_of_a_loop_which_hears_late(strategy: Strategy, lag: int) -> None:
     state, actor = interpreted(Bearing(), lag)
-    with Started(Bearing(), Drift(), policy, seed=SEED) as running:
+    with Started(Bearing(), Drift(), strategy, seed=SEED) as running:
         running.advance(2)
         report = running.advance(ITERATIONS - 2)
     leaves_close(running.state, state)
@@ -81,18 +81,18 @@ def test_the_lag_makes_a_difference() -> None:
     assert np.abs(states[1] - states[2]).max() > 1e-3
 
 
-@pytest.mark.parametrize("policy", [SplitDevices(ENVS, staleness=1), ActorLearner(ENVS, 4, 0)])
-def test_what_is_ordered_repeats_to_the_last_bit(policy: Policy) -> None:
+@pytest.mark.parametrize("strategy", [SplitDevices(ENVS, staleness=1), ActorLearner(ENVS, 4, 0)])
+def test_what_is_ordered_repeats_to_the_last_bit(strategy: Strategy) -> None:
     runs: list[np.ndarray] = []
     for _ in range(2):
-        with Started(Bearing(), Drift(), policy, seed=SEED) as running:
+        with Started(Bearing(), Drift(), strategy, seed=SEED) as running:
             running.advance(6)
         runs.append(np.concatenate([numbers(running.state), numbers(running.actor)]))
     np.testing.assert_array_equal(runs[0], runs[1])
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "policy"),
+    ("algorithm", "strategy"),
     [
         (Bearing(), ActorLearner(ENVS, 4, staleness=1)),
         (Bearing(), ActorLearner(ENVS, 2, staleness=3)),
@@ -101,9 +101,9 @@ def test_what_is_ordered_repeats_to_the_last_bit(policy: Policy) -> None:
     ],
 )
 def test_what_comes_as_it_comes_is_never_older_than_the_bound(
-    algorithm: Toy, policy: Policy
+    algorithm: Toy, strategy: Strategy
 ) -> None:
-    with Started(algorithm, Drift(), policy, seed=SEED) as running:
+    with Started(algorithm, Drift(), strategy, seed=SEED) as running:
         for _ in range(10):
             report = running.advance(4)
             assert 0 <= report.measures["staleness"] <= report.measures["staleness_max"]

@@ -13,7 +13,7 @@ from dovetail.run.folder import Run
 from dovetail.telemetry import plot as module
 from dovetail.telemetry.plot import curves, learning_curve, on_common_grid, plot
 
-CONFIG = {"algorithm": "ppo", "env": "dovetail:CartPole-v1", "policy": "fused"}
+CONFIG = {"algorithm": "ppo", "env": "dovetail:CartPole-v1", "strategy": "fused"}
 
 
 def make_run(path: Path, columns: Mapping[str, list[float]], **config: Any) -> Run:
@@ -111,7 +111,7 @@ def test_seeds_are_one_curve_with_a_band(tmp_path, drawn):
         make_run(tmp_path / str(seed), columns([float(seed), seed + 10.0]), seed=seed)
         for seed in range(5)
     ]
-    other = make_run(tmp_path / "other", columns([7.0, 8.0]), policy="local")
+    other = make_run(tmp_path / "other", columns([7.0, 8.0]), strategy="local")
     path = plot([*runs, str(other.path)], tmp_path / "all.svg")
     assert "<svg" in path.read_text()
     (axes,) = drawn

@@ -22,8 +22,8 @@ import dovetail
 from dovetail.algorithm import RL
 from dovetail.algorithms import A2C, IMPALA
 from dovetail.errors import UserError
-from dovetail.policies import ActorLearner, Fused, Local
 from dovetail.run.folder import Run
+from dovetail.strategies import ActorLearner, Fused, Local
 from dovetail.telemetry import prometheus
 from dovetail.telemetry.exporting import ExporterProcess
 from dovetail.telemetry.prometheus import Exporter, PortTaken, Published
@@ -32,7 +32,7 @@ from dovetail.telemetry.timeline import Timeline
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
-INFO = {"algorithm": "ppo", "env": "gymnasium:CartPole-v1", "policy": "local", "seed": "0"}
+INFO = {"algorithm": "ppo", "env": "gymnasium:CartPole-v1", "strategy": "local", "seed": "0"}
 KINDS = {
     "dovetail_run": "gauge",  # run_info
     "dovetail_up": "gauge",
@@ -370,12 +370,12 @@ TRAININGS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("policy", TRAININGS)
-def test_names_are_the_same_under_every_policy(
-    policy: str, last: list[dict[str, Metric]], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("strategy", TRAININGS)
+def test_names_are_the_same_under_every_strategy(
+    strategy: str, last: list[dict[str, Metric]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = dataclasses.replace(QUIET, metrics_port=0, display="plain")
-    algorithm, env, chosen = TRAININGS[policy]
+    algorithm, env, chosen = TRAININGS[strategy]
     run = dovetail.train(algorithm, env, chosen, steps=960, seed=3, settings=settings)
     assert {name: family.type for name, family in last[0].items()} == KINDS
     told = samples(last[0])
@@ -385,10 +385,10 @@ def test_names_are_the_same_under_every_policy(
     assert told["dovetail_staleness_max",] <= told["dovetail_staleness_bound",]
     assert ("dovetail_metric", "loss") in told
     info = last[0]["dovetail_run"].samples[0].labels
-    assert info["policy"] == policy and info["seed"] == "3" and info["env"].endswith(env)
+    assert info["strategy"] == strategy and info["seed"] == "3" and info["env"].endswith(env)
     spent = {key[1:3] for key, v in told.items() if key[0] == "dovetail_seconds_total" and v > 0}
     assert {kind for kind, _ in spent} >= {"compute"}
-    assert ("link" in {kind for kind, _ in spent}) == (policy == "actor-learner")
+    assert ("link" in {kind for kind, _ in spent}) == (strategy == "actor-learner")
     assert "Metrics for Prometheus: http://127.0.0.1:" in capsys.readouterr().err
 
 

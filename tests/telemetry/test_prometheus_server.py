@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "deploy" / "prometheus"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dovetail-tests"
 TRAIN = (
-    "train impala --env CartPole-v1 --policy actor-learner --envs 4 --actors 2 --processes "
+    "train impala --env CartPole-v1 --strategy actor-learner --envs 4 --actors 2 --processes "
     "--unroll-length 5 --hidden 8 --steps 1_000_000_000 --evaluate-every 1 --episodes 2 "
     "--no-video --display plain --metrics-port 0 --run trained"
 )

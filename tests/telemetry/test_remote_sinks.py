@@ -14,8 +14,8 @@ from small import QUIET, ppo
 import dovetail
 from dovetail.cli.main import main
 from dovetail.errors import UserError
-from dovetail.policies import Local
 from dovetail.run.folder import Run
+from dovetail.strategies import Local
 from dovetail.telemetry import remote
 from dovetail.telemetry.remote import ThreadedSink, check_services, flat, kept_id
 from dovetail.telemetry.sinks import MetricsWriter

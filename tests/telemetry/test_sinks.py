@@ -20,8 +20,8 @@ from waiting import eventually
 
 import dovetail
 from dovetail.errors import UserError
-from dovetail.policies import Local
 from dovetail.run.folder import read_metrics
+from dovetail.strategies import Local
 from dovetail.telemetry import sinks as sinks_module
 from dovetail.telemetry.sinks import CsvSink, MetricsWriter
 from dovetail.telemetry.tensorboard import TensorBoardSink, tags

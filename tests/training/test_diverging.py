@@ -17,9 +17,9 @@ from dovetail.envs.interface import Discrete, EnvSpec, JaxStep
 from dovetail.errors import UserError
 from dovetail.graph.unroll import environment_keys
 from dovetail.keys import seed_key
-from dovetail.policies.fused import Fused
-from dovetail.policies.local import Local
 from dovetail.run.folder import Run
+from dovetail.strategies.fused import Fused
+from dovetail.strategies.local import Local
 from dovetail.training.loop import Loop, Snapshot
 
 STEPS = 20 * LENGTH * 4
@@ -51,11 +51,11 @@ def run_of(error: UserError) -> Run:
     return Run.open(str(error).rpartition(" in ")[2])
 
 
-@pytest.mark.parametrize("policy", [Fused(4), Local(4)], ids=["fused", "local"])
-def test_a_loss_that_is_not_a_number(policy: Any) -> None:
+@pytest.mark.parametrize("strategy", [Fused(4), Local(4)], ids=["fused", "local"])
+def test_a_loss_that_is_not_a_number(strategy: Any) -> None:
     with pytest.raises(UserError) as error:
         dovetail.train(
-            Fails(unroll_length=LENGTH, hidden=(8,)), CHAIN, policy, steps=STEPS, settings=QUIET
+            Fails(unroll_length=LENGTH, hidden=(8,)), CHAIN, strategy, steps=STEPS, settings=QUIET
         )
     sentence = str(error.value)
     assert sentence.startswith("Training diverged: loss became nan ")

@@ -11,10 +11,10 @@ from small import LENGTH, QUIET, a2c, numbers, saved
 
 import dovetail
 from dovetail.evaluation.evaluate import Evaluation
-from dovetail.policies.fused import Fused
-from dovetail.policies.interface import Policy
-from dovetail.policies.local import Local
 from dovetail.run.checkpoint import Checkpoints
+from dovetail.strategies.fused import Fused
+from dovetail.strategies.interface import Strategy
+from dovetail.strategies.local import Local
 from dovetail.training import loop as loop_module
 from dovetail.training import session
 from dovetail.training.background_evaluation import BackgroundEvaluation
@@ -25,12 +25,12 @@ OFTEN = dataclasses.replace(QUIET, evaluate_every=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("env", "policy"),
+    ("env", "strategy"),
     [("dovetail:CartPole-v1", Fused(4)), ("gymnasium:CartPole-v1", Local(4))],
     ids=["fused", "local"],
 )
 def test_evaluation_never_disturbs_training(
-    env: str, policy: Policy, monkeypatch: pytest.MonkeyPatch
+    env: str, strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "REPORT_SECONDS", 0.0)  # a report after every update
     asked = 0
@@ -42,9 +42,9 @@ def test_evaluation_never_disturbs_training(
         ask(self, *args)
 
     monkeypatch.setattr(BackgroundEvaluation, "ask", counted)
-    never = dovetail.train(a2c(), env, policy, steps=STEPS, settings=QUIET)
+    never = dovetail.train(a2c(), env, strategy, steps=STEPS, settings=QUIET)
     assert asked == 1  # the one at the end
-    often = dovetail.train(a2c(), env, policy, steps=STEPS, settings=OFTEN)
+    often = dovetail.train(a2c(), env, strategy, steps=STEPS, settings=OFTEN)
     assert asked > 2
     np.testing.assert_array_equal(numbers(saved(often)[0]), numbers(saved(never)[0]))
     assert often.summary["final_return"] == never.summary["final_return"]
@@ -71,14 +71,14 @@ class Pretending:
     last: "Pretending"
 
 
-@pytest.mark.parametrize("policy", [Fused(4), Local(4)], ids=["fused", "local"])
+@pytest.mark.parametrize("strategy", [Fused(4), Local(4)], ids=["fused", "local"])
 def test_a_run_ends_with_the_weights_that_reached_the_goal(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
+    strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "REPORT_SECONDS", 0.0)
     monkeypatch.setattr(session, "Evaluator", Pretending)
     settings = dataclasses.replace(OFTEN, until=50.0, checkpoint_every=0.0, keep=100)
-    run = dovetail.train(a2c(), "dovetail:Chain-v0", policy, steps=100 * STEPS, settings=settings)
+    run = dovetail.train(a2c(), "dovetail:Chain-v0", strategy, steps=100 * STEPS, settings=settings)
     summary = run.summary
     assert summary["final_return"] == 100.0 and summary["time_to_threshold_s"] > 0
     assert summary["updates"] < 3000

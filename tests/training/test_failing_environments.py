@@ -12,8 +12,8 @@ import dovetail
 from dovetail.cli.main import main
 from dovetail.envs.interface import Discrete, EnvSpec, HostStep
 from dovetail.errors import UserError
-from dovetail.policies.local import Local
 from dovetail.run.folder import Run
+from dovetail.strategies.local import Local
 
 BREAKS = '''
 import gymnasium

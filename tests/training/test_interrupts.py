@@ -24,10 +24,11 @@ TINY = (
     " --checkpoint-every 0.05 --display plain --run run"
 )
 LINES = {
-    "fused": f"train a2c --env dovetail:Chain-v0 --policy fused --envs 4 {TINY}",
+    "fused": f"train a2c --env dovetail:Chain-v0 --strategy fused --envs 4 {TINY}",
     "processes": f"train a2c --env CartPole-v1?vectorization=async --envs 2 {TINY}",
-    "actors": "train impala --env CartPole-v1 --policy actor-learner --processes --envs 4 " + TINY,
-    "inference": "train a2c --env CartPole-v1 --policy central-inference --processes "
+    "actors": "train impala --env CartPole-v1 --strategy actor-learner --processes --envs 4 "
+    + TINY,
+    "inference": "train a2c --env CartPole-v1 --strategy central-inference --processes "
     f"--workers 2 --envs 4 {TINY}",
 }
 RUN = Path("run")

@@ -20,10 +20,10 @@ from dovetail.cli.main import main
 from dovetail.data import Episode, Metadata, Reader, Source, Writer
 from dovetail.errors import UserError
 from dovetail.evaluation.trained import load_trained
-from dovetail.policies import Local
 from dovetail.run.checkpoint import Checkpoints
 from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
+from dovetail.strategies import Local
 
 ALGORITHM = OfflineTD3(**OFFLINE, capacity=64, begin_at=4)
 HERE = f"{Path(__file__).parent.parent / 'recorded_control.py'}:OfflineTD3"
@@ -50,7 +50,7 @@ def rows(run: Run) -> list[dict[str, str]]:
 def test_gradient_steps_are_what_is_counted(pendulum: Path, tmp_path: Path) -> None:
     run = dovetail.train(ALGORITHM, data=pendulum, steps=22, settings=quiet(tmp_path / "run"))
     assert run.summary["env_steps"] == 24 and run.summary["updates"] == 6
-    assert run.summary["env"] == "gymnasium:Pendulum-v1" and run.summary["policy"] == "fused"
+    assert run.summary["env"] == "gymnasium:Pendulum-v1" and run.summary["strategy"] == "fused"
     assert run.summary["final_return"] < 0
     assert run.config["data"]["steps"] == 120 and run.config["env"] == "gymnasium:Pendulum-v1"
     assert rows(run)[-1]["env_steps"] == "24"
@@ -101,7 +101,7 @@ def test_an_offline_run_goes_on_online_later(pendulum: Path, tmp_path: Path) -> 
     with pytest.raises(UserError, match="its total is 12: give a larger one with --steps"):
         dovetail.resume(run)
     more = dovetail.resume(run, online_steps=64)
-    assert more.config["policy"] == "local" and more.summary["env_steps"] == 76
+    assert more.config["strategy"] == "local" and more.summary["env_steps"] == 76
     state = load_trained(more)
     assert np.abs(numbers(state.params) - before).max() > 1e-4
     with pytest.raises(UserError, match="its total is 76: give a larger one with --online-steps"):
@@ -115,7 +115,7 @@ def test_any_off_policy_algorithm_takes_data_beside_its_replay(
     run = dovetail.train(
         algorithm, "Pendulum-v1", data=pendulum, steps=32, settings=quiet(tmp_path / "run")
     )
-    assert run.summary["env_steps"] == 32 and run.summary["policy"] == "local"
+    assert run.summary["env_steps"] == 32 and run.summary["strategy"] == "local"
     assert load_trained(run).updates == 4
 
 
@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_refused(pendulum: Path, capsys: pytest.CaptureFixt
     assert "There is no dataset" in told
     told = refused(capsys, "td3", "--env", "Pendulum-v1", "--online-steps", "8")
     assert "--online-steps 8 go on acting after learning from recorded data" in told
-    told = refused(capsys, HERE, "--data", data, "--policy", "actor-learner")
+    told = refused(capsys, HERE, "--data", data, "--strategy", "actor-learner")
     assert "nobody acts in it: use fused, local or data-parallel" in told
     told = refused(capsys, HERE, "--data", data, "--record", "somewhere")
     assert "--record takes what is lived through, and nobody acts" in told
@@ -319,7 +319,7 @@ def test_dqn_can_be_shown_recorded_steps_alone(tmp_path: Path) -> None:
     algorithm = DQN(4, 2, 8, capacity=64, begin_at=4, hidden=(8,))
     told: dict[str, Any] = {"steps": 4, "online_steps": 32, "settings": quiet(tmp_path / "run")}
     run = dovetail.train(algorithm, "dovetail:CartPole-v1", data=folder, **told)
-    assert run.summary["env_steps"] == 4 + 256 and run.summary["policy"] == "fused"
+    assert run.summary["env_steps"] == 4 + 256 and run.summary["strategy"] == "fused"
     assert not R2D2.takes_data and not ppo().takes_data
     assert jax.tree.leaves(load_trained(run).params)
 

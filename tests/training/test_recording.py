@@ -22,15 +22,15 @@ from dovetail.data import Reader, info
 from dovetail.data.recorder import Lanes, RecordedSteps
 from dovetail.envs.resolve import resolve
 from dovetail.graph.ir import Tap
-from dovetail.policies.actor_learner import ActorLearner
-from dovetail.policies.central_inference import CentralInference
-from dovetail.policies.data_parallel import DataParallel
-from dovetail.policies.fused import Fused
-from dovetail.policies.local import Local
-from dovetail.policies.parameter_server import ParameterServer
-from dovetail.policies.split_devices import SplitDevices
 from dovetail.runtime.local import LocalRuntime
 from dovetail.runtime.report import Report, Tapped, UpdatePart
+from dovetail.strategies.actor_learner import ActorLearner
+from dovetail.strategies.central_inference import CentralInference
+from dovetail.strategies.data_parallel import DataParallel
+from dovetail.strategies.fused import Fused
+from dovetail.strategies.local import Local
+from dovetail.strategies.parameter_server import ParameterServer
+from dovetail.strategies.split_devices import SplitDevices
 from dovetail.training.phases import task_of
 from dovetail.training.planning import plan_for
 from dovetail.training.recording import Recording, recorded_steps
@@ -45,13 +45,13 @@ SMALL_DQN = DQN(
 )
 
 
-def train(algorithm: Any, env: str, policy: Any, record: str | None) -> dovetail.Run:
+def train(algorithm: Any, env: str, strategy: Any, record: str | None) -> dovetail.Run:
     settings = replace(QUIET, record=record)
-    return dovetail.train(algorithm, env, policy, steps=STEPS, seed=1, settings=settings)
+    return dovetail.train(algorithm, env, strategy, steps=STEPS, seed=1, settings=settings)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "env", "policy"),
+    ("algorithm", "env", "strategy"),
     [
         (PPO(**OPTIONS), "dovetail:CartPole-v1", Fused(ENVS)),
         (PPO(**OPTIONS), "dovetail:CartPole-v1", ActorLearner(ENVS, actors=2, staleness=0)),
@@ -65,10 +65,10 @@ def train(algorithm: Any, env: str, policy: Any, record: str | None) -> dovetail
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 def test_recording_changes_nothing_and_holds_every_step(
-    algorithm: Any, env: str, policy: Any, tmp_path: Path
+    algorithm: Any, env: str, strategy: Any, tmp_path: Path
 ) -> None:
-    plain = train(algorithm, env, policy, None)
-    run = train(algorithm, env, policy, str(tmp_path / "d"))
+    plain = train(algorithm, env, strategy, None)
+    run = train(algorithm, env, strategy, str(tmp_path / "d"))
     state, wanted = (numbers(saved(one)[0]["state"]) for one in (run, plain))
     np.testing.assert_allclose(state, wanted, rtol=1e-4, atol=1e-5)
     found = info(tmp_path / "d", check=True)
@@ -119,7 +119,7 @@ class Counting(Algorithm):
 
 
 @pytest.mark.parametrize(
-    ("env", "policy"),
+    ("env", "strategy"),
     [
         ("CartPole-v1", ActorLearner(ENVS, 2, 1)),
         ("dovetail:CartPole-v1", ActorLearner(ENVS, 4, 3)),
@@ -129,15 +129,15 @@ class Counting(Algorithm):
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
 def test_the_version_is_that_of_the_weights_that_acted(
-    env: str, policy: Any, tmp_path: Path
+    env: str, strategy: Any, tmp_path: Path
 ) -> None:
-    train(Counting(), env, policy, str(tmp_path / "d"))
+    train(Counting(), env, strategy, str(tmp_path / "d"))
     with Reader(tmp_path / "d") as reader:
         rows = reader.rows(0, reader.num_episodes)
         step = ~rows.last
         assert rows.version[step].tolist() == rows.log_probability[step].tolist()
         assert rows.version[step].min() == 0
-        if isinstance(policy, SplitDevices):
+        if isinstance(strategy, SplitDevices):
             assert rows.version[step].max() == UPDATES - 1 - 2  # its staleness
 
 
@@ -157,16 +157,16 @@ class Alike(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize(
-    "policy",
+    "strategy",
     [
         ActorLearner(ENVS, actors=4, staleness=3, processes=False),
         SplitDevices(ENVS, threads=2, staleness=2),
     ],
-    ids=lambda policy: type(policy).__name__,
+    ids=lambda strategy: type(strategy).__name__,
 )
-def test_no_episode_is_made_of_two_environments(policy: Any, tmp_path: Path) -> None:
+def test_no_episode_is_made_of_two_environments(strategy: Any, tmp_path: Path) -> None:
     settings = replace(QUIET, record=str(tmp_path / "d"))
-    dovetail.train(Counting(), Alike, policy, steps=10 * STEPS, seed=1, settings=settings)
+    dovetail.train(Counting(), Alike, strategy, steps=10 * STEPS, seed=1, settings=settings)
     with Reader(tmp_path / "d") as reader:
         owners = [np.unique(episode.rewards) for episode in reader]
         assert all(len(owner) == 1 for owner in owners)
@@ -211,13 +211,13 @@ def test_what_a_resumed_run_goes_on_with_has_not_begun(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_recorded(tmp_path: Path) -> None:
-    for algorithm, policy in (
+    for algorithm, strategy in (
         (PPO(**OPTIONS), DataParallel(ENVS, 2)),
         (A3C(**OPTIONS), ParameterServer(ENVS, workers=2, synchronous=True)),
     ):
-        name = type(policy).__name__
+        name = type(strategy).__name__
         with pytest.raises(dovetail.UserError, match=f"gathers, and {name} does not bring it all"):
-            train(algorithm, "CartPole-v1", policy, str(tmp_path / "d"))
+            train(algorithm, "CartPole-v1", strategy, str(tmp_path / "d"))
     with pytest.raises(dovetail.UserError, match="but --seeds asks for 3: leave one out"):
         replace(QUIET, record="d", seeds=3)
     (tmp_path / "full").mkdir()
@@ -227,7 +227,7 @@ def test_what_cannot_be_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "policy"),
+    ("env", "strategy"),
     [
         ("dovetail:CartPole-v1", Fused(ENVS)),
         ("CartPole-v1", Local(ENVS)),
@@ -235,9 +235,9 @@ def test_what_cannot_be_recorded(tmp_path: Path) -> None:
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
-def test_a_report_shows_the_steps_of_each_of_its_updates(env: str, policy: Any) -> None:
-    found = resolve(env, traced=policy.traced_envs)
-    planned = plan_for(Counting(), found, policy, STEPS, wanted=recorded_steps)
+def test_a_report_shows_the_steps_of_each_of_its_updates(env: str, strategy: Any) -> None:
+    found = resolve(env, traced=strategy.traced_envs)
+    planned = plan_for(Counting(), found, strategy, STEPS, wanted=recorded_steps)
     bound = Counting().bind(task_of(planned, STEPS, None, True, None))
     runtime = LocalRuntime(planned.graph, planned.plan, planned.env)
     try:

@@ -8,9 +8,9 @@ from small import LENGTH, QUIET, a2c, numbers, ppo, saved, stop_after
 
 import dovetail
 from dovetail.errors import UserError
-from dovetail.policies.fused import Fused
-from dovetail.policies.local import Local
 from dovetail.run.folder import Run
+from dovetail.strategies.fused import Fused
+from dovetail.strategies.local import Local
 
 ENVS = 4
 UPDATES = 40

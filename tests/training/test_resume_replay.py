@@ -8,8 +8,8 @@ from small import LENGTH, QUIET, numbers, saved, stop_after
 
 import dovetail
 from dovetail.algorithms import DQN
-from dovetail.policies import ActorLearner, Fused, Local
 from dovetail.run.folder import Run
+from dovetail.strategies import ActorLearner, Fused, Local
 
 ENVS, UPDATES = 4, 30
 STEPS = UPDATES * LENGTH * ENVS
@@ -24,13 +24,13 @@ SHARDED = ActorLearner(ENVS, actors=2, staleness=0, shards=2)
 
 
 @pytest.mark.parametrize(
-    "policy", [Fused(ENVS), Local(ENVS), SHARDED], ids=["fused", "local", "2 shards"]
+    "strategy", [Fused(ENVS), Local(ENVS), SHARDED], ids=["fused", "local", "2 shards"]
 )
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_it_resumes_bit_for_bit(
-    monkeypatch: pytest.MonkeyPatch, policy: Any, prioritised: bool
+    monkeypatch: pytest.MonkeyPatch, strategy: Any, prioritised: bool
 ) -> None:
-    what = dqn(prioritised=prioritised), CHAIN, policy
+    what = dqn(prioritised=prioritised), CHAIN, strategy
     straight = saved(dovetail.train(*what, steps=STEPS, settings=QUIET))[0]
     with monkeypatch.context() as patch:
         stop_after(patch, 3)

@@ -8,17 +8,17 @@ import pytest
 from small import QUIET, a2c, numbers, saved
 
 import dovetail
-from dovetail.policies import (
+from dovetail.strategies import (
     ActorLearner,
     CentralInference,
     DataParallel,
     Environments,
     SplitDevices,
 )
-from dovetail.policies.interface import Policy
+from dovetail.strategies.interface import Strategy
 
 ENVS = 4
-POLICIES: dict[str, Policy] = {
+STRATEGIES: dict[str, Strategy] = {
     "actor-learner": ActorLearner(ENVS, staleness=0),
     "central-inference": CentralInference(ENVS, workers=2, processes=False),
     "split-devices": SplitDevices(ENVS, staleness=0),
@@ -27,12 +27,12 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_resuming_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
-    policy, algorithm, env = POLICIES[name], a2c(anneal=False), "dovetail:CartPole-v1"
+    strategy, algorithm, env = STRATEGIES[name], a2c(anneal=False), "dovetail:CartPole-v1"
     whole, part = (dataclasses.replace(QUIET, folder=str(tmp_path / x)) for x in ("a", "b"))
-    run = dovetail.train(algorithm, env, policy, steps=160, settings=whole)
-    dovetail.train(algorithm, env, policy, steps=80, settings=part)
+    run = dovetail.train(algorithm, env, strategy, steps=160, settings=whole)
+    dovetail.train(algorithm, env, strategy, steps=80, settings=part)
     resumed = dovetail.resume(tmp_path / "b", steps=160)
     (expected, meta), (found, again) = saved(run), saved(resumed)
     np.testing.assert_array_equal(numbers(found), numbers(expected))
@@ -40,10 +40,10 @@ def test_resuming_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 
 def test_an_asynchronous_run_goes_on_from_its_updates(tmp_path: Path) -> None:
-    policy = ActorLearner(ENVS, staleness=2, processes=False)
+    strategy = ActorLearner(ENVS, staleness=2, processes=False)
     algorithm = dovetail.algorithms.IMPALA(unroll_length=4, hidden=(8,))
     settings = dataclasses.replace(QUIET, folder=str(tmp_path / "run"))
-    dovetail.train(algorithm, "CartPole-v1", policy, steps=160, settings=settings)
+    dovetail.train(algorithm, "CartPole-v1", strategy, steps=160, settings=settings)
     run = dovetail.resume(tmp_path / "run", steps=320)
     tree, meta = saved(run)
     assert meta["updates"] == 20 == int(tree["state"].updates)

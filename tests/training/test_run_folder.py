@@ -13,13 +13,13 @@ from dovetail.algorithms import A2C
 from dovetail.cli.main import main
 from dovetail.inspection.explain import explain
 from dovetail.plan.serial import from_json
-from dovetail.policies import Local
 from dovetail.run.folder import Run
+from dovetail.strategies import Local
 
 KEYS = [
     "algorithm",
     "env",
-    "policy",
+    "strategy",
     "seed",
     "env_steps",
     "updates",
@@ -33,7 +33,7 @@ KEYS = [
 ]
 NAMES = (
     "config.json plan.txt plan.json graph.svg metrics.csv events telemetry.json spans.npz"
-    " status.json checkpoints policy learning_curve.png video.mp4 summary.json"
+    " status.json checkpoints strategy learning_curve.png video.mp4 summary.json"
 )
 
 
@@ -41,7 +41,9 @@ NAMES = (
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """The folder, standard output and standard error of one training by command."""
     folder = tmp_path_factory.mktemp("folder") / "run"
-    line = f"train a2c --env CartPole-v1 --policy local --envs 4 --seed 5 --unroll-length {LENGTH}"
+    line = (
+        f"train a2c --env CartPole-v1 --strategy local --envs 4 --seed 5 --unroll-length {LENGTH}"
+    )
     line += f" --hidden 8 --steps 160 --episodes 3 --json --run {folder}"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder.parent)
@@ -66,7 +68,7 @@ def test_json_is_the_summary_on_the_last_line(trained: tuple[Path, str, str]) ->
     told = json.loads(out.splitlines()[-1])
     assert list(told) == KEYS
     assert told == json.loads((folder / "summary.json").read_text()) == Run.open(folder).summary
-    assert told["algorithm"] == "a2c" and told["policy"] == "local" and told["seed"] == 5
+    assert told["algorithm"] == "a2c" and told["strategy"] == "local" and told["seed"] == 5
     assert told["env"] == "gymnasium:CartPole-v1" and told["run"] == str(folder)
     assert (told["env_steps"], told["updates"], told["threshold"]) == (160, 10, 475.0)
     assert told["final_return"] >= 8 and told["time_to_threshold_s"] is None
@@ -77,7 +79,7 @@ def test_config_names_everything(trained: tuple[Path, str, str]) -> None:
     config = Run.open(trained[0]).config
     assert (config["steps"], config["seed"], config["env"]) == (160, 5, "CartPole-v1")
     assert config["options"]["hidden"] == [8] and config["options"]["unroll_length"] == LENGTH
-    assert config["policy_options"] == {"envs": 4, "sides": []}
+    assert config["strategy_options"] == {"envs": 4, "sides": []}
     assert config["settings"]["episodes"] == 3
     assert {"dovetail", "jax", "gymnasium"} <= config["versions"].keys()
 

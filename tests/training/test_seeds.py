@@ -13,10 +13,10 @@ from dovetail.algorithm import Task
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError
 from dovetail.functions.statistics import interquartile_mean
-from dovetail.policies.fused import Fused
-from dovetail.policies.local import Local
 from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
+from dovetail.strategies.fused import Fused
+from dovetail.strategies.local import Local
 from dovetail.training.start import first_state
 
 SEEDS = 4
@@ -90,9 +90,9 @@ def test_what_was_trained_can_be_evaluated(batch: Run) -> None:
 
 
 def test_only_fused_on_one_device_batches_seeds() -> None:
-    for policy in (Local(ENVS), Fused(ENVS, devices=2)):
-        with pytest.raises(UserError, match="--seeds 4 .* needs --policy fused on one device"):
-            dovetail.train(a2c(), CARTPOLE, policy, steps=STEPS, settings=SEVERAL)
+    for strategy in (Local(ENVS), Fused(ENVS, devices=2)):
+        with pytest.raises(UserError, match="--seeds 4 .* needs --strategy fused on one device"):
+            dovetail.train(a2c(), CARTPOLE, strategy, steps=STEPS, settings=SEVERAL)
 
 
 def test_until_is_for_one_seed() -> None:

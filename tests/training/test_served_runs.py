@@ -18,9 +18,9 @@ import dovetail
 from dovetail import ServedReplay, UserError, serve_replay
 from dovetail.algorithms import DQN, PPO
 from dovetail.cli.main import main
-from dovetail.policies import ActorLearner, Local
 from dovetail.replay import ReplayClient, ReplayServer
 from dovetail.replay.service.address import Address
+from dovetail.strategies import ActorLearner, Local
 from dovetail.training.replay_servers import Servers, limiter_of, served_form
 
 CHAIN = "dovetail:Chain-v0"
@@ -35,9 +35,9 @@ def quiet(folder: Path) -> dovetail.Settings:
 LOCAL = Local(ENVS)
 
 
-def train(folder: Path, replay: Any, steps: int = 160, policy: Any = LOCAL) -> Any:
+def train(folder: Path, replay: Any, steps: int = 160, strategy: Any = LOCAL) -> Any:
     return dovetail.train(
-        ALGORITHM, CHAIN, policy, steps=steps, replay=replay, settings=quiet(folder)
+        ALGORITHM, CHAIN, strategy, steps=steps, replay=replay, settings=quiet(folder)
     )
 
 
@@ -107,7 +107,7 @@ def test_two_trainings_and_an_outside_writer_share_a_replay(
 
 def _train_apart(folder: Path, address: str) -> None:
     """In a process of its own, as two trainings are."""
-    words = [*("train", "dqn", "--env", CHAIN, "--policy", "local", "--envs", str(ENVS))]
+    words = [*("train", "dqn", "--env", CHAIN, "--strategy", "local", "--envs", str(ENVS))]
     words += ["--unroll-length", "4", "--gradient-steps", "2", "--batch-size", "4"]
     words += ["--capacity", "4096", "--begin-at", "8", "--hidden", "8", "--steps", "160"]
     words += ["--replay", address, "--run", str(folder), "--no-video", "--evaluate-every", "0"]
@@ -134,9 +134,9 @@ def test_a_server_that_dies_ends_the_run_with_a_sentence(
         threading.Timer(4.0, os.kill, (begun[0], signal.SIGKILL)).start()
 
     monkeypatch.setattr(Servers, "__init__", started)
-    policy = ActorLearner(ENVS, actors=2, staleness=0)
+    strategy = ActorLearner(ENVS, actors=2, staleness=0)
     with pytest.raises(UserError, match=r"The replay server \(process \d+\) .*start another"):
-        train(tmp_path / "run", "servers", 10_000_000, policy)
+        train(tmp_path / "run", "servers", 10_000_000, strategy)
     with pytest.raises(ProcessLookupError):
         os.kill(begun[0], 0)
 
@@ -207,7 +207,7 @@ WORDS = {
 @pytest.mark.parametrize("case", WORDS)
 def test_bad_words_are_one_sentence(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     words, sentence = WORDS[case]
-    code = main(["train", "dqn", "--env", CHAIN, "--policy", "local", "--quiet", *words])
+    code = main(["train", "dqn", "--env", CHAIN, "--strategy", "local", "--quiet", *words])
     told = capsys.readouterr().err
     assert code == 2
     assert sentence in told

@@ -17,8 +17,8 @@ from small import Started
 
 from dovetail.algorithm import RL, Algorithm, Metrics, Timestep
 from dovetail.functions.returns import generalised_advantages, successor_values
-from dovetail.policies import CentralInference, Fused, Local
-from dovetail.policies.interface import Policy
+from dovetail.strategies import CentralInference, Fused, Local
+from dovetail.strategies.interface import Strategy
 
 DISCOUNT = 0.5
 VALUES = (0.125, 0.25, 0.5, 1.0, 100.0)
@@ -76,9 +76,9 @@ def registered() -> Iterator[None]:
     del gymnasium.registry["TestChain-v0"]
 
 
-def rows(env_id: str, policy: Policy) -> dict[str, np.ndarray]:
+def rows(env_id: str, strategy: Strategy) -> dict[str, np.ndarray]:
     """The second batch of two environments: it begins where the first one left off."""
-    with Started(Watcher(), env_id, policy) as running:
+    with Started(Watcher(), env_id, strategy) as running:
         running.advance(2)
     return {name: np.asarray(leaf)[:, :1] for name, leaf in running.state["rows"].items()}
 
@@ -93,13 +93,13 @@ def advantages(rows: dict[str, np.ndarray]) -> np.ndarray:
     return np.asarray(found)
 
 
-def host(autoreset: str, limit: int, policy: Policy = LOCAL) -> tuple[str, Policy]:
+def host(autoreset: str, limit: int, strategy: Strategy = LOCAL) -> tuple[str, Strategy]:
     options = f"vectorization=sync&autoreset={autoreset}&max_episode_steps={limit}"
-    return f"gymnasium:TestChain-v0?{options}", policy
+    return f"gymnasium:TestChain-v0?{options}", strategy
 
 
-def chain(policy: Policy, limit: int) -> tuple[str, Policy]:
-    return f"dovetail:Chain-v0?limit={limit}", policy
+def chain(strategy: Strategy, limit: int) -> tuple[str, Strategy]:
+    return f"dovetail:Chain-v0?limit={limit}", strategy
 
 
 BACKENDS = {

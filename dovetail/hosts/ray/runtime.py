@@ -327,7 +327,7 @@ def _packed(job: Job) -> bytes:
         return ray.cloudpickle.dumps(job)  # pyright: ignore[reportPrivateImportUsage]
     except Exception as error:
         raise UserError(
-            f"The algorithm, the environment or the policy cannot be sent to other processes "
+            f"The algorithm, the environment or the strategy cannot be sent to other processes "
             f"({error}): give classes and functions of a file, not objects made from them."
         ) from error
 

@@ -1,0 +1,108 @@
+"""ActorLearner: N actors with their own copy of the weights, one learner; IMPALA, Acme, Ape-X.
+
+With a staleness bound of 0 the actors wait for the learner and it for all of them, and the result
+is that of one process. With a larger bound actors go on while the learner learns: it takes what has
+arrived, so a slow actor or a long episode holds up nobody, and no actor starts an unroll that would
+be too old when it is learned from.
+"""
+
+from dataclasses import dataclass
+
+from dovetail.boundaries import REPLAY
+from dovetail.errors import UserError, check_option
+from dovetail.graph.ir import Graph
+from dovetail.plan.ir import Plan, Resources, Worker, WorkerKind
+from dovetail.strategies.interface import (
+    Strategy,
+    check_fewest,
+    environment_worker,
+    is_traced,
+    on_actor,
+    on_environment,
+    on_learner,
+    on_replay,
+    shares,
+    staleness_of,
+)
+
+
+@dataclass(frozen=True)
+class ActorLearner(Strategy):
+    """Actors in threads of their own, one learner; synchronous or asynchronous."""
+
+    envs: int = 16
+    """Environments stepped side by side, over all actors."""
+    actors: int = 2
+    """Threads that act, each with an equal share of the environments."""
+    staleness: int | None = None
+    """The most versions that a trajectory may be behind: 0 is synchronous. 2 unless given, or as
+    many as the algorithm bears."""
+    processes: bool | None = None
+    """Whether each actor's environments step in a process of their own. By default where they are
+    written in Python, and the actors are threads of one process."""
+
+    shards: int = 0
+    """Workers that keep the replay, each an equal part with the experience of its own actors; 0
+    leaves it with the learner."""
+    prefetch: int | None = None
+    """How many updates ahead such workers sample for the learner. 1 unless given, or 0 if
+    staleness is 0."""
+    fewest: int | None = None
+    """On a cluster, how many actors a run begins with; others join when there is room. All unless
+    given; `--actors 2..8` says both."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_option("actors", self.actors, self.actors >= 1, "1 or more")
+        check_fewest(self.fewest, self.actors, "actors")
+        bound = self.staleness
+        check_option("staleness", bound, bound is None or bound >= 0, "0 or more")
+        check_option("shards", self.shards, self.shards >= 0, "0 or more")
+        ahead = self.prefetch
+        check_option("prefetch", ahead, ahead is None or ahead >= 0, "0 or more")
+        if self.shards and self.actors % self.shards:
+            raise UserError(
+                f"{self.actors} actors cannot be split evenly among {self.shards} shards: choose a "
+                f"multiple of {self.shards} (--actors)."
+            )
+
+    @property
+    def traced_envs(self) -> bool:
+        """Host environments are preferred where there is a choice."""
+        return False
+
+    def plan(self, graph: Graph, resources: Resources) -> Plan:
+        """A worker for the learner, one for each actor, one for its environments if need be."""
+        bound = staleness_of(graph, self.staleness, 2)
+        if self.shards and REPLAY not in graph.sides:
+            raise UserError(
+                f"--shards {self.shards} keeps a replay in shards, but {graph.algorithm} has none: "
+                f"leave --shards out."
+            )
+        workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
+        for i, share in enumerate(
+            shares(0, self.envs, self.shards, "shards") if self.shards else ()
+        ):
+            workers.append(Worker(f"replay-{i}", (0,)))
+            placed += on_replay(graph, f"replay-{i}", share)
+        processes = self.processes
+        if processes is None and resources.cluster is not None:
+            processes = False  # each actor is in a process of its own there
+        for i, share in enumerate(shares(0, self.envs, self.actors, "actors")):
+            actor, steps = f"actor-{i}", f"actor-{i}"
+            workers.append(Worker(actor, (0,), fused=is_traced(graph)))
+            stepping = environment_worker(graph, f"environments-{i}", processes)
+            if stepping.kind is WorkerKind.PROCESS:
+                workers.append(stepping)
+                steps = stepping.name
+            placed += on_actor(graph, actor, share) + on_environment(graph, steps, share)
+        ahead = (1 if bound else 0) if self.prefetch is None else self.prefetch
+        return self.place(
+            graph,
+            workers,
+            placed,
+            staleness=bound,
+            prefetch=ahead if self.shards else 0,
+            fewest=self.fewest,
+            ordered=bound == 0,
+        )

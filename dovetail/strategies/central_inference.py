@@ -1,0 +1,78 @@
+"""CentralInference: environment workers only step, acting is batched across them; SEED RL.
+
+One thread acts for all environments: it waits until enough of them are ready, or not longer than a
+limit, and serves those. A batch is that of three quarters of the environment workers: the others
+step while these are served. Recurrent carries stay where acting is.
+"""
+
+from dataclasses import dataclass
+
+from dovetail.errors import UserError, check_option
+from dovetail.graph.ir import Graph
+from dovetail.plan.ir import Plan, Resources, Worker
+from dovetail.strategies.interface import (
+    Strategy,
+    environment_worker,
+    on_actor,
+    on_environment,
+    on_learner,
+    shares,
+    staleness_of,
+)
+
+
+@dataclass(frozen=True)
+class CentralInference(Strategy):
+    """Environments in workers of their own, acting batched in one place beside the learner."""
+
+    envs: int = 64
+    """Environments stepped side by side, over all workers."""
+    workers: int = 4
+    """Workers that step them, each with an equal share: twice as many as can step at once."""
+    batch: int | None = None
+    """Environments that one call of acting serves; those of 3/4 of the workers unless given."""
+    wait: float = 0.01
+    """Seconds that acting waits for a full batch before it serves those that are ready."""
+    staleness: int | None = None
+    """How many versions behind the weights are that act: 0 is synchronous, and the default."""
+    processes: bool | None = None
+    """Whether the workers are processes. By default where environments are written in Python."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_option("workers", self.workers, self.workers >= 1, "1 or more")
+        check_option("wait", self.wait, self.wait >= 0, "0 or more seconds")
+        bound = self.staleness
+        check_option("staleness", bound, bound is None or bound >= 0, "0 or more")
+
+    @property
+    def _served(self) -> int:
+        """Environments that one call of acting serves: those of some whole workers."""
+        first, last = shares(0, self.envs, self.workers, "workers")[0]
+        share = last - first
+        others = max(1, self.workers // 4)
+        size = share * max(1, self.workers - others) if self.batch is None else self.batch
+        if size < 1 or size > self.envs or size % share:
+            raise UserError(
+                f"A batch of {size} environments is not that of whole workers, of which each has "
+                f"{share}: choose a multiple of {share} up to {self.envs} (--batch)."
+            )
+        return size
+
+    def plan(self, graph: Graph, resources: Resources) -> Plan:
+        """A worker for the learner, one that acts, and the workers that step."""
+        bound = staleness_of(graph, self.staleness, 0)
+        everything = (0, self.envs)
+        workers = [Worker("learner", (0,)), Worker("inference", (0,))]
+        placed = on_learner(graph, "learner") + on_actor(graph, "inference", everything)
+        for i, share in enumerate(shares(0, self.envs, self.workers, "workers")):
+            workers.append(environment_worker(graph, f"environments-{i}", self.processes))
+            placed += on_environment(graph, f"environments-{i}", share)
+        return self.place(
+            graph,
+            workers,
+            placed,
+            staleness=bound,
+            batch=self._served,
+            batch_seconds=self.wait,
+        )

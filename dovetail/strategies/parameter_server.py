@@ -1,0 +1,78 @@
+"""ParameterServer: workers send gradients, one master applies them; A3C, MSRL's Central.
+
+The algorithm computes its gradients on the actor's side and crosses with `reduce`. Synchronous, the
+master averages one gradient of every worker per update; asynchronous, it applies each as it comes.
+"""
+
+from dataclasses import dataclass
+
+from dovetail.errors import UserError, check_option
+from dovetail.graph.ir import Graph
+from dovetail.graph.taps import RECORD
+from dovetail.plan.ir import Plan, Resources, Worker
+from dovetail.strategies.interface import (
+    Strategy,
+    check_fewest,
+    is_traced,
+    on_actor,
+    on_environment,
+    on_learner,
+    shares,
+)
+
+
+@dataclass(frozen=True)
+class ParameterServer(Strategy):
+    """Gradients from many workers, applied by one master."""
+
+    envs: int = 16
+    """Environments stepped side by side, over all workers."""
+    workers: int = 2
+    """Workers that act and compute gradients, each with an equal share of the environments."""
+    synchronous: bool = False
+    """Whether the master averages a gradient of each worker, rather than apply them one by one."""
+    staleness: int | None = None
+    """The most versions that a gradient may be behind when it is applied, if not synchronous.
+    Twice the number of workers unless given."""
+
+    fewest: int | None = None
+    """On a cluster, how many workers a run begins with; others join when there is room. All unless
+    given; `--workers 2..8` says both."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_option("workers", self.workers, self.workers >= 1, "1 or more")
+        check_fewest(self.fewest, self.workers, "workers")
+        bound = self.staleness
+        check_option("staleness", bound, bound is None or bound >= 1, "1 or more")
+        if self.synchronous and bound is not None:
+            raise UserError(
+                f"--staleness {bound} is for gradients that are applied as they come, but "
+                f"--synchronous averages new ones: leave one out."
+            )
+
+    def plan(self, graph: Graph, resources: Resources) -> Plan:
+        """A worker for the master, one for each source of gradients."""
+        whole = ("gather", "insert", RECORD)
+        sent = next((edge for edge in graph.edges if edge.boundary in whole), None)
+        if sent is not None:
+            raise UserError(
+                f"ParameterServer's workers send gradients (rl.reduce), but {graph.algorithm} "
+                f"sends whole trajectories (rl.{sent.boundary} at {sent.where}): use --strategy "
+                f"actor-learner, or an algorithm such as a3c."
+            )
+        workers, placed = [Worker("master", (0,))], on_learner(graph, "master")
+        for i, share in enumerate(shares(0, self.envs, self.workers, "workers")):
+            workers.append(Worker(f"worker-{i}", (0,), fused=is_traced(graph)))
+            placed += on_actor(graph, f"worker-{i}", share)
+            placed += on_environment(graph, f"worker-{i}", share)
+        bound = 0 if self.synchronous else self.staleness or 2 * self.workers
+        return self.place(
+            graph,
+            workers,
+            placed,
+            self.workers if self.synchronous else 1,
+            staleness=bound,
+            fewest=self.fewest,
+            ordered=self.synchronous,
+        )

@@ -1,0 +1,42 @@
+"""Runs and config files with the names of earlier versions are read as if written today."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import dovetail as dt
+from dovetail.cli.main import main
+from dovetail.run import legacy
+from dovetail.run.folder import Run
+
+TINY = "--envs 2 --unroll-length 4 --hidden 4 --episodes 1 --no-video --json"
+
+
+def test_an_option_keeps_its_name_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(legacy, "OPTIONS", {"then": "now"})
+    assert legacy.with_present_options({"then": 1, "other": 2}, {"now"}) == {"now": 1, "other": 2}
+    assert legacy.with_present_options({"then": 1}, {"then", "now"}) == {"then": 1}
+    assert legacy.with_present_options({"then": 1}, set()) == {"then": 1}
+
+
+def test_a_run_whose_config_says_policy_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = f"train a2c --env dovetail:Chain-v0 --policy fused --steps 16 {TINY} --run {folder}"
+    assert main(words.split()) == 0
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    assert config["strategy"] == "fused" and "policy" not in config
+    earlier = {"strategy": "policy", "strategy_options": "policy_options"}
+    file.write_text(json.dumps({earlier.get(key, key): value for key, value in config.items()}))
+    assert Run(folder).config["strategy"] == "fused"
+    assert dt.resume(folder, steps=32).summary["env_steps"] == 32
+
+
+def test_a_config_file_may_say_policy(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('env = "dovetail:Chain-v0"\nsteps = 16\n[policy]\nname = "fused"\nenvs = 2\n')
+    folder = tmp_path / "run"
+    words = f"train a2c --config {file} --unroll-length 4 --hidden 4 --episodes 1 --no-video --json"
+    assert main([*words.split(), "--run", str(folder)]) == 0
+    assert Run(folder).config["strategy"] == "fused"
