@@ -74,7 +74,7 @@ PICTURES_OF = {
             "bc": a.BC(**OFFLINE),
             "td3-bc": a.TD3BC(**OFFLINE, discount=0.97, target_rate=0.02, value_weight=40.0),
             "cql": a.CQL(**OFFLINE, samples=3),
-            "iql": a.IQL(**OFFLINE, normalise_observations=True),
+            "iql": a.IQL(**OFFLINE, normalize_observations=True),
             "awac": a.AWAC(**OFFLINE),
         },
         data={"good": 100, "bad": 100},
@@ -113,7 +113,7 @@ def trained(name: str, picture: Picture) -> list[Path]:
 
 
 def recorded(folder: Path, picture: Picture) -> Path:
-    from behaviour import mixed
+    from behavior import mixed
 
     if not (folder / "both" / "data" / "metadata.json").exists():
         shutil.rmtree(folder, ignore_errors=True)

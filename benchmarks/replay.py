@@ -2,7 +2,7 @@
 
     python -m benchmarks.replay [--repeats N] [--quick] [--small] [--peers NAME …]
 
-Four kinds of work: small and image observations, uniform and prioritised. A ratio is taken in each
+Four kinds of work: small and image observations, uniform and prioritized. A ratio is taken in each
 round against the best peer of that round, and its median counts.
 """
 
@@ -25,9 +25,9 @@ UNABLE = "torchrl"
 """Its sum tree is not in its wheel for this torch: it takes no part where priorities count."""
 WORKS: dict[str, tuple[str, ...]] = {
     "small uniform": (),
-    "small prioritised": ("--prioritised",),
+    "small prioritized": ("--prioritized",),
     "image uniform": ("--image",),
-    "image prioritised": ("--image", "--prioritised"),
+    "image prioritized": ("--image", "--prioritized"),
 }
 MEASURES = ("inserts_per_s", "samples_per_s")
 
@@ -48,7 +48,7 @@ def main() -> None:
     for work, flags in WORKS.items():
         if not (options.small and "--image" in flags):
             able = {
-                n: c for n, c in contestants.items() if "--prioritised" not in flags or n != UNABLE
+                n: c for n, c in contestants.items() if "--prioritized" not in flags or n != UNABLE
             }
             results[work] = compare(work, flags, able, repeats, seconds, TARGET)
             if "--image" in flags:

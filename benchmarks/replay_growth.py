@@ -1,4 +1,4 @@
-"""How the time of prioritised sampling grows, from 10 thousand items to 10 million.
+"""How the time of prioritized sampling grows, from 10 thousand items to 10 million.
 
     python -m benchmarks.replay_growth [--quick]
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.replay import HostTable, Prioritised, Table, Transitions
+from dovetail.replay import HostTable, Prioritized, Table, Transitions
 
 ROOT = Path(__file__).resolve().parent
 SIZES = (10_000, 31_623, 100_000, 316_228, 1_000_000, 3_162_278, 10_000_000)
@@ -29,7 +29,7 @@ ABOVE, LAST = 1.15, 1.5
 def filled(capacity: int) -> HostTable:
     """A full table of rows of one number."""
     table = HostTable(
-        Table(Transitions(1), capacity, Prioritised(0.6)), {"x": np.zeros((), np.float32)}, 1
+        Table(Transitions(1), capacity, Prioritized(0.6)), {"x": np.zeros((), np.float32)}, 1
     )
     random = np.random.default_rng(0)
     left = capacity + 1

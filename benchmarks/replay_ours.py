@@ -1,6 +1,6 @@
 """Dovetail's host table at the replay work.
 
-    python -m benchmarks.replay_ours [--image] [--prioritised]
+    python -m benchmarks.replay_ours [--image] [--prioritized]
 
 An insert is one step of 64 environments, as acting makes them.
 """
@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks import replay_protocol as p
-from dovetail.replay import History, HostTable, Prioritised, Table, Transitions, Uniform
+from dovetail.replay import History, HostTable, Prioritized, Table, Transitions, Uniform
 
 
 def main() -> None:
     work = p.parse_work()
     history = (History("observation", 4, -1),) if work.image else ()
-    sampler = Prioritised(p.EXPONENT) if work.prioritised else Uniform()
+    sampler = Prioritized(p.EXPONENT) if work.prioritized else Uniform()
     options = Table(Transitions(1), work.capacity, sampler, history=history)
     table = HostTable(options, p.row(work), num_envs=p.INSERTED)
     batches = cycle(p.steps(work))
@@ -30,7 +30,7 @@ def main() -> None:
 
     def sample() -> Any:
         found = table.sample(random.random(p.SAMPLED, np.float32))
-        if work.prioritised:
+        if work.prioritized:
             table.update_priorities(found.keys, priorities)
 
     p.answer(work, insert, sample, table.nbytes / work.capacity)

@@ -24,7 +24,7 @@ class Work:
     """What is stored and how it is sampled."""
 
     image: bool
-    prioritised: bool
+    prioritized: bool
     seconds: float
     """For each round of inserting and of sampling."""
 
@@ -44,10 +44,10 @@ class Work:
 def parse_work() -> Work:
     parser = argparse.ArgumentParser()
     parser.add_argument("--image", action="store_true")
-    parser.add_argument("--prioritised", action="store_true")
+    parser.add_argument("--prioritized", action="store_true")
     parser.add_argument("--seconds", type=float, default=0.5)
     options = parser.parse_args()
-    return Work(options.image, options.prioritised, options.seconds)
+    return Work(options.image, options.prioritized, options.seconds)
 
 
 def observations(work: Work, count: int = 16) -> list[np.ndarray[Any, Any]]:

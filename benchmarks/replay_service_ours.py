@@ -1,6 +1,6 @@
 """A replay server of Dovetail's at the replay work: a process of its own, one client.
 
-    python -m benchmarks.replay_service_ours [--image] [--prioritised]
+    python -m benchmarks.replay_service_ours [--image] [--prioritized]
 
 An insert is one step of 64 environments; samples come ahead of their time.
 """
@@ -10,7 +10,7 @@ from itertools import cycle
 import numpy as np
 
 from benchmarks import replay_protocol as p
-from dovetail.replay import History, Prioritised, ReplayServer, Table, Transitions, Uniform
+from dovetail.replay import History, Prioritized, ReplayServer, Table, Transitions, Uniform
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     ends, valid = np.zeros((1, p.INSERTED), bool), np.ones((1, p.INSERTED), bool)
     priorities = np.random.default_rng(0).random(p.SAMPLED, np.float32)
     history = (History("observation", 4, -1),) if work.image else ()
-    sampler = Prioritised(p.EXPONENT) if work.prioritised else Uniform()
+    sampler = Prioritized(p.EXPONENT) if work.prioritized else Uniform()
     table = Table(Transitions(1), work.capacity, sampler, history=history)
     with ReplayServer(table, example, p.INSERTED) as server, server.client() as client:
 
@@ -34,7 +34,7 @@ def main() -> None:
 
             def sample() -> None:
                 found = next(samples)
-                if work.prioritised:
+                if work.prioritized:
                     client.update_priorities(found.keys, priorities)
 
             p.answer(work, insert, sample)

@@ -44,7 +44,7 @@ SCRIPTS = {
     "replay": ("tables in one process against cpprb, flashbax and torchrl", REPLAY),
     "replay-service": ("a table in another process against dm-reverb", SERVICE),
     "replay-durable": ("what it costs that nothing acknowledged is lost", DURABLE),
-    "replay-growth": ("prioritised sampling from 10 thousand to 10 million items", GROWTH),
+    "replay-growth": ("prioritized sampling from 10 thousand to 10 million items", GROWTH),
     "products": ("what the products of a gradient step alone take", ["benchmarks.products"]),
     "cluster-costs": ("weights, start-up and 64 actors on Ray", ["benchmarks.cluster"]),
 }

@@ -142,7 +142,7 @@ class Algorithm:
         return bound
 
     def init(self, key: jax.Array) -> State:
-        """The learner's state: parameters, optimiser, counters, and a key of its own."""
+        """The learner's state: parameters, optimizer, counters, and a key of its own."""
         raise NotImplementedError(f"{type(self).__name__} does not define init(key).")
 
     def initial_carry(self) -> Carry:

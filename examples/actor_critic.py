@@ -14,7 +14,7 @@ class State(NamedTuple):
     """What the learner keeps from one iteration to the next."""
 
     params: Any
-    optimiser: Any
+    optimizer: Any
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ActorCritic(dt.Algorithm):
     actions: ClassVar[tuple[type, ...]] = (dt.envs.Discrete,)
 
     def init(self, key: jax.Array) -> State:
-        """A network of one hidden layer, and a fresh optimiser."""
+        """A network of one hidden layer, and a fresh optimizer."""
         env = self.task.env
         inputs, outputs = env.observation.shape[0], env.action.n + 1
         first, second = jax.random.split(key)
@@ -41,9 +41,9 @@ class ActorCritic(dt.Algorithm):
             "hidden": jax.random.normal(first, (inputs, self.hidden)) / inputs**0.5,
             "heads": 0.1 * jax.random.normal(second, (self.hidden, outputs)) / self.hidden**0.5,
         }
-        return State(params, self.optimiser().init(params))
+        return State(params, self.optimizer().init(params))
 
-    def optimiser(self) -> optax.GradientTransformation:
+    def optimizer(self) -> optax.GradientTransformation:
         """Adam."""
         return optax.adam(self.learning_rate)
 
@@ -90,8 +90,8 @@ class ActorCritic(dt.Algorithm):
     def learn(self, rl: dt.RL, state: State, batch: dt.Trajectory) -> tuple[State, Any]:
         """One gradient step."""
         loss, gradients = jax.value_and_grad(self.loss)(state.params, batch)
-        updates, optimiser = self.optimiser().update(rl.mean(gradients), state.optimiser)
-        return State(optax.apply_updates(state.params, updates), optimiser), {"loss": loss}
+        updates, optimizer = self.optimizer().update(rl.mean(gradients), state.optimizer)
+        return State(optax.apply_updates(state.params, updates), optimizer), {"loss": loss}
 
     def iteration(self, rl: dt.RL, state: State) -> tuple[State, Any]:
         """The loop's body."""

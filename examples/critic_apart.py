@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 import dovetail as dt
-from dovetail.functions.returns import generalised_advantages
+from dovetail.functions.returns import generalized_advantages
 
 Layers = dict[str, jax.Array]
 
@@ -22,9 +22,9 @@ class State(NamedTuple):
     """What is kept from one iteration to the next."""
 
     params: Layers
-    optimiser: Any
+    optimizer: Any
     critic: Any
-    """(parameters, optimiser), on the critic's side."""
+    """(parameters, optimizer), on the critic's side."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class CriticApart(dt.Algorithm):
         env, (one, two) = self.task.env, jax.random.split(key)
         params = self.layers(one, env.observation.shape[0], env.action.n)
         critic = self.layers(two, env.observation.shape[0], 1)
-        optimiser = optax.adam(self.learning_rate)
+        optimizer = optax.adam(self.learning_rate)
         return State(
-            params, optimiser.init(params), dt.at("critic", (critic, optimiser.init(critic)))
+            params, optimizer.init(params), dt.at("critic", (critic, optimizer.init(critic)))
         )
 
     def layers(self, key: jax.Array, inputs: int, outputs: int) -> Layers:
@@ -68,15 +68,15 @@ class CriticApart(dt.Algorithm):
         """(action, carry): the likeliest action."""
         return jnp.argmax(network(params, timestep.observation)), carry
 
-    def criticise(self, critic: Any, batch: dt.Trajectory) -> tuple[Any, jax.Array]:
+    def criticize(self, critic: Any, batch: dt.Trajectory) -> tuple[Any, jax.Array]:
         """On the critic's side: (the critic after one gradient step, which stays there; the
-        normalised advantages [T, B] before it, which go back)."""
-        params, optimiser = critic
+        normalized advantages [T, B] before it, which go back)."""
+        params, optimizer = critic
         values, following = (
             network(params, seen)[..., 0] for seen in (batch.observation, batch.next_observation)
         )
         ends = batch.terminated, batch.truncated
-        advantages = generalised_advantages(
+        advantages = generalized_advantages(
             batch.reward, values, following, *ends, self.discount, self.trace
         )
         goals = values + advantages
@@ -85,11 +85,11 @@ class CriticApart(dt.Algorithm):
             return ((goals - network(params, batch.observation)[..., 0]) ** 2).mean()
 
         gradients = jax.grad(error)(params)
-        updates, optimiser = optax.adam(self.learning_rate).update(gradients, optimiser)
-        learned = optax.apply_updates(params, updates), optimiser
-        # the whole batch is here, however many learners there are: here it can be normalised
-        normalised = (advantages - advantages.mean()) / (advantages.std() + 1e-6)
-        return dt.at("critic", learned), normalised
+        updates, optimizer = optax.adam(self.learning_rate).update(gradients, optimizer)
+        learned = optax.apply_updates(params, updates), optimizer
+        # the whole batch is here, however many learners there are: here it can be normalized
+        normalized = (advantages - advantages.mean()) / (advantages.std() + 1e-6)
+        return dt.at("critic", learned), normalized
 
     def loss(self, params: Layers, batch: dt.Trajectory, advantages: jax.Array) -> jax.Array:
         """That of the strategy gradient."""
@@ -101,12 +101,12 @@ class CriticApart(dt.Algorithm):
         """The loop's body: five sides, of which one is ours."""
         params = rl.broadcast(state.params)
         batch = rl.gather(rl.unroll(self.act, params, self.unroll_length))
-        critic, advantages = rl.call("critic", self.criticise, state.critic, batch)
+        critic, advantages = rl.call("critic", self.criticize, state.critic, batch)
         loss, gradients = jax.value_and_grad(self.loss)(state.params, batch, advantages)
         adam = optax.adam(self.learning_rate)
-        updates, optimiser = adam.update(rl.mean(gradients), state.optimiser)
+        updates, optimizer = adam.update(rl.mean(gradients), state.optimizer)
         params: Any = optax.apply_updates(state.params, updates)
-        return State(params, optimiser, critic), {"loss": loss}
+        return State(params, optimizer, critic), {"loss": loss}
 
 
 def network(params: Layers, observation: jax.Array) -> jax.Array:

@@ -35,14 +35,14 @@ PENDULUM = "gymnax:Pendulum-v1?max_steps_in_episode=5"
 HOST_PENDULUM = "gymnasium:Pendulum-v1?vectorization=sync&max_episode_steps=5"
 EVERYTHING: dict[str, Any] = {
     "recurrent": 4,
-    "normalise_observations": True,
-    "normalise_rewards": True,
+    "normalize_observations": True,
+    "normalize_rewards": True,
 }
 REPLAY: dict[str, Any] = {"capacity": 64, "begin_at": 1, "hidden": (8,)}
 RAINBOW: dict[str, Any] = {
     "n_step": 3,
-    "prioritised": True,
-    "duelling": True,
+    "prioritized": True,
+    "dueling": True,
     "distributional": True,
     "noisy": True,
     "atoms": 3,
@@ -62,23 +62,23 @@ ALGORITHMS: dict[str, Algorithm] = {
     "impala": IMPALA(LENGTH, hidden=(8,)),
     "a3c": A3C(LENGTH, hidden=(8,)),
     "ppo-recurrent": ppo(**EVERYTHING, clip_value=True, target_kl=0.02),
-    "a2c-recurrent": a2c(**EVERYTHING, normalise_advantages=True),
+    "a2c-recurrent": a2c(**EVERYTHING, normalize_advantages=True),
     "reinforce-recurrent": reinforce(**EVERYTHING),
     "impala-recurrent": IMPALA(LENGTH, hidden=(8,), **EVERYTHING),
     "dqn": DQN(LENGTH, 2, 4, **REPLAY),
-    "dqn-prioritised": DQN(LENGTH, 2, 4, **REPLAY, n_step=3, prioritised=True),
+    "dqn-prioritized": DQN(LENGTH, 2, 4, **REPLAY, n_step=3, prioritized=True),
     "rainbow": DQN(LENGTH, 2, 4, **REPLAY, **RAINBOW),
     "qr-dqn": QRDQN(LENGTH, 2, 4, **REPLAY, quantiles=3),
     "apex": ApeX(LENGTH, 2, 4, **REPLAY),
     "r2d2": R2D2(LENGTH, 2, 4, **REPLAY, recurrent=4, burn_in=2, learned=3, period=2),
     "ddpg": DDPG(**REPLAYED),
-    "d4pg": D4PG(**REPLAYED, prioritised=True, normalise_observations=True),
+    "d4pg": D4PG(**REPLAYED, prioritized=True, normalize_observations=True),
     "td3": TD3(**REPLAYED),
     "sac": SAC(**REPLAYED),
     "sac-droq": SAC(
         **REPLAYED, critics=3, mean_critic=True, actor_every=2, layer_norm=True, dropout=0.1
     ),
-    "sac-discrete": SACDiscrete(**REPLAYED, normalise_observations=True),
+    "sac-discrete": SACDiscrete(**REPLAYED, normalize_observations=True),
 }
 CONTINUOUS = ("ddpg", "d4pg", "td3", "sac", "sac-droq")
 """Algorithms that are compared on Pendulum; the others on CartPole."""

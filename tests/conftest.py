@@ -52,7 +52,7 @@ def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def optimised() -> Iterator[None]:
+def optimized() -> Iterator[None]:
     """Programs as fast as users have them: for a test that computes far more than it compiles."""
     import jax
 

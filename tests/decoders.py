@@ -39,7 +39,7 @@ class Decoder(Toy):
         length, owner = carry["length"], carry["owner"]
         rows = jnp.arange(len(length))
         cache = carry["cache"].at[rows, length % SIZE].set(timestep.observation)
-        # an episode's first step says whose the slot is; nobody else may come to it afterwards
+        # an episode's first step says whose the slot is; nobody else may come to it afterward
         owner = jnp.where(length == 0, timestep.number, owner)
         length = length + 1
         filled = jnp.arange(SIZE) < length[:, None]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 from gymnasium import spaces
-from small_mdp import BEHAVIOUR, Lived
+from small_mdp import BEHAVIOR, Lived
 
 from dovetail.data import Episode, Metadata, Source, Writer
 
@@ -23,7 +23,7 @@ def recorded(folder: Path, lived: Lived, known: bool = True) -> Path:
         for row, length in enumerate(lived.lengths.astype(int).tolist()):
             seen, done = lived.states[row, :length], lived.actions[row, :length]
             ends = np.arange(length) == length - 1
-            chances = BEHAVIOUR[seen, done]
+            chances = BEHAVIOR[seen, done]
             writer.write(
                 Episode(
                     observations=np.append(seen, 0),

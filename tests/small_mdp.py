@@ -12,7 +12,7 @@ NEXT = np.array(  # P(next | state, action); the third is the end
     [[[0.7, 0.1, 0.2], [0.1, 0.6, 0.3]], [[0.3, 0.3, 0.4], [0.5, 0.3, 0.2]]]
 )
 REWARD = np.array([[1.0, 0.0], [-0.5, 2.0]])
-BEHAVIOUR = np.array([[0.6, 0.4], [0.5, 0.5]])
+BEHAVIOR = np.array([[0.6, 0.4], [0.5, 0.5]])
 TARGET = np.array([[0.4, 0.6], [0.35, 0.65]])
 LONGEST = 60
 
@@ -58,7 +58,7 @@ def live(policy: np.ndarray, episodes: int, seed: int) -> Lived:
     return found
 
 
-def ratios(lived: Lived, target: np.ndarray, behaviour: np.ndarray) -> np.ndarray:
-    """target / behaviour of the actions; 1 behind the end."""
-    found = target[lived.states, lived.actions] / behaviour[lived.states, lived.actions]
+def ratios(lived: Lived, target: np.ndarray, behavior: np.ndarray) -> np.ndarray:
+    """target / behavior of the actions; 1 behind the end."""
+    found = target[lived.states, lived.actions] / behavior[lived.states, lived.actions]
     return np.where(lived.states >= 0, found, 1.0)

@@ -25,7 +25,7 @@ META = {"algorithm": "PPO", "options": {"hidden": 3, "rate": 0.1}, "env_steps": 
 
 class State(NamedTuple):
     params: Any
-    optimiser: Any
+    optimizer: Any
     key: jax.Array
     steps: jax.Array
 

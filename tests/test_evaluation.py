@@ -96,7 +96,7 @@ class CountJax:
 
 @dataclass(frozen=True)
 class Linear(Algorithm):
-    """Pushes towards the side that its parameters point to."""
+    """Pushes toward the side that its parameters point to."""
 
     def greedy(self, params: Any, carry: Any, timestep: Timestep) -> tuple[Any, Any]:
         return (timestep.observation @ params > 0).astype(jnp.int32), carry

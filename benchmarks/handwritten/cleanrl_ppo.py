@@ -59,7 +59,7 @@ class Training:
 
     def __init__(self, envs: Any, first: np.ndarray, agent: Any, learning_rate: float) -> None:
         self.envs, self.agent = envs, agent
-        self.optimiser = torch.optim.Adam(
+        self.optimizer = torch.optim.Adam(
             self.agent.parameters(), lr=learning_rate, eps=p.ADAM_EPSILON
         )
         self.observation = torch.as_tensor(first)
@@ -114,10 +114,10 @@ class Training:
                     advantages[chosen],
                     targets[chosen],
                 )
-                self.optimiser.zero_grad()
+                self.optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(self.agent.parameters(), p.MAX_GRAD_NORM)
-                self.optimiser.step()
+                self.optimizer.step()
 
     def loss(
         self,

@@ -13,7 +13,7 @@ import optax
 from benchmarks import protocol as p
 from benchmarks.handwritten.ppo_update import Batch, Learner, network, variance
 
-optimiser = optax.chain(
+optimizer = optax.chain(
     optax.clip_by_global_norm(p.MAX_GRAD_NORM),
     optax.adam(p.IMPALA_LEARNING_RATE, eps=p.ADAM_EPSILON),
 )
@@ -22,7 +22,7 @@ optimiser = optax.chain(
 def init(key: jax.Array) -> Learner:
     network_key, key = jax.random.split(key)
     params = network.init(network_key)
-    return Learner(params, optimiser.init(params), key, jnp.zeros((), jnp.int32))
+    return Learner(params, optimizer.init(params), key, jnp.zeros((), jnp.int32))
 
 
 def corrections(delta: jax.Array, decay: jax.Array) -> jax.Array:
@@ -71,6 +71,6 @@ def loss(params: Any, batch: Batch, last: jax.Array) -> tuple[jax.Array, dict[st
 
 def update(learner: Learner, batch: Batch, last: jax.Array) -> tuple[Learner, dict[str, jax.Array]]:
     gradients, metrics = jax.grad(loss, has_aux=True)(learner.params, batch, last)
-    changes, moments = optimiser.update(gradients, learner.optimiser, learner.params)
+    changes, moments = optimizer.update(gradients, learner.optimizer, learner.params)
     params = optax.apply_updates(learner.params, changes)
     return Learner(params, moments, learner.key, learner.updates + 1), metrics

@@ -16,7 +16,7 @@ from dovetail.envs.interface import Discrete
 from dovetail.networks.actor_critic import ActorCritic
 
 network = ActorCritic(jax.ShapeDtypeStruct((4,), jnp.float32), Discrete(2), p.HIDDEN, "tanh")
-optimiser = optax.chain(
+optimizer = optax.chain(
     optax.clip_by_global_norm(p.MAX_GRAD_NORM), optax.adam(p.LEARNING_RATE, eps=p.ADAM_EPSILON)
 )
 
@@ -26,7 +26,7 @@ PIECE = 8192
 
 class Learner(NamedTuple):
     params: Any
-    optimiser: Any
+    optimizer: Any
     key: jax.Array
     updates: jax.Array
 
@@ -58,7 +58,7 @@ class Samples(NamedTuple):
 def init(key: jax.Array) -> Learner:
     network_key, key = jax.random.split(key)
     params = network.init(network_key)
-    return Learner(params, optimiser.init(params), key, jnp.zeros((), jnp.int32))
+    return Learner(params, optimizer.init(params), key, jnp.zeros((), jnp.int32))
 
 
 def act(params: Any, observation: jax.Array, key: jax.Array) -> tuple[jax.Array, ...]:
@@ -146,13 +146,13 @@ def update(learner: Learner, batch: Batch) -> tuple[Learner, dict[str, jax.Array
         params, moments = state
         chosen = jax.tree.map(lambda x: x[rows].reshape(-1, *x.shape[2:]), samples)
         gradients, metrics = gradient(params, chosen)
-        changes, moments = optimiser.update(gradients, moments, params)
+        changes, moments = optimizer.update(gradients, moments, params)
         return (optax.apply_updates(params, changes), moments), metrics
 
     keys = jax.random.split(jax.random.fold_in(learner.key, learner.updates), p.EPOCHS)
     order = jax.vmap(lambda key: jax.random.permutation(key, length))(keys)
     order = order.reshape(p.EPOCHS * p.MINIBATCHES, -1)
-    (params, moments), metrics = jax.lax.scan(step, (learner.params, learner.optimiser), order)
+    (params, moments), metrics = jax.lax.scan(step, (learner.params, learner.optimizer), order)
     metrics = jax.tree.map(jnp.mean, metrics)
     metrics["explained_variance"] = 1 - variance(target - batch.value, weight) / variance(
         target, weight

@@ -58,11 +58,11 @@ network = ActorCritic()
 
 def start(num_envs: int, seed: int) -> Runner:
     key, network_key, reset_key = jax.random.split(jax.random.PRNGKey(seed), 3)
-    optimiser = optax.chain(
+    optimizer = optax.chain(
         optax.clip_by_global_norm(p.MAX_GRAD_NORM), optax.adam(p.LEARNING_RATE, eps=p.ADAM_EPSILON)
     )
     params = network.init(network_key, jnp.zeros((1, 4)))
-    train = TrainState.create(apply_fn=network.apply, params=params, tx=optimiser)
+    train = TrainState.create(apply_fn=network.apply, params=params, tx=optimizer)
     reset_keys = jax.random.split(reset_key, num_envs)
     observation, state = jax.vmap(env.reset, (0, None))(reset_keys, env_params)
     zero = jnp.zeros(num_envs)

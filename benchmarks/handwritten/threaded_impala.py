@@ -5,7 +5,7 @@
     python -m benchmarks.handwritten.threaded_impala --actors 2 --env envpool:CartPole-v1
 
 With an EnvPool of its own for each of several actor threads it is the structure that Sebulba made
-known; with one thread over Gymnasium's vectorised CartPole, what a user would write who has two
+known; with one thread over Gymnasium's vectorized CartPole, what a user would write who has two
 cores. Acting and the update are one compiled call each. The queue holds `AHEAD` unrolls: what
 Dovetail's staleness bound of 2 lets an actor run ahead.
 """

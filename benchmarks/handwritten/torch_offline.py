@@ -87,7 +87,7 @@ class Iql:
         self.target = frozen(self.critics)
         self.value, self.actor = Mlp(size, 1), Mlp(size, actions)
         self.log_std = nn.Parameter(torch.zeros(actions))
-        self.optimiser = adam(
+        self.optimizer = adam(
             self.critics, self.value, self.actor, nn.ParameterList([self.log_std])
         )
         self.pair = list(self.target.parameters()), list(self.critics.parameters())
@@ -106,9 +106,9 @@ class Iql:
         mean, log_std = torch.tanh(self.actor(observation)), self.log_std.clamp(-5.0, 2.0)
         likely = (-0.5 * ((action - mean) * torch.exp(-log_std)).square() - log_std).sum(1)
         loss = loss - (weights * likely).mean()
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()  # the losses share no parameter: one pass gives each its own gradient
-        self.optimiser.step()
+        self.optimizer.step()
         follow(*self.pair)
 
 
@@ -118,7 +118,7 @@ class Td3Bc:
         self.critics = Layers(2, size + actions, *p.CONTROL_HIDDEN, 1)
         self.actor = Mlp(size, actions)
         self.target, self.target_actor = frozen(self.critics), frozen(self.actor)
-        self.critic_optimiser, self.actor_optimiser = adam(self.critics), adam(self.actor)
+        self.critic_optimizer, self.actor_optimizer = adam(self.critics), adam(self.actor)
         old = [*self.target.parameters(), *self.target_actor.parameters()]
         self.pair = old, [*self.critics.parameters(), *self.actor.parameters()]
         self.steps = 0
@@ -132,9 +132,9 @@ class Td3Bc:
             goal = reward + discount * values
         values = self.critics(torch.cat([observation, action], dim=1))[..., 0]
         loss = (values - goal).square().sum(0).mean()
-        self.critic_optimiser.zero_grad()
+        self.critic_optimizer.zero_grad()
         loss.backward()
-        self.critic_optimiser.step()
+        self.critic_optimizer.step()
         self.steps += 1
         if self.steps % 2 == 0:
             self.improve(observation, action)
@@ -150,9 +150,9 @@ class Td3Bc:
         values = torch.addmm(bias[0].detach(), x, weight[0].detach())
         size = values.detach().abs().mean()
         loss = (own - action).square().mean() - p.TD3_BC_VALUE_WEIGHT * values.mean() / size
-        self.actor_optimiser.zero_grad()
+        self.actor_optimizer.zero_grad()
         loss.backward()
-        self.actor_optimiser.step()
+        self.actor_optimizer.step()
         follow(*self.pair)
 
 

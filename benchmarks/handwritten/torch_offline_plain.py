@@ -2,7 +2,7 @@
 
     python -m benchmarks.handwritten.torch_offline_plain --algorithm iql --threads 2
 
-Written from the description: two critics that are modules of their own, an optimiser and a backward
+Written from the description: two critics that are modules of their own, an optimizer and a backward
 pass for each loss, torch's default Adam, targets that follow parameter by parameter. The other file
 is what becomes of it with care for speed.
 """
@@ -33,10 +33,10 @@ def adam(module: nn.Module) -> torch.optim.Adam:
     return torch.optim.Adam(module.parameters(), p.CONTROL_LEARNING_RATE)
 
 
-def descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimiser.zero_grad()
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
     loss.backward()
-    optimiser.step()
+    optimizer.step()
 
 
 def follow(target: nn.Module, source: nn.Module) -> None:
@@ -62,11 +62,11 @@ class Iql:
     def __init__(self) -> None:
         self.critics, self.value, self.actor = Twins(), Mlp(p.OFFLINE_OBSERVATION, 1), Policy()
         self.target = frozen(self.critics)
-        self.optimisers = [adam(part) for part in (self.value, self.critics, self.actor)]
+        self.optimizers = [adam(part) for part in (self.value, self.critics, self.actor)]
 
     def step(self, batch: Batch) -> None:
         observation, action, reward, discount, following = batch
-        by_value, by_critics, by_actor = self.optimisers
+        by_value, by_critics, by_actor = self.optimizers
         with torch.no_grad():
             worth = torch.min(*self.target(observation, action))
             goal = reward + discount * self.value(following)[:, 0]

@@ -1,6 +1,6 @@
 """cpprb at the replay work.
 
-    python -m benchmarks.peers.cpprb_replay [--image] [--prioritised]
+    python -m benchmarks.peers.cpprb_replay [--image] [--prioritized]
 
 Images are stored as whole stacks, with the next one; its own options to compress them are slower.
 """
@@ -24,7 +24,7 @@ def main() -> None:
         "done": {"dtype": bool},
     }
     made: Any
-    if work.prioritised:
+    if work.prioritized:
         made = PrioritizedReplayBuffer(work.capacity, fields, alpha=p.EXPONENT)
     else:
         made = ReplayBuffer(work.capacity, fields)
@@ -45,7 +45,7 @@ def main() -> None:
         made.add(**next(batches))
 
     def sample() -> None:
-        if work.prioritised:
+        if work.prioritized:
             found = made.sample(p.SAMPLED, beta=0.4)
             made.update_priorities(found["indexes"], priorities)
         else:

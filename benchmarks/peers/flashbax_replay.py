@@ -1,6 +1,6 @@
 """flashbax at the replay work, compiled, its state donated.
 
-python -m benchmarks.peers.flashbax_replay [--image] [--prioritised]
+python -m benchmarks.peers.flashbax_replay [--image] [--prioritized]
 """
 
 from itertools import cycle
@@ -23,8 +23,8 @@ def main() -> None:
         "add_sequences": True,
         "add_batch_size": None,
     }
-    if work.prioritised:
-        made = flashbax.make_prioritised_flat_buffer(
+    if work.prioritized:
+        made = flashbax.make_prioritized_flat_buffer(
             **options, priority_exponent=p.EXPONENT, device="cpu"
         )
     else:
@@ -46,14 +46,14 @@ def main() -> None:
     draw = jax.jit(made.sample)
     priorities = np.random.default_rng(0).random(p.SAMPLED).astype(np.float32)
     keys = cycle(list(jax.random.split(jax.random.key(0), 64)))
-    update: Any = jax.jit(made.set_priorities, donate_argnums=0) if work.prioritised else None
+    update: Any = jax.jit(made.set_priorities, donate_argnums=0) if work.prioritized else None
 
     def insert() -> None:
         state[0] = jax.block_until_ready(add(state[0], next(batches)))
 
     def sample() -> None:
         found = jax.block_until_ready(draw(state[0], next(keys)))
-        if work.prioritised:
+        if work.prioritized:
             state[0] = jax.block_until_ready(update(state[0], found.indices, priorities))
 
     p.answer(work, insert, sample)

@@ -1,6 +1,6 @@
 """dm-reverb at the replay work: a server in a process of its own, one client.
 
-    python -m benchmarks.peers.reverb_service [--image] [--prioritised]
+    python -m benchmarks.peers.reverb_service [--image] [--prioritized]
 
 Each step is stored once and shared by the two transitions that it belongs to. Sampling is tried by
 its client and by its dataset of trajectories, and the faster counts.
@@ -36,7 +36,7 @@ def signature(work: p.Work) -> dict[str, Any]:
 
 def serve(work: p.Work, port: int) -> None:
     sampler = (
-        reverb.selectors.Prioritized(p.EXPONENT) if work.prioritised else reverb.selectors.Uniform()
+        reverb.selectors.Prioritized(p.EXPONENT) if work.prioritized else reverb.selectors.Uniform()
     )
     table = reverb.Table(
         TABLE,
@@ -98,7 +98,7 @@ def main() -> None:
         priorities = np.random.default_rng(0).random(p.SAMPLED)
 
         def update(keys: Any) -> None:
-            if work.prioritised:
+            if work.prioritized:
                 pairs = zip(keys.tolist(), priorities.tolist(), strict=True)
                 client.mutate_priorities(TABLE, dict(pairs))
 

@@ -1,6 +1,6 @@
 """torchrl at the replay work, with its fastest storage of one process and one thread.
 
-python -m benchmarks.peers.torchrl_replay [--image] [--prioritised]
+python -m benchmarks.peers.torchrl_replay [--image] [--prioritized]
 """
 
 from itertools import cycle

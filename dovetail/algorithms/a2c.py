@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dovetail.algorithm import RL, Metrics, Trajectory
 from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
 from dovetail.errors import check_option
-from dovetail.functions.losses import standardise
+from dovetail.functions.losses import standardize
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class A2C(ActorCriticAlgorithm):
     """Steps each environment takes between two updates."""
     lambda_: float = 0.95
     """Trade-off of bias and variance in the advantages; 1 for the paper's n-step returns."""
-    normalise_advantages: bool = False
-    """Whether each batch's advantages are standardised."""
+    normalize_advantages: bool = False
+    """Whether each batch's advantages are standardized."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -30,6 +30,6 @@ class A2C(ActorCriticAlgorithm):
         """One gradient step on the whole batch."""
         prepared = self.prepare(rl, state, batch)
         advantages, targets = self.advantages_and_targets(batch, prepared.reward, self.lambda_)
-        if self.normalise_advantages:
-            advantages = standardise(advantages, prepared.weights, rl.mean)
+        if self.normalize_advantages:
+            advantages = standardize(advantages, prepared.weights, rl.mean)
         return self.policy_gradient_step(rl, state, batch, prepared, advantages, targets)

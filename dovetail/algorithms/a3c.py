@@ -3,7 +3,7 @@
 Actors compute gradients from their own unrolls and send only these; the learner applies them, even
 if its weights have moved on. Each actor sends the gradient of its losses' sum and its share of
 valid steps, so that however the environments are split, the quotient is the gradient of them all:
-synchronously it is A2C. The optimiser is the learner's alone, what the paper calls shared.
+synchronously it is A2C. The optimizer is the learner's alone, what the paper calls shared.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from dovetail.algorithms.actor_critic import (
     first_memory,
 )
 from dovetail.errors import check_option
-from dovetail.functions.normalisation import (
+from dovetail.functions.normalization import (
     Moments,
     Sums,
     batch_sums,
@@ -38,9 +38,9 @@ class Contribution(NamedTuple):
     share: jax.Array
     """Of its steps that are valid."""
     observations: Any
-    """`Sums` of observations; empty unless they are normalised."""
+    """`Sums` of observations; empty unless they are normalized."""
     returns: Any
-    """`Sums` of discounted returns; empty unless rewards are normalised."""
+    """`Sums` of discounted returns; empty unless rewards are normalized."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class A3C(ActorCriticAlgorithm):
         """An actor's part, from its own unroll and what it was sent."""
         valid = batch.valid.astype(jnp.float32)
         # Only the learner knows everyone's returns: rewards are scaled as of the update before.
-        reward = scale(return_moments, batch.reward) if self.normalise_rewards else batch.reward
+        reward = scale(return_moments, batch.reward) if self.normalize_rewards else batch.reward
         advantages, targets = self.advantages_and_targets(batch, reward, self.lambda_)
-        observation = self._normalised(params.moments, batch.observation)
+        observation = self._normalized(params.moments, batch.observation)
 
         def loss(network: Any) -> tuple[jax.Array, Metrics]:
             outputs = self.network.unroll(network, first_memory(batch), observation, batch.first)
@@ -90,10 +90,10 @@ class A3C(ActorCriticAlgorithm):
         """
         observations: Any = ()
         returns: Any = ()
-        if self.normalise_observations:
+        if self.normalize_observations:
             start = initial_moments(self.task.env.observation)
             observations = batch_sums(start, batch.observation, valid)
-        if self.normalise_rewards:
+        if self.normalize_rewards:
             discounted = self.discount * batch.extras.discounted_return + batch.reward
             returns = batch_sums(initial_moments(discounted[0, 0]), discounted, valid)
         return observations, returns
@@ -106,10 +106,10 @@ class A3C(ActorCriticAlgorithm):
         gradients, metrics = jax.tree.map(
             lambda x: x / share, (contribution.gradients, contribution.metrics)
         )
-        params, optimiser = self.descend(state, gradients)
+        params, optimizer = self.descend(state, gradients)
         return state._replace(
             params=params,
-            optimiser=optimiser,
+            optimizer=optimizer,
             moments=self._updated(state.moments, contribution.observations),
             return_moments=self._updated(state.return_moments, contribution.returns),
             updates=state.updates + 1,

@@ -1,7 +1,7 @@
 """What the policy-gradient algorithms share: one network for policy and value, and how it acts.
 
-Observations are normalised by moments that travel with the weights, so acting and learning always
-agree. For reward normalisation each environment's carry holds its discounted return so far; the
+Observations are normalized by moments that travel with the weights, so acting and learning always
+agree. For reward normalization each environment's carry holds its discounted return so far; the
 learner reads it from the trajectory, so it is the same however environments are split.
 """
 
@@ -23,15 +23,15 @@ from dovetail.functions.losses import (
     policy_gradient,
     value_loss,
 )
-from dovetail.functions.normalisation import (
+from dovetail.functions.normalization import (
     Moments,
     batch_sums,
     initial_moments,
-    normalise,
+    normalize,
     scale,
     update,
 )
-from dovetail.functions.returns import generalised_advantages, successor_values
+from dovetail.functions.returns import generalized_advantages, successor_values
 from dovetail.networks import layers
 from dovetail.networks.actor_critic import ActorCritic
 
@@ -48,7 +48,7 @@ class ActorCarry(NamedTuple):
 
     memory: Any
     discounted_return: Any
-    """A scalar, or empty unless rewards are normalised."""
+    """A scalar, or empty unless rewards are normalized."""
 
 
 class Acted(NamedTuple):
@@ -57,14 +57,14 @@ class Acted(NamedTuple):
     log_prob: jax.Array
     value: jax.Array
     discounted_return: Any
-    """Of the rewards before this step; empty unless rewards are normalised."""
+    """Of the rewards before this step; empty unless rewards are normalized."""
 
 
 class LearnerState(NamedTuple):
     """The learner's state."""
 
     params: Any
-    optimiser: Any
+    optimizer: Any
     moments: Moments
     return_moments: Moments
     key: jax.Array
@@ -99,9 +99,9 @@ class ActorCriticAlgorithm(Algorithm):
     """Weight of the entropy bonus."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
-    normalise_observations: bool = False
+    normalize_observations: bool = False
     """Whether observations are shifted and scaled by their running moments."""
-    normalise_rewards: bool = False
+    normalize_rewards: bool = False
     """Whether rewards are scaled by the running deviation of discounted returns."""
     hidden: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
@@ -129,19 +129,19 @@ class ActorCriticAlgorithm(Algorithm):
         )
 
     def init(self, key: jax.Array) -> LearnerState:
-        """New weights, a fresh optimiser, nothing seen."""
+        """New weights, a fresh optimizer, nothing seen."""
         network_key, key = jax.random.split(key)
         params = self.network.init(network_key)
         return LearnerState(
             params=params,
-            optimiser=self.optimiser().init(params),
+            optimizer=self.optimizer().init(params),
             moments=initial_moments(self.task.env.observation),
             return_moments=initial_moments(jnp.zeros(())),
             key=key,
             updates=jnp.zeros((), jnp.int32),
         )
 
-    def optimiser(self) -> optax.GradientTransformation:
+    def optimizer(self) -> optax.GradientTransformation:
         """Adam with clipped gradients; annealed over all the updates of the task."""
         steps = -(-self.task.steps // (self.unroll_length * self.task.num_envs))
         rate: optax.ScalarOrSchedule = self.learning_rate
@@ -152,12 +152,12 @@ class ActorCriticAlgorithm(Algorithm):
         )
 
     def gradient_steps(self) -> int:
-        """Optimiser steps per update."""
+        """Optimizer steps per update."""
         return 1
 
     def initial_carry(self) -> Carry:
         """An empty memory and nothing returned yet."""
-        nothing = jnp.zeros(()) if self.normalise_rewards else ()
+        nothing = jnp.zeros(()) if self.normalize_rewards else ()
         return ActorCarry(self.network.initial_carry(), nothing)
 
     def acting(self, state: LearnerState) -> Acting:
@@ -194,11 +194,11 @@ class ActorCriticAlgorithm(Algorithm):
         return self._network_step(params, carry, timestep)[1]
 
     def _network_step(self, params: Acting, carry: ActorCarry, timestep: Timestep) -> Any:
-        observation = self._normalised(params.moments, timestep.observation)
+        observation = self._normalized(params.moments, timestep.observation)
         return self.network.step(params.network, carry.memory, observation)
 
-    def _normalised(self, moments: Moments, observation: Any) -> Any:
-        return normalise(moments, observation) if self.normalise_observations else observation
+    def _normalized(self, moments: Moments, observation: Any) -> Any:
+        return normalize(moments, observation) if self.normalize_observations else observation
 
     def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
         """Actors unroll the broadcast policy; the learner learns from what they gathered."""
@@ -212,20 +212,20 @@ class ActorCriticAlgorithm(Algorithm):
         raise NotImplementedError(f"{type(self).__name__} does not define learn(rl, state, batch).")
 
     def prepare(self, rl: RL, state: LearnerState, batch: Trajectory) -> Prepared:
-        """Normalises what is to be: observations by the moments that the present weights go with,
+        """Normalizes what is to be: observations by the moments that the present weights go with,
         rewards by those that include the batch."""
         moments, return_moments, reward = state.moments, state.return_moments, batch.reward
         valid = batch.valid.astype(jnp.float32)
-        if self.normalise_rewards:
+        if self.normalize_rewards:
             returns = self.discount * batch.extras.discounted_return + reward
             return_moments = update(
                 return_moments, rl.mean(batch_sums(return_moments, returns, valid))
             )
             reward = scale(return_moments, reward)
-        if self.normalise_observations:
+        if self.normalize_observations:
             moments = update(moments, rl.mean(batch_sums(moments, batch.observation, valid)))
         return Prepared(
-            observation=self._normalised(state.moments, batch.observation),
+            observation=self._normalized(state.moments, batch.observation),
             reward=reward,
             weights=loss_weights(batch.valid, rl.mean),
             moments=moments,
@@ -235,10 +235,10 @@ class ActorCriticAlgorithm(Algorithm):
     def advantages_and_targets(
         self, batch: Trajectory, reward: jax.Array, lambda_: float
     ) -> tuple[jax.Array, jax.Array]:
-        """Generalised advantages, and the returns that they make of the values met in acting."""
+        """Generalized advantages, and the returns that they make of the values met in acting."""
         values, ends = batch.extras.value, (batch.terminated, batch.truncated)
         next_values = successor_values(values, batch.bootstrap, *ends)
-        advantages = generalised_advantages(
+        advantages = generalized_advantages(
             reward, values, next_values, *ends, self.discount, lambda_
         )
         return advantages, advantages + values
@@ -256,7 +256,7 @@ class ActorCriticAlgorithm(Algorithm):
             (batch.last.observation, batch.last.first),
         )
         distribution, values = self.network.unroll(
-            params, first_memory(batch), self._normalised(moments, observation), first
+            params, first_memory(batch), self._normalized(moments, observation), first
         )
         return jax.tree.map(lambda x: x[:-1], distribution), values
 
@@ -303,21 +303,21 @@ class ActorCriticAlgorithm(Algorithm):
         samples += advantages, targets, weights
         gradients, metrics = gradient(loss, state.params, samples, axis=1)
         metrics["explained_variance"] = explained_variance(batch.extras.value, targets, weights)
-        params, optimiser = self.descend(state, rl.mean(gradients))
-        return self.next_state(state, prepared, params, optimiser), metrics
+        params, optimizer = self.descend(state, rl.mean(gradients))
+        return self.next_state(state, prepared, params, optimizer), metrics
 
     def descend(self, state: LearnerState, gradients: Any) -> tuple[Any, Any]:
-        """(parameters, optimiser) after one step along the gradients."""
-        updates, optimiser = self.optimiser().update(gradients, state.optimiser, state.params)
-        return optax.apply_updates(state.params, updates), optimiser
+        """(parameters, optimizer) after one step along the gradients."""
+        updates, optimizer = self.optimizer().update(gradients, state.optimizer, state.params)
+        return optax.apply_updates(state.params, updates), optimizer
 
     def next_state(
-        self, state: LearnerState, prepared: Prepared, params: Any, optimiser: Any
+        self, state: LearnerState, prepared: Prepared, params: Any, optimizer: Any
     ) -> LearnerState:
         """The state after an update."""
         return state._replace(
             params=params,
-            optimiser=optimiser,
+            optimizer=optimizer,
             moments=prepared.moments,
             return_moments=prepared.return_moments,
             updates=state.updates + 1,

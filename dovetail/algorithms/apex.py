@@ -1,9 +1,9 @@
-"""Ape-X DQN, https://arxiv.org/abs/1803.00933: many actors, one prioritised replay, one learner.
+"""Ape-X DQN, https://arxiv.org/abs/1803.00933: many actors, one prioritized replay, one learner.
 
 Each environment's actor explores by a share of its own, from 0.4 down to nearly nothing, so that
-the replay holds all sorts of behaviour at any time. Actors say how surprising each of their steps
+the replay holds all sorts of behavior at any time. Actors say how surprising each of their steps
 was when they insert it, by the values that they acted on: the learner need not see an item before
-it is known how much it has to teach. Double, duelling, with n-step returns.
+it is known how much it has to teach. Double, dueling, with n-step returns.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class ApeX(Laddered):
 
     n_step: int = 3
     """Steps whose rewards are taken as they were before a value stands for the rest."""
-    duelling: bool = True
+    dueling: bool = True
     """Whether a state's value and the actions' advantages are apart,
     https://arxiv.org/abs/1511.06581."""
 

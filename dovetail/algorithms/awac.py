@@ -2,7 +2,7 @@
 
 The critics judge what the policy would do next; the policy is fitted to recorded actions by how
 much better these are than its own. It learns from recorded data and goes on in the environment in
-the same way. Unusual here: weights are cut off instead of normalised over a batch, and among
+the same way. Unusual here: weights are cut off instead of normalized over a batch, and among
 discrete actions the policy's value is an expectation, not a sample.
 """
 

@@ -1,4 +1,4 @@
-"""Behavioural cloning: the policy under which recorded actions are likeliest.
+"""Behavioral cloning: the policy under which recorded actions are likeliest.
 
 No reward is looked at, so it comes out about as good as whoever was recorded: what every other
 offline algorithm has to beat.
@@ -17,7 +17,7 @@ from dovetail.algorithms.off_policy import Batch, LearnerState
 
 @dataclass(frozen=True)
 class BC(Cloning):
-    """Behavioural cloning: does what was recorded."""
+    """Behavioral cloning: does what was recorded."""
 
     followed: ClassVar[tuple[str, ...]] = ()
 

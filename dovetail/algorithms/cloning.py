@@ -2,7 +2,7 @@
 
 The policy is a choice among discrete actions, or a normal distribution round a mean in [-1, 1] with
 a deviation that is the same everywhere. A recorded action's likelihood counts by a weight: 1 for
-behavioural cloning, more for better actions in what else is here.
+behavioral cloning, more for better actions in what else is here.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class Cloning(OffPolicyAlgorithm):
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, Acted, Carry]:
         """An action of the policy; any action at first."""
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         policy = self.policy(params.network, observation)
         action = self.drawn(policy, key)
         return *self.acted(params, key, action, self.drawn_log_prob(policy, action)), carry
@@ -72,13 +72,13 @@ class Cloning(OffPolicyAlgorithm):
         self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
     ) -> jax.Array:
         """By the policy; evenly at first."""
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         chance = self.drawn_log_prob(self.policy(params.network, observation), action)
         return self.acted_log_prob(params, chance)
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The likeliest action."""
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         return self.policy(params.network, observation).mode(), carry
 
     def drawn(self, policy: Categorical | Gaussian, key: jax.Array) -> jax.Array:
@@ -104,7 +104,7 @@ class AdvantageWeighted(Cloning):
     """A policy fitted to the recorded actions by how much better than usual they were."""
 
     inverse_temperature: float = 1.0
-    """How much the better actions are preferred: 0 makes all alike, as in behavioural cloning."""
+    """How much the better actions are preferred: 0 makes all alike, as in behavioral cloning."""
     weight_limit: float = 100.0
     """The most that an action may count."""
     critics: int = 2

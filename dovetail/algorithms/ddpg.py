@@ -72,13 +72,13 @@ class DDPG(OffPolicyAlgorithm):
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, tuple[()], Carry]:
         """The policy's action with noise; any action at first."""
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         action = add_noise(key, self.policy(params.network, observation), self.exploration_noise)
         return jnp.where(params.warming, self.random_action(key), action), (), carry
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The policy's action."""
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         return self.policy(params.network, observation), carry
 
     def values(self, params: Any, observation: Any, action: jax.Array) -> jax.Array:

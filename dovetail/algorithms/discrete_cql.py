@@ -81,7 +81,7 @@ class DiscreteCQL(OffPolicyAlgorithm):
         return jnp.where(params.warming, 1.0, self.epsilon)
 
     def _now(self, params: Acting, timestep: Timestep) -> jax.Array:
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         return self.values(params.network, jax.tree.map(lambda x: x[None], observation))[0]
 
     def goal(self, state: LearnerState, batch: Batch) -> jax.Array:

@@ -1,7 +1,7 @@
 """DQN, https://www.nature.com/articles/nature14236, with the parts of Rainbow as options.
 
 Rainbow, https://arxiv.org/abs/1710.02298, is DQN with six extensions; each can be switched on
-alone: `double`, `duelling`, `n_step`, `prioritised`, `distributional`, `noisy`. Unusual here: the
+alone: `double`, `dueling`, `n_step`, `prioritized`, `distributional`, `noisy`. Unusual here: the
 target network follows a little with each gradient step, rather than altogether now and then.
 """
 

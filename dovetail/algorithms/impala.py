@@ -16,7 +16,7 @@ from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
 from dovetail.errors import check_option
 from dovetail.functions.gradients import gradient
 from dovetail.functions.losses import explained_variance, weighted_mean
-from dovetail.functions.normalisation import Moments
+from dovetail.functions.normalization import Moments
 from dovetail.functions.returns import Clips, VTrace, vtrace
 
 
@@ -51,15 +51,15 @@ class IMPALA(ActorCriticAlgorithm):
         for name in ("rho_clip", "c_clip", "gradient_clip"):
             check_option(name, getattr(self, name), getattr(self, name) > 0, "more than 0")
 
-    # The optimiser is Adam, where the paper has RMSProp: it learns better on small tasks.
+    # The optimizer is Adam, where the paper has RMSProp: it learns better on small tasks.
 
     def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """One gradient step on the whole batch."""
         prepared = self.prepare(rl, state, batch)
         samples = Samples(batch._replace(next_observation=()), prepared.reward, prepared.weights)
         gradients, metrics = gradient(self._loss, state.params, samples, state.moments, axis=1)
-        params, optimiser = self.descend(state, rl.mean(gradients))
-        return self.next_state(state, prepared, params, optimiser), metrics
+        params, optimizer = self.descend(state, rl.mean(gradients))
+        return self.next_state(state, prepared, params, optimizer), metrics
 
     def _loss(self, params: Any, samples: Samples, moments: Moments) -> tuple[jax.Array, Metrics]:
         """One pass of the network gives the estimates, and what learns from them."""

@@ -28,7 +28,7 @@ class IQL(AdvantageWeighted):
     """Which expectile of the actions' values a state is worth: 0.5 their mean, near 1 their
     maximum."""
     inverse_temperature: float = 3.0
-    """How much the better actions are preferred: 0 makes all alike, as in behavioural cloning."""
+    """How much the better actions are preferred: 0 makes all alike, as in behavioral cloning."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,18 +21,18 @@ from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Task, Traject
 from dovetail.envs.interface import Continuous, Discrete
 from dovetail.errors import UserError, check_option
 from dovetail.functions.bootstrapping import n_step, row
-from dovetail.functions.normalisation import (
+from dovetail.functions.normalization import (
     Moments,
     batch_sums,
     initial_moments,
-    normalise,
+    normalize,
     update,
 )
 from dovetail.networks import layers
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
 from dovetail.replay.sample import Sample, importance_weights
-from dovetail.replay.table import Prioritised, Table, Transitions, Uniform
+from dovetail.replay.table import Prioritized, Table, Transitions, Uniform
 
 KEYS = 5
 """Random keys of a gradient step. They are made for all steps of an update at once: a key that is
@@ -96,7 +96,7 @@ class LearnerState(NamedTuple):
     """Of each part: "actor", "critics", …"""
     target: dict[str, Any]
     """Slowly following copies of some of them."""
-    optimiser: dict[str, Any]
+    optimizer: dict[str, Any]
     """Of each part."""
     moments: Moments
     """Of the observations that actors met."""
@@ -135,15 +135,15 @@ class OffPolicyAlgorithm(Algorithm):
     begin_at: int = 1_000
     """Transitions in the replay before anything is learned; until then actions are random."""
     target_rate: float = 0.005
-    """How far the target networks move towards the networks with each gradient step."""
-    prioritised: bool = False
+    """How far the target networks move toward the networks with each gradient step."""
+    prioritized: bool = False
     """Whether transitions of larger errors are sampled more often,
     https://arxiv.org/abs/1511.05952."""
     priority_exponent: float = 0.6
     """The power of the error that priorities are; 0 makes all alike."""
     importance_exponent: float = 0.4
     """How much of the bias of priorities is taken back; 1 for all."""
-    normalise_observations: bool = False
+    normalize_observations: bool = False
     """Whether observations are shifted and scaled by their running moments."""
     hidden: tuple[int, ...] = (256, 256)
     """Sizes of the hidden layers."""
@@ -215,7 +215,7 @@ class OffPolicyAlgorithm(Algorithm):
     @property
     def table(self) -> Table:
         """The replay's options."""
-        sampler = Prioritised(self.priority_exponent) if self.prioritised else Uniform()
+        sampler = Prioritized(self.priority_exponent) if self.prioritized else Uniform()
         return Table(Transitions(self.n_step), self.capacity, sampler)
 
     def networks(self, key: jax.Array) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class OffPolicyAlgorithm(Algorithm):
     """The parts of which there are target networks."""
 
     def init(self, key: jax.Array) -> LearnerState:
-        """New weights, fresh optimisers, an empty replay."""
+        """New weights, fresh optimizers, an empty replay."""
         network_key, key = jax.random.split(key)
         params, spec = self.networks(network_key), self.task.env
         continuous = isinstance(spec.action, Continuous)
@@ -240,7 +240,7 @@ class OffPolicyAlgorithm(Algorithm):
         return LearnerState(
             params=params,
             target={part: params[part] for part in self.followed},
-            optimiser={part: self.optimiser().init(params[part]) for part in params},
+            optimizer={part: self.optimizer().init(params[part]) for part in params},
             moments=initial_moments(spec.observation),
             replay=self.task.replay(self.table, example) if self.task.online else (),
             key=key,
@@ -256,7 +256,7 @@ class OffPolicyAlgorithm(Algorithm):
             action = np.clip(action, -INSIDE, INSIDE)
         return Row(rows.observation, action, rows.reward, rows.terminated)
 
-    def optimiser(self) -> optax.GradientTransformation:
+    def optimizer(self) -> optax.GradientTransformation:
         """Adam, one for each part."""
         return optax.adam(self.learning_rate)
 
@@ -315,7 +315,7 @@ class OffPolicyAlgorithm(Algorithm):
                 state = state._replace(moments=self.recalled(rl, state.moments, samples[0]))
         batches = _joined([jax.vmap(lambda x: self.batch(rl, state, x))(part) for part in samples])
         state, errors, metrics = self.learn(rl, state, batches, enough)
-        if self.prioritised and isinstance(replay, Replay):
+        if self.prioritized and isinstance(replay, Replay):
             keys = samples[0].keys
             errors = errors[:, : keys.slot.shape[1]]
             replay = rl.update_priorities(replay, keys, errors + 1e-6)
@@ -334,7 +334,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def seen(self, rl: RL, moments: Moments, steps: Trajectory) -> Moments:
         """The observations' moments with those of an unroll; gathered only where they are used."""
-        if not self.normalise_observations:
+        if not self.normalize_observations:
             return moments
         observation, valid = rl.gather((steps.observation, steps.valid))
         sums = batch_sums(moments, observation, valid.astype(jnp.float32))
@@ -342,7 +342,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def recalled(self, rl: RL, moments: Moments, sample: Sample) -> Moments:
         """The observations' moments with those of recorded ones, where nobody acts."""
-        if not self.normalise_observations:
+        if not self.normalize_observations:
             return moments
         observation = jax.tree.map(lambda x: x[:, :, 0], sample.rows.observation)
         shape = sample.mask.shape[:2]
@@ -350,27 +350,27 @@ class OffPolicyAlgorithm(Algorithm):
         sums = batch_sums(moments, observation, whole)
         return update(moments, rl.mean(sums))
 
-    def normalised(self, moments: Moments, observation: Any) -> Any:
+    def normalized(self, moments: Moments, observation: Any) -> Any:
         """What networks are shown."""
-        return normalise(moments, observation) if self.normalise_observations else observation
+        return normalize(moments, observation) if self.normalize_observations else observation
 
     def batch(self, rl: RL, state: LearnerState, sample: Sample) -> Batch:
         """What a sample of the replay says, with the observations as networks are shown them."""
         rows, mask = sample.rows, jnp.asarray(sample.mask)
         steps = n_step(rows.reward, rows.terminated, mask, self.discount)
         weights = mask[:, 0].astype(jnp.float32)  # what was broken off has no step
-        if self.prioritised:
+        if self.prioritized:
             weights *= importance_weights(
                 sample.probabilities, sample.size, self.importance_exponent, rl.max
             )
         return Batch(
-            observation=self.normalised(
+            observation=self.normalized(
                 state.moments, jax.tree.map(lambda x: x[:, 0], rows.observation)
             ),
             action=rows.action[:, 0],
             reward=steps.reward,
             discount=steps.discount,
-            following=self.normalised(state.moments, row(rows.observation, steps.last)),
+            following=self.normalized(state.moments, row(rows.observation, steps.last)),
             weights=weights,
         )
 
@@ -455,14 +455,14 @@ class OffPolicyAlgorithm(Algorithm):
 
     def descend(self, rl: RL, state: LearnerState, gradients: dict[str, Any]) -> LearnerState:
         """The state after a step of some parts along their gradients."""
-        params, optimiser = dict(state.params), dict(state.optimiser)
+        params, optimizer = dict(state.params), dict(state.optimizer)
         for part, gradient in rl.mean(gradients).items():
-            change, optimiser[part] = self.optimiser().update(gradient, optimiser[part])
+            change, optimizer[part] = self.optimizer().update(gradient, optimizer[part])
             params[part] = optax.apply_updates(params[part], change)
-        return state._replace(params=params, optimiser=optimiser)
+        return state._replace(params=params, optimizer=optimizer)
 
     def follow(self, state: LearnerState) -> LearnerState:
-        """The state with the target networks moved towards the networks."""
+        """The state with the target networks moved toward the networks."""
         params = {part: state.params[part] for part in self.followed}
         return state._replace(
             target=optax.incremental_update(params, state.target, self.target_rate)

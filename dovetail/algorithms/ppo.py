@@ -1,4 +1,4 @@
-"""Proximal policy optimisation, https://arxiv.org/abs/1707.06347.
+"""Proximal policy optimization, https://arxiv.org/abs/1707.06347.
 
 Unusual here: minibatches are rows of time, the same for every environment, so that a minibatch is
 the same set of samples however environments are split among actors and learners; on a CPU it is
@@ -29,7 +29,7 @@ from dovetail.functions.losses import (
     clipped_value_loss,
     entropy_loss,
     explained_variance,
-    standardise,
+    standardize,
     value_loss,
 )
 
@@ -51,14 +51,14 @@ class Progress(NamedTuple):
     """What goes round the minibatch loop."""
 
     params: Any
-    optimiser: Any
+    optimizer: Any
     going: jax.Array
     """Whether the divergence is still below the target."""
 
 
 @dataclass(frozen=True)
 class PPO(ActorCriticAlgorithm):
-    """Proximal policy optimisation: several epochs of clipped policy gradients per batch."""
+    """Proximal policy optimization: several epochs of clipped policy gradients per batch."""
 
     correction: ClassVar[Correction] = Correction("the clipped ratio", 1)
 
@@ -74,8 +74,8 @@ class PPO(ActorCriticAlgorithm):
     """Whether the value's step is clipped too."""
     target_kl: float = 0.0
     """Stop an update's gradient steps once the divergence passes 1.5 times this; 0 for never."""
-    normalise_advantages: bool = True
-    """Whether each batch's advantages are standardised."""
+    normalize_advantages: bool = True
+    """Whether each batch's advantages are standardized."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,15 +86,15 @@ class PPO(ActorCriticAlgorithm):
         check_option("lambda_", self.lambda_, 0 <= self.lambda_ <= 1, "0 to 1")
 
     def gradient_steps(self) -> int:
-        """Optimiser steps per update."""
+        """Optimizer steps per update."""
         return self.epochs * self.minibatches
 
     def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """Advantages once, then epochs of minibatches."""
         prepared = self.prepare(rl, state, batch)
         advantages, targets = self.estimate(state, batch, prepared)
-        if self.normalise_advantages:
-            advantages = standardise(advantages, prepared.weights, rl.mean)
+        if self.normalize_advantages:
+            advantages = standardize(advantages, prepared.weights, rl.mean)
         samples = Samples(
             observation=prepared.observation,
             action=batch.action,
@@ -106,12 +106,12 @@ class PPO(ActorCriticAlgorithm):
             first=batch.first,
         )
         key = jax.random.fold_in(state.key, state.updates)
-        start = Progress(state.params, state.optimiser, jnp.array(True))
+        start = Progress(state.params, state.optimizer, jnp.array(True))
         after, metrics = self._epochs(rl, start, samples, first_memory(batch), key)
         metrics["explained_variance"] = explained_variance(
             samples.value, samples.target, samples.weights
         )
-        return self.next_state(state, prepared, after.params, after.optimiser), metrics
+        return self.next_state(state, prepared, after.params, after.optimizer), metrics
 
     def estimate(
         self, state: LearnerState, batch: Trajectory, prepared: Prepared
@@ -177,8 +177,8 @@ class PPO(ActorCriticAlgorithm):
         else:
             gradients, metrics = gradient(self._loss, progress.params, samples, memory)
         gradients = rl.mean(gradients)
-        updates, optimiser = self.optimiser().update(gradients, progress.optimiser, progress.params)
-        after = Progress(optax.apply_updates(progress.params, updates), optimiser, progress.going)
+        updates, optimizer = self.optimizer().update(gradients, progress.optimizer, progress.params)
+        after = Progress(optax.apply_updates(progress.params, updates), optimizer, progress.going)
         if self.target_kl:
             kl = rl.mean(metrics["approx_kl"])
             going = progress.going & (kl <= 1.5 * self.target_kl)

@@ -62,7 +62,7 @@ class R2D2(Laddered):
     """Sequences in the replay before anything is learned."""
     n_step: int = 5
     """Steps whose rewards are taken as they were before a value stands for the rest."""
-    duelling: bool = True
+    dueling: bool = True
     """Whether a state's value and the actions' advantages are apart,
     https://arxiv.org/abs/1511.06581."""
     priority_exponent: float = 0.9

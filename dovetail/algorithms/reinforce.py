@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dovetail.algorithm import RL, Metrics, Trajectory
 from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
-from dovetail.functions.losses import standardise
+from dovetail.functions.losses import standardize
 from dovetail.functions.returns import discounted_returns, successor_values
 
 
@@ -20,8 +20,8 @@ class REINFORCE(ActorCriticAlgorithm):
     """Steps each environment takes between two updates."""
     learning_rate: float = 3e-3
     """Adam's step size."""
-    normalise_advantages: bool = True
-    """Whether each batch's advantages are standardised."""
+    normalize_advantages: bool = True
+    """Whether each batch's advantages are standardized."""
 
     def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
         """One gradient step on the whole batch."""
@@ -30,6 +30,6 @@ class REINFORCE(ActorCriticAlgorithm):
         next_values = successor_values(values, batch.bootstrap, *ends)
         returns = discounted_returns(prepared.reward, next_values, *ends, self.discount)
         advantages = returns - values
-        if self.normalise_advantages:
-            advantages = standardise(advantages, prepared.weights, rl.mean)
+        if self.normalize_advantages:
+            advantages = standardize(advantages, prepared.weights, rl.mean)
         return self.policy_gradient_step(rl, state, batch, prepared, advantages, returns)

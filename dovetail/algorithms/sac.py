@@ -1,8 +1,8 @@
 """Soft actor-critic with a learned temperature, https://arxiv.org/abs/1812.05905.
 
-The policy maximises value and entropy; the temperature between the two is learned so that the
+The policy maximizes value and entropy; the temperature between the two is learned so that the
 entropy stays at a given level. With more critics and more gradient steps it is REDQ
-(https://arxiv.org/abs/2101.05982), with layer normalisation and dropout DroQ
+(https://arxiv.org/abs/2101.05982), with layer normalization and dropout DroQ
 (https://arxiv.org/abs/2110.02034). Unusual here: the gradients of policy, critics and temperature
 are taken at the same weights, so that they can be computed side by side.
 """
@@ -42,7 +42,7 @@ class SAC(OffPolicyAlgorithm):
     actor_every: int = 1
     """Gradient steps of the critics for each of the policy."""
     layer_norm: bool = False
-    """Whether the critics' hidden layers are normalised, as in DroQ."""
+    """Whether the critics' hidden layers are normalized, as in DroQ."""
     dropout: float = 0.0
     """The share of the critics' hidden units that is left out, as in DroQ."""
     temperature: float = 1.0
@@ -109,7 +109,7 @@ class SAC(OffPolicyAlgorithm):
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, Acted, Carry]:
         """An action of the policy; any action at first."""
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         action, log_prob = self.policy(params.network, observation).sample(key)
         return *self.acted(params, key, action, log_prob), carry
 
@@ -117,13 +117,13 @@ class SAC(OffPolicyAlgorithm):
         self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
     ) -> jax.Array:
         """By the policy; evenly at first."""
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         chance = self.policy(params.network, observation).log_prob(action)
         return self.acted_log_prob(params, chance)
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The policy's mode."""
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         return self.policy(params.network, observation).mode(), carry
 
     def goal(self, state: LearnerState, batch: Batch, keys: jax.Array) -> jax.Array:

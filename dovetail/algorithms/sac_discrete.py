@@ -27,7 +27,7 @@ class SACDiscrete(SAC):
     actions: ClassVar[tuple[type, ...]] = (Discrete,)
 
     target_rate: float = 0.02
-    """How far the target networks move towards the networks with each gradient step."""
+    """How far the target networks move toward the networks with each gradient step."""
     entropy_per_action: float = 0.6
     """The entropy at which the temperature is to keep the policy, as a share of the highest."""
 
@@ -66,7 +66,7 @@ class SACDiscrete(SAC):
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, Acted, Carry]:
         """An action of the policy; any action at first."""
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         choice = self.choice(params.network, observation)
         action = choice.sample(key)
         return *self.acted(params, key, action, choice.log_prob(action)), carry
@@ -75,13 +75,13 @@ class SACDiscrete(SAC):
         self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
     ) -> jax.Array:
         """By the policy; evenly at first."""
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         chance = self.choice(params.network, observation).log_prob(action)
         return self.acted_log_prob(params, chance)
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The likeliest action."""
-        observation = self.normalised(params.moments, timestep.observation)
+        observation = self.normalized(params.moments, timestep.observation)
         return self.choice(params.network, observation).mode(), carry
 
     def goal(self, state: LearnerState, batch: Batch, keys: jax.Array) -> jax.Array:

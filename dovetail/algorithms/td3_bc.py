@@ -1,4 +1,4 @@
-"""TD3 with behavioural cloning, https://arxiv.org/abs/2106.06860.
+"""TD3 with behavioral cloning, https://arxiv.org/abs/2106.06860.
 
 TD3 whose policy is also held to the recorded actions: it climbs the critic's slope only as far as
 that is worth the distance. Values are scaled to a mean size of 1 first, so that one

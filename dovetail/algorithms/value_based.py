@@ -1,7 +1,7 @@
 """What the algorithms share that learn the values of actions from a replay.
 
 Actors explore and insert their steps into a replay; the learner samples items from it and moves
-what the network says of their first action towards their rewards and what a slowly following copy
+what the network says of their first action toward their rewards and what a slowly following copy
 of the network says of where they led. An algorithm says how many outputs an action has, which value
 they stand for, and how far two of them are apart. What old weights did is as good as what new ones
 do, so these algorithms bear any staleness.
@@ -30,7 +30,7 @@ from dovetail.networks.q_network import QNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
 from dovetail.replay.sample import Sample, importance_weights
-from dovetail.replay.table import Prioritised, Table, Transitions, Uniform
+from dovetail.replay.table import Prioritized, Table, Transitions, Uniform
 
 LEAST_PRIORITY = 1e-6
 """What every error is more than, so that no item is lost for ever."""
@@ -65,7 +65,7 @@ class LearnerState(NamedTuple):
     """The network's weights, as one vector."""
     target: jax.Array
     """Those that follow."""
-    optimiser: Any
+    optimizer: Any
     replay: Replay | tuple[()]
     """What actors met; nothing where nobody acts."""
     key: jax.Array
@@ -109,11 +109,11 @@ class ValueBased(Algorithm):
     begin_at: int = 1_000
     """Items in the replay before anything is learned."""
     target_rate: float = 0.01
-    """How far the target network moves towards the network with each gradient step."""
+    """How far the target network moves toward the network with each gradient step."""
     double: bool = True
     """Whether the network chooses the action that the target network values,
     https://arxiv.org/abs/1509.06461."""
-    duelling: bool = False
+    dueling: bool = False
     """Whether a state's value and the actions' advantages are apart,
     https://arxiv.org/abs/1511.06581."""
     priority_exponent: float = 0.6
@@ -147,7 +147,7 @@ class ValueBased(Algorithm):
         self._check(names, lambda x: 0 <= x <= 1, "0 to 1")
 
     @property
-    def prioritises(self) -> bool:
+    def prioritizes(self) -> bool:
         """Whether items of larger errors are sampled more often."""
         return True
 
@@ -156,7 +156,7 @@ class ValueBased(Algorithm):
         """The network for the task's spaces."""
         env = self.task.env
         assert isinstance(env.action, Discrete)
-        return QNetwork(env.observation, env.action.n, self.hidden, self.activation, self.duelling)
+        return QNetwork(env.observation, env.action.n, self.hidden, self.activation, self.dueling)
 
     @property
     def table(self) -> Table:
@@ -164,9 +164,9 @@ class ValueBased(Algorithm):
         return Table(Transitions(self.n_step), self.capacity, self.sampler)
 
     @property
-    def sampler(self) -> Prioritised | Uniform:
+    def sampler(self) -> Prioritized | Uniform:
         """How items are chosen."""
-        return Prioritised(self.priority_exponent) if self.prioritises else Uniform()
+        return Prioritized(self.priority_exponent) if self.prioritizes else Uniform()
 
     def example(self) -> Any:
         """The shapes of a row."""
@@ -183,13 +183,13 @@ class ValueBased(Algorithm):
         return rows, Row(steps.next_observation, None, None, None)
 
     def init(self, key: jax.Array) -> LearnerState:
-        """New weights, a fresh optimiser, an empty replay."""
+        """New weights, a fresh optimizer, an empty replay."""
         network_key, key = jax.random.split(key)
         params = to_vector(self.network.init(network_key))
         return LearnerState(
             params=params,
             target=params,
-            optimiser=self.optimiser().init(params),
+            optimizer=self.optimizer().init(params),
             replay=self.task.replay(self.table, self.example()) if self.task.online else (),
             key=key,
             updates=jnp.zeros((), jnp.int32),
@@ -220,7 +220,7 @@ class ValueBased(Algorithm):
         """What is kept of recorded rows."""
         return Row(rows.observation, rows.action, rows.reward, rows.terminated)
 
-    def optimiser(self) -> optax.GradientTransformation:
+    def optimizer(self) -> optax.GradientTransformation:
         """Adam with clipped gradients."""
         clip = optax.clip_by_global_norm(self.max_grad_norm)
         return optax.chain(clip, optax.adam(self.learning_rate))
@@ -295,7 +295,7 @@ class ValueBased(Algorithm):
         batches = _joined([self.batches(rl, sample) for sample in samples])
         data = state.data
         state, errors, metrics = self.learn(rl, state, batches, enough, key)
-        if self.prioritises and isinstance(replay, Replay):
+        if self.prioritizes and isinstance(replay, Replay):
             keys = samples[0].keys
             errors = errors[:, : keys.slot.shape[1]]
             replay = rl.update_priorities(replay, keys, errors + LEAST_PRIORITY)
@@ -304,7 +304,7 @@ class ValueBased(Algorithm):
     def batches(self, rl: RL, sample: Sample) -> Batch:
         """What a sample [K, n, …] says."""
         weights = jnp.asarray(sample.mask[:, :, 0], jnp.float32)  # what was broken off has no step
-        if self.prioritises:
+        if self.prioritizes:
             weights *= importance_weights(
                 sample.probabilities, sample.size, self.importance_exponent, rl.max
             )
@@ -317,19 +317,19 @@ class ValueBased(Algorithm):
         enough to learn from."""
 
         def step(old: tuple[Any, Any, Any], part: Any) -> tuple[tuple[Any, Any, Any], Any]:
-            params, target, optimiser = old
+            params, target, optimizer = old
             gradients, found = jax.grad(self._loss, has_aux=True)(params, target, *part)
-            updates, optimiser = self.optimiser().update(rl.mean(gradients), optimiser, params)
+            updates, optimizer = self.optimizer().update(rl.mean(gradients), optimizer, params)
             params = optax.apply_updates(params, updates)
             target = optax.incremental_update(params, target, self.target_rate)
-            new = params, target, optimiser
+            new = params, target, optimizer
             return jax.tree.map(lambda a, b: jnp.where(enough, a, b), new, old), found
 
-        old = state.params, state.target, state.optimiser
+        old = state.params, state.target, state.optimizer
         new, (errors, metrics) = jax.lax.scan(step, old, (batches, self.noise(key)))
-        params, target, optimiser = new
+        params, target, optimizer = new
         means = {name: jnp.where(enough, jnp.mean(x), 0.0) for name, x in metrics.items()}
-        state = state._replace(params=params, target=target, optimiser=optimiser)
+        state = state._replace(params=params, target=target, optimizer=optimizer)
         return state, errors, means
 
     def weights(self, params: jax.Array) -> Any:
@@ -395,7 +395,7 @@ class Annealed(ValueBased):
     """The share of the run after which it is `epsilon_end`."""
     noisy: bool = False
     """Whether random weights explore in place of random actions, https://arxiv.org/abs/1706.10295."""
-    prioritised: bool = False
+    prioritized: bool = False
     """Whether items of larger errors are sampled more often, https://arxiv.org/abs/1511.05952."""
     data_share: float = 0.5
     """The share of recorded items in a batch, where there are replayed ones as well."""
@@ -415,9 +415,9 @@ class Annealed(ValueBased):
         return min(max(round(self.data_share * self.batch_size), 1), self.batch_size - 1)
 
     @property
-    def prioritises(self) -> bool:
+    def prioritizes(self) -> bool:
         """Whether items of larger errors are sampled more often."""
-        return self.prioritised
+        return self.prioritized
 
     def exploration(self, state: LearnerState) -> jax.Array:
         """The share of random actions by now; none where the weights are random."""

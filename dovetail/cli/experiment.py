@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from dovetail.cli import config
 from dovetail.cli.options import Option, flag, read
 from dovetail.cli.parser import Parser, normalized
-from dovetail.cli.reference import Reference, catalogue, find
+from dovetail.cli.reference import Reference, catalog, find
 from dovetail.cli.values import convert
 from dovetail.errors import UserError, nearest
 
@@ -95,7 +95,7 @@ def understand(parser: Parser, words: list[str]) -> Words:
 def experiment(words: Words, command: str) -> Experiment:
     """Loads what the words name, and reads the options as their types."""
     if words.algorithm is None:
-        hint = nearest("", catalogue("algorithm"))
+        hint = nearest("", catalog("algorithm"))
         raise UserError(f"Name an algorithm, as in `dovetail {command} ppo …`: {hint}")
     if "env" not in words.values and "data" not in words.values:
         example = f"dovetail {command} {words.algorithm.word} --env CartPole-v1"
@@ -214,7 +214,7 @@ def _strategy_options(strategy: Reference | None) -> dict[str, Option]:
     if strategy is not None:
         return read(strategy.file, strategy.name)
     options: dict[str, Option] = {}
-    for word in catalogue("strategy"):
+    for word in catalog("strategy"):
         own = find("strategy", word)
         for name, option in read(own.file, own.name).items():
             default = f"{option.default} under {word}"

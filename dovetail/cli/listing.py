@@ -3,7 +3,7 @@
 import json
 
 from dovetail.cli.parser import Parser
-from dovetail.cli.reference import Kind, catalogue, find
+from dovetail.cli.reference import Kind, catalog, find
 
 
 def run(argv: list[str]) -> None:
@@ -26,7 +26,7 @@ def run(argv: list[str]) -> None:
 
 
 def _own(kind: Kind) -> dict[str, str]:
-    return {word: find(kind, word).summary for word in catalogue(kind)}
+    return {word: find(kind, word).summary for word in catalog(kind)}
 
 
 def _text(listing: dict[str, dict[str, str]]) -> str:

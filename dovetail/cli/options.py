@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.cli.reference import PACKAGE, Kind, catalogue, class_in, parse
+from dovetail.cli.reference import PACKAGE, Kind, catalog, class_in, parse
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _place(base: str, file: Path) -> tuple[Path, str] | None:
 def _own_place(module: str, name: str) -> tuple[Path, str] | None:
     """Where one of Dovetail's own classes is defined; `dovetail.algorithms.PPO` is a short name."""
     kinds: tuple[Kind, ...] = ("algorithm", "strategy")
-    own = [place for kind in kinds for place in catalogue(kind).values()]
+    own = [place for kind in kinds for place in catalog(kind).values()]
     module = next((m for m, _, n in (p.partition(":") for p in own) if n == name), module)
     source = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
     return (source, name) if source.is_file() else None

@@ -41,18 +41,18 @@ class Reference:
 
     def load(self) -> Any:
         """Imports it; what a file holds under a class's name need not be one."""
-        own = catalogue(self.kind)[self.own] if self.own else None
+        own = catalog(self.kind)[self.own] if self.own else None
         return load_object(own or f"{self.file}:{self.name}", self.kind)
 
 
-def catalogue(kind: Kind) -> dict[str, str]:
+def catalog(kind: Kind) -> dict[str, str]:
     """Dovetail's own algorithms or strategies: word → "module:Class"."""
     return algorithms.ALGORITHMS if kind == "algorithm" else strategies.STRATEGIES
 
 
 def find(kind: Kind, word: str) -> Reference:
     """The class that `word` means."""
-    own = catalogue(kind)
+    own = catalog(kind)
     if word.lower() in own:
         module, _, name = own[word.lower()].partition(":")
         file = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")

@@ -1,4 +1,4 @@
-"""Recorded data: datasets of episodes, written, read, checked and learnt from.
+"""Recorded data: datasets of episodes, written, read, checked and learned from.
 
 A dataset is a folder in Minari's own layout, `data/main_data.hdf5` with `data/metadata.json`, so
 that Minari reads what is written here and the other way round; or tables in Parquet. It holds what

@@ -1,6 +1,6 @@
 """Gymnasium's registry, and any `gymnasium.Env` class, as host environments.
 
-An environment with a vector entry point of its own is stepped by it; any other is vectorised here,
+An environment with a vector entry point of its own is stepped by it; any other is vectorized here,
 one after the other (`sync`) or in one process each (`async`); either can be divided among several
 processes (`processes`). Episodes that end are reset in the same step unless the entry point does
 otherwise or the user asks for another autoreset mode.
@@ -154,7 +154,7 @@ def from_class(
 
 
 def _from_single(one: Maker, asked: Options, env_id: str, threshold: float | None) -> Factories:
-    """Single environments, vectorised here."""
+    """Single environments, vectorized here."""
     env = created(one, env_id)
     mapped = space_map(env.observation_space, env.action_space, env_id)
     env.close()

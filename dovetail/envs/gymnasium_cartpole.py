@@ -1,4 +1,4 @@
-"""Gymnasium's own vectorised CartPole, given one random stream per environment.
+"""Gymnasium's own vectorized CartPole, given one random stream per environment.
 
 It draws every environment's resets from one shared generator and takes one seed. Here environment
 i draws from a generator of its own, as `gymnasium.make` would with seeds[i]: splitting a batch

@@ -22,7 +22,7 @@ from dovetail.errors import UserError
 
 def autoreset_mode(venv: VectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
     """The mode that a vector environment declares in its metadata."""
-    # Gymnasium's own vectorisers write the mode into their environments' shared class, too
+    # Gymnasium's own vectorizers write the mode into their environments' shared class, too
     mode = getattr(venv, "autoreset_mode", None) or (venv.metadata or {}).get("autoreset_mode")
     if mode is None:
         raise UserError(

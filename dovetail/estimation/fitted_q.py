@@ -1,4 +1,4 @@
-"""Fitted-Q evaluation, https://arxiv.org/abs/1903.08738: the values of a given policy, learnt from
+"""Fitted-Q evaluation, https://arxiv.org/abs/1903.08738: the values of a given policy, learned from
 recorded steps by temporal differences.
 
 Several members learn at once, in one compiled program: the first from all episodes, each of the
@@ -65,7 +65,7 @@ class FittedQ:
 
 
 class Values(NamedTuple):
-    """What was learnt."""
+    """What was learned."""
 
     params: Any
     """Of all members, the leading axis [1 + members]."""
@@ -76,7 +76,7 @@ class Values(NamedTuple):
     """How often each member was shown each episode [1 + members, episodes]."""
     epsilon: float
     lack: float
-    """What the first member's values would still gain if they were learnt to the end, or lose: the
+    """What the first member's values would still gain if they were learned to the end, or lose: the
     mean of r + γ v(s') - q(s, a) over recorded steps, as often as the horizon counts it."""
 
     def first_states(self, reader: Reader, own: Array) -> Array:
@@ -171,7 +171,7 @@ _policy_value = jax.jit(ActionValue.policy_value, static_argnums=0)
 class _Learner(NamedTuple):
     params: Any
     target: Any
-    optimiser: Any
+    optimizer: Any
 
 
 class _Batch(NamedTuple):
@@ -202,15 +202,15 @@ def fit(
     schedule = optax.linear_schedule(
         options.learning_rate, 0.1 * options.learning_rate, options.updates
     )
-    optimiser = optax.adam(schedule)
+    optimizer = optax.adam(schedule)
     keys = jax.random.split(jax.random.key(options.seed), 1 + options.members)
     params = jax.vmap(network.init)(keys)
     target = jax.tree.map(jnp.copy, params)
-    learner = _Learner(jax.tree.map(jnp.copy, params), target, jax.vmap(optimiser.init)(params))
+    learner = _Learner(jax.tree.map(jnp.copy, params), target, jax.vmap(optimizer.init)(params))
     horizon = min(1 / (1 - options.discount), float(reader.episodes.lengths.mean()))
     scale = max(_typical_reward(reader) * horizon, 1e-6)
     rule = _Rule(network, options.discount, epsilon, scale)
-    advance = jax.jit(_advance(rule, optimiser, options), donate_argnums=0)
+    advance = jax.jit(_advance(rule, optimizer, options), donate_argnums=0)
     ends = np.cumsum(reader.episodes.lengths)
 
     def batch(sample: Any) -> _Batch:
@@ -275,7 +275,7 @@ def _lack(rule: _Rule, params: Any, batch: _Batch) -> jax.Array:
 
 
 def _advance(
-    rule: _Rule, optimiser: optax.GradientTransformation, options: FittedQ
+    rule: _Rule, optimizer: optax.GradientTransformation, options: FittedQ
 ) -> Callable[[_Learner, _Batch], _Learner]:
     """Several updates of all members."""
 
@@ -285,7 +285,7 @@ def _advance(
     def update(learner: _Learner, batch: _Batch, weight: jax.Array) -> _Learner:
         goal = rule.goal(learner.target, batch)
         gradients = jax.grad(loss)(learner.params, goal, batch, weight)
-        updates, state = optimiser.update(gradients, learner.optimiser, learner.params)
+        updates, state = optimizer.update(gradients, learner.optimizer, learner.params)
         params = optax.apply_updates(learner.params, updates)
         target = optax.incremental_update(params, learner.target, options.target_rate)
         return _Learner(params, target, state)

@@ -25,7 +25,7 @@ def weighted_mean(x: jax.Array, weights: jax.Array) -> jax.Array:
     return jnp.mean(x * weights)
 
 
-def standardise(
+def standardize(
     x: jax.Array, weights: jax.Array, average: Callable[[jax.Array], jax.Array] = lambda x: x
 ) -> jax.Array:
     """x with its weighted mean made 0 and its standard deviation 1, as PPO does to advantages."""
@@ -41,22 +41,22 @@ def policy_gradient(log_probs: jax.Array, advantages: jax.Array, weights: jax.Ar
 
 def clipped_surrogate(
     log_probs: jax.Array,
-    behaviour_log_probs: jax.Array,
+    behavior_log_probs: jax.Array,
     advantages: jax.Array,
     clip: float,
     weights: jax.Array,
 ) -> jax.Array:
     """PPO's policy loss, https://arxiv.org/abs/1707.06347 (equation 7, negated)."""
-    ratio = jnp.exp(log_probs - behaviour_log_probs)
+    ratio = jnp.exp(log_probs - behavior_log_probs)
     clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
     return -weighted_mean(jnp.minimum(ratio * advantages, clipped * advantages), weights)
 
 
 def clip_fraction(
-    log_probs: jax.Array, behaviour_log_probs: jax.Array, clip: float, weights: jax.Array
+    log_probs: jax.Array, behavior_log_probs: jax.Array, clip: float, weights: jax.Array
 ) -> jax.Array:
     """The share of entries whose probability ratio left [1 - clip, 1 + clip]."""
-    ratio = jnp.exp(log_probs - behaviour_log_probs)
+    ratio = jnp.exp(log_probs - behavior_log_probs)
     return weighted_mean((jnp.abs(ratio - 1.0) > clip).astype(jnp.float32), weights)
 
 
@@ -67,7 +67,7 @@ def value_loss(values: jax.Array, targets: jax.Array, weights: jax.Array) -> jax
 
 def clipped_value_loss(
     values: jax.Array,
-    behaviour_values: jax.Array,
+    behavior_values: jax.Array,
     targets: jax.Array,
     clip: float,
     weights: jax.Array,
@@ -77,7 +77,7 @@ def clipped_value_loss(
     Not in PPO's paper but in its code, as https://arxiv.org/abs/2005.12729 (section 3) tells.
     """
     targets = jax.lax.stop_gradient(targets)
-    near = behaviour_values + jnp.clip(values - behaviour_values, -clip, clip)
+    near = behavior_values + jnp.clip(values - behavior_values, -clip, clip)
     worse = jnp.maximum(jnp.square(values - targets), jnp.square(near - targets))
     return 0.5 * weighted_mean(worse, weights)
 
@@ -91,13 +91,13 @@ def entropy_loss(entropies: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def approximate_kl(
-    log_probs: jax.Array, behaviour_log_probs: jax.Array, weights: jax.Array
+    log_probs: jax.Array, behavior_log_probs: jax.Array, weights: jax.Array
 ) -> jax.Array:
-    """KL(behaviour || policy) from actions of the behaviour, http://joschu.net/blog/kl-approx.html.
+    """KL(behavior || policy) from actions of the behavior, http://joschu.net/blog/kl-approx.html.
 
     The estimator (ρ - 1) - log ρ is unbiased and never negative.
     """
-    log_ratio = log_probs - behaviour_log_probs
+    log_ratio = log_probs - behavior_log_probs
     return weighted_mean(jnp.expm1(log_ratio) - log_ratio, weights)
 
 

@@ -2,7 +2,7 @@
 
 Plain numpy; every argument has an array for each episode, as long as that one is: a table of them
 all would be as wide as the longest. A ratio is π(a|s) / b(a|s): how much more often the policy π in
-question takes an action than the behaviour b that did. Precup, Sutton, Singh 2000 (importance
+question takes an action than the behavior b that did. Precup, Sutton, Singh 2000 (importance
 sampling), https://arxiv.org/abs/1511.03722 (doubly robust). Each estimator gives one number per
 episode, or what a weighted mean of them is made of; `weighted_mean` and `interval` finish it.
 """
@@ -68,7 +68,7 @@ def per_decision(ratios: Each, rewards: Each, discount: float) -> Contributions:
 
 def weighted_per_decision(ratios: Each, rewards: Each, discount: float) -> Contributions:
     """Each step's rewards over the sum of the weights up to it; the weight of an episode stays what
-    it was at its end. A sum of quotients, so episodes give their parts of its linearisation."""
+    it was at its end. A sum of quotients, so episodes give their parts of its linearization."""
     gamma = discounts(max(map(len, rewards)), discount)
     count, worth, alive, ended = len(ratios), *np.zeros((3, len(gamma) + 1))
     for rho, r in zip(ratios, rewards, strict=True):
@@ -113,7 +113,7 @@ def weighted_mean(contributions: Contributions) -> float:
 
 def pseudo_values(contributions: Contributions) -> np.ndarray:
     """One number per episode, whose mean is the estimate and whose spread is that of the estimate
-    to first order: for a plain mean the values themselves, for a quotient its linearisation."""
+    to first order: for a plain mean the values themselves, for a quotient its linearization."""
     values, weights = contributions
     mean = weights.mean()
     if not mean > 0:
@@ -125,7 +125,7 @@ def pseudo_values(contributions: Contributions) -> np.ndarray:
 def interval(
     contributions: Contributions, confidence: float = 0.95, seed: int = 0, resamples: int = 1000
 ) -> tuple[float, float]:
-    """The estimate's interval: the studentised bootstrap over episodes, which allows for the skew
+    """The estimate's interval: the studentized bootstrap over episodes, which allows for the skew
     of importance weights. Too narrow still if the effective episodes are few."""
     x = pseudo_values(contributions)
     count, mean = len(x), float(np.mean(x))

@@ -24,7 +24,7 @@ def successor_values(
     return jnp.where(terminated, 0.0, jnp.where(truncated, bootstrap, following))
 
 
-def generalised_advantages(
+def generalized_advantages(
     rewards: jax.Array,
     values: jax.Array,
     next_values: jax.Array,
@@ -33,7 +33,7 @@ def generalised_advantages(
     discount: float,
     lambda_: float,
 ) -> jax.Array:
-    """Generalised advantage estimates [T, B], https://arxiv.org/abs/1506.02438 (equation 16)."""
+    """Generalized advantage estimates [T, B], https://arxiv.org/abs/1506.02438 (equation 16)."""
     _check_shapes(
         rewards=rewards,
         values=values,
@@ -133,7 +133,7 @@ def vtrace(
     """V-trace, https://arxiv.org/abs/1802.01561 (section 4.1), from log π(a) - log μ(a) and values.
 
     With λ below 1 (remark 2) advantages look ahead to λ v_{s+1} + (1 - λ) V(x_{s+1}), so that they
-    are generalised advantages where π acted itself.
+    are generalized advantages where π acted itself.
     """
     _check_shapes(
         log_ratios=log_ratios,

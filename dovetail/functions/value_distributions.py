@@ -20,7 +20,7 @@ def expected(logits: jax.Array, support: jax.Array) -> jax.Array:
 
 def project(values: jax.Array, probabilities: jax.Array, support: jax.Array) -> jax.Array:
     """Probabilities [..., K] at `values` [..., K] moved to the even `support` [A]: each is shared
-    by its two neighbours, the nearer the more, https://arxiv.org/abs/1707.06887 (equation 7).
+    by its two neighbors, the nearer the more, https://arxiv.org/abs/1707.06887 (equation 7).
 
     What lies beyond an end of the support goes to that end.
     """

@@ -1,6 +1,6 @@
 """A network's weights as one vector: what is done to every weight alike is then done at once.
 
-An optimiser that takes small arrays one by one spends most of a small step on beginning with each.
+An optimizer that takes small arrays one by one spends most of a small step on beginning with each.
 """
 
 from typing import Any

@@ -77,7 +77,7 @@ class Fragment:
     outputs: tuple[Value, ...]
     flops: int
     means: int
-    """How many data-parallel synchronisation points (`mean`) it holds."""
+    """How many data-parallel synchronization points (`mean`) it holds."""
 
 
 @dataclass(frozen=True)

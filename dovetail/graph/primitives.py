@@ -157,7 +157,7 @@ def part(array: jax.Array, parts: int) -> jax.Array:
 REGIONS = frozenset({unroll_p, python_p})
 """Equations that become nodes of their own."""
 BOUNDARIES = frozenset({send_p, *REGIONS})
-"""Where the graph may be cut; `mean` is not among them, it synchronises inside a fragment."""
+"""Where the graph may be cut; `mean` is not among them, it synchronizes inside a fragment."""
 
 
 def where(source_info: jex.source_info_util.SourceInfo) -> str:

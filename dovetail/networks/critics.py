@@ -1,7 +1,7 @@
 """Several independent networks that judge an observation, and an action if there is one.
 
 Their parameters are stacked, [count, …] in every leaf, and their layers are applied together. With
-layer normalisation and dropout behind every hidden product they are DroQ's,
+layer normalization and dropout behind every hidden product they are DroQ's,
 https://arxiv.org/abs/2110.02034.
 """
 
@@ -30,7 +30,7 @@ class Critics:
     hidden: tuple[int, ...] = (256, 256)
     activation: str = "relu"
     layer_norm: bool = False
-    """Whether what a hidden layer makes is normalised before it is activated."""
+    """Whether what a hidden layer makes is normalized before it is activated."""
     dropout: float = 0.0
     """The share of what a hidden layer makes that is left out, when a key is given."""
 
@@ -67,7 +67,7 @@ class Critics:
             if self.dropout and key is not None:
                 x = _dropped(on_axis(jax.random.fold_in(key, i), 1), x, self.dropout)
             if self.layer_norm:
-                x = _normalised(params["norms"][f"layer_{i}"], x)
+                x = _normalized(params["norms"][f"layer_{i}"], x)
             x = activation(self.activation)(x)
         return dense_each(params["critic"][f"layer_{len(self.hidden)}"], x)
 
@@ -87,7 +87,7 @@ def of_actions(values: jax.Array, action: jax.Array) -> jax.Array:
     return jnp.take_along_axis(values, action[None, :, None], axis=-1)[..., 0]
 
 
-def _normalised(params: Params, x: jax.Array) -> jax.Array:
+def _normalized(params: Params, x: jax.Array) -> jax.Array:
     """Mean 0 and deviation 1 along the last axis, https://arxiv.org/abs/1607.06450."""
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)

@@ -26,7 +26,7 @@ class QNetwork:
     actions: int
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "relu"
-    duelling: bool = False
+    dueling: bool = False
     """Whether a state's value and the actions' advantages are apart,
     https://arxiv.org/abs/1511.06581."""
     outputs: int = 1
@@ -93,7 +93,7 @@ class QNetwork:
         }
         shape = *features.shape[:-1], self.actions, self.outputs
         outputs = found["advantage"].reshape(shape)
-        if self.duelling:
+        if self.dueling:
             state = found["value"][..., None, :]
             outputs = state + outputs - outputs.mean(axis=-2, keepdims=True)
         return outputs
@@ -107,7 +107,7 @@ class QNetwork:
 
     def _towers(self) -> dict[str, MLP]:
         counts = {"advantage": self.actions * self.outputs}
-        if self.duelling:
+        if self.dueling:
             counts["value"] = self.outputs
         return {
             name: MLP((*self.hidden, count), self.activation, noisy_from=self._noisy_from)

@@ -33,8 +33,8 @@ def document(width: float, height: float, title: str, parts: Iterable[str]) -> s
 
 def words(x: float, y: float, line: str, style: str, anchor: str = "start", fill: str = "") -> str:
     """One line of text; `style` names a class of STYLE."""
-    colour = f' fill="{fill}"' if fill else ""
-    place = f'x="{x:g}" y="{y:g}" class="{style}" text-anchor="{anchor}"{colour}'
+    color = f' fill="{fill}"' if fill else ""
+    place = f'x="{x:g}" y="{y:g}" class="{style}" text-anchor="{anchor}"{color}'
     return f"<text {place}>{escape(line)}</text>"
 
 
@@ -56,13 +56,13 @@ def round_top(x: float, y: float, width: float, height: float, radius: float, fi
     return f'<path d="{shape}" fill="{fill}"/>'
 
 
-def arrow(shape: str, colour: str = INK, dashed: bool = False, tip: str = "") -> str:
+def arrow(shape: str, color: str = INK, dashed: bool = False, tip: str = "") -> str:
     """A line with a head; `shape` is an SVG path, `tip` shows when a mouse rests on it."""
     dash = ' stroke-dasharray="6 4"' if dashed else ""
     title = f"<title>{escape(tip)}</title>" if tip else ""
     return (
-        f'<path d="{shape}" fill="none" stroke="{colour}" stroke-width="1.6"{dash} '
-        f'marker-end="url(#head-{colour[1:]})">{title}</path>'
+        f'<path d="{shape}" fill="none" stroke="{color}" stroke-width="1.6"{dash} '
+        f'marker-end="url(#head-{color[1:]})">{title}</path>'
     )
 
 
@@ -78,8 +78,8 @@ def label(x: float, y: float, lines: tuple[str, ...]) -> Iterator[str]:
         yield words(x, round(y - height / 2 + 12.5 + 15 * number, 1), line, style, "middle")
 
 
-def _head(colour: str) -> str:
+def _head(color: str) -> str:
     return (
-        f'<marker id="head-{colour[1:]}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" '
-        f'markerHeight="7" orient="auto"><path d="M 0 0 L 8 4 L 0 8 z" fill="{colour}"/></marker>'
+        f'<marker id="head-{color[1:]}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" '
+        f'markerHeight="7" orient="auto"><path d="M 0 0 L 8 4 L 0 8 z" fill="{color}"/></marker>'
     )

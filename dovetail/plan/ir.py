@@ -1,6 +1,6 @@
 """The physical plan: fragment instances on workers, and the link that carries each edge.
 
-A plan is data: it prints, serialises and can be checked; the runtime runs any plan and knows no
+A plan is data: it prints, serializes and can be checked; the runtime runs any plan and knows no
 strategy. A side may stand in several copies, each with its own share of the environments, or of a
 batch; each fragment of it then has an instance per copy, and a link stands for the transfers of all
 of them. Copies of a side that learns together are devices of one worker.

@@ -1,4 +1,4 @@
-"""The graph as a drawing: a lane for each side, fragments as boxes, boundaries as labelled arrows.
+"""The graph as a drawing: a lane for each side, fragments as boxes, boundaries as labeled arrows.
 
 Nodes stand in columns in the order in which they run; arrows between lanes keep to the space
 between the lanes, so they never cross a box. With a plan, boxes say which program of which worker
@@ -67,7 +67,7 @@ class Box:
 
     @property
     def middle(self) -> float:
-        """The horizontal centre."""
+        """The horizontal center."""
         return self.x + self.width / 2
 
 
@@ -341,21 +341,21 @@ def _loop(graph: Graph, boxes: dict[str, Box]) -> Iterator[str]:
 
 def _lanes(lanes: list[Side], width: float) -> Iterator[str]:
     for lane, side in enumerate(lanes):
-        colour, tint = COLOURS[lane % len(COLOURS)]
+        color, tint = COLOURS[lane % len(COLOURS)]
         top = _lane_top(lane)
         yield rounded(24, top, width - 48, LANE_HEIGHT, 12, fill=tint)
-        yield words(40, top + LANE_HEIGHT / 2 + 5, side, "lane", fill=colour)
+        yield words(40, top + LANE_HEIGHT / 2 + 5, side, "lane", fill=color)
 
 
 def _draw(box: Box) -> Iterator[str]:
-    colour, _ = COLOURS[box.lane % len(COLOURS)]
+    color, _ = COLOURS[box.lane % len(COLOURS)]
     radius = box.height / 2 if box.pill else 10
     upper = box.height - (BADGE if box.badge else 0)
     yield rounded(box.x, box.y, box.width, box.height, radius, fill=box.tint)
     if box.badge:
         yield round_top(box.x, box.y, box.width, upper, radius, fill="#ffffff")
         yield words(box.middle, box.y + box.height - 7, box.badge, "badge", "middle")
-    yield rounded(box.x, box.y, box.width, box.height, radius, fill="none", stroke=colour)
+    yield rounded(box.x, box.y, box.width, box.height, radius, fill="none", stroke=color)
     lines = [box.name, *box.lines]
     for number, line in enumerate(lines):
         y = box.y + upper / 2 + 5 - 9 * (len(lines) - 1) + 18 * number

@@ -1,4 +1,4 @@
-"""Replay tables: what was experienced, kept to be learnt from again and again.
+"""Replay tables: what was experienced, kept to be learned from again and again.
 
 **Streams.** Each environment is a stream of rows; a row is any pytree. `insert` appends rows
 [T, B, …] to the streams of B environments. Where `ends` says that an episode ends with a step, what
@@ -13,10 +13,10 @@ at their beginning. `Episodes(longest)`: whole episodes. An item can be sampled 
 window is complete. Its priority is the one given with its first row, by default the highest so far
 (1 at first).
 
-**Which.** A sampler chooses items, a remover makes room: `Uniform`, `Prioritised`, `Fifo`, `Lifo`,
+**Which.** A sampler chooses items, a remover makes room: `Uniform`, `Prioritized`, `Fifo`, `Lifo`,
 `Highest`, `Lowest`. A batch in order (`Fifo`, …) is the first n items in that order, again from the
 start if there are fewer; items that have been sampled `max_times_sampled` times leave after the
-batch. Samplers get uniform draws from the caller and map them to items, the prioritised one in n
+batch. Samplers get uniform draws from the caller and map them to items, the prioritized one in n
 strata; a table has no generator. So the same inserts and draws give the same items, on the host and
 on the device, and in whatever order the actors' inserts came.
 
@@ -46,7 +46,7 @@ from dovetail.replay.table import (
     History,
     Lifo,
     Lowest,
-    Prioritised,
+    Prioritized,
     Selector,
     Sequences,
     Table,
@@ -64,7 +64,7 @@ __all__ = [
     "ItemKeys",
     "Lifo",
     "Lowest",
-    "Prioritised",
+    "Prioritized",
     "RateLimiter",
     "ReplayClient",
     "ReplayServer",

@@ -91,7 +91,7 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Prioritised:
+class Prioritized:
     """In proportion to priority ** `exponent`, https://arxiv.org/abs/1511.05952."""
 
     exponent: float = 0.6
@@ -117,7 +117,7 @@ class Lowest:
     """The item of the lowest priority first; of equals the older."""
 
 
-Selector = Uniform | Prioritised | Fifo | Lifo | Highest | Lowest
+Selector = Uniform | Prioritized | Fifo | Lifo | Highest | Lowest
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Table:
 
     def exponent(self, selector: Selector) -> float:
         """The power of the priority that a random choice is proportional to."""
-        return selector.exponent if isinstance(selector, Prioritised) else 0.0
+        return selector.exponent if isinstance(selector, Prioritized) else 0.0
 
 
 def check_table(table: Table) -> None:
@@ -199,7 +199,7 @@ def check_table(table: Table) -> None:
             f"max_times_sampled is {table.max_times_sampled}: give at least 1, or None for ever."
         )
     for selector in (table.sampler, table.remover):
-        if isinstance(selector, Prioritised) and not 0 <= selector.exponent < float("inf"):
+        if isinstance(selector, Prioritized) and not 0 <= selector.exponent < float("inf"):
             raise UserError(
                 f"The priorities' exponent is {selector.exponent}: give a number from 0 upwards."
             )

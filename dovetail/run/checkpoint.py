@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.errors import UserError
+from dovetail.run.legacy import present_path
 
 FORMAT = 1
 """Raised whenever an older Dovetail could no longer read what is written."""
@@ -419,7 +420,7 @@ def _check_leaves(
     """Refuses a tree whose leaves differ, naming the first and the options that may be why."""
     flat = jax.tree_util.tree_flatten_with_path(like)[0]
     here = {entry["path"]: entry for entry in (_describe(*pair) for pair in flat)}
-    there = {entry["path"]: entry for entry in saved}
+    there = {present_path(entry["path"]): entry for entry in saved}
     for path in [*here, *there]:
         was, now = (_leaf_text(side.get(path)) for side in (there, here))
         if was != now:

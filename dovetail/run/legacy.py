@@ -1,5 +1,6 @@
 """Names of earlier versions: what was written with them is read as if written today."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -8,6 +9,10 @@ KEYS = {"policy": "strategy", "policy_options": "strategy_options", "stations": 
 
 OPTIONS: dict[str, str] = {}
 """Options of algorithms and strategies: then → now."""
+
+
+STATE = {"optimiser": "optimizer"}
+"""Fields of a learner's state: then → now."""
 
 
 def with_present_keys(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,3 +27,8 @@ def with_present_options(options: Mapping[str, Any], known: Collection[str]) -> 
         present = OPTIONS.get(name, name)
         found[name if name in known or present not in known else present] = value
     return found
+
+
+def present_path(path: str) -> str:
+    """The path of a leaf of a state, as jax.tree_util.keystr writes it, under today's names."""
+    return re.sub(r"\w+", lambda word: STATE.get(word[0], word[0]), path)

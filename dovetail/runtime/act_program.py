@@ -2,7 +2,7 @@
 
 Every array that crosses into or out of a compiled call costs microseconds, and the loop makes one
 call per step. What the policy does not look at (the last reward, the moments of observations that
-are not normalised, …) is found once, from the program, and left out; small weights go in as one
+are not normalized, …) is found once, from the program, and left out; small weights go in as one
 array, packed once per unroll; the keys of all its steps are made in one call; what the policy makes
 comes back as one array of words, of which the action and the extras are views.
 """

@@ -16,7 +16,7 @@ class Arrivals:
     """`copies` that act, of which each update takes `joined` unrolls."""
 
     def __init__(self, copies: int, joined: int, staleness: int, groups: int = 1) -> None:
-        """`groups`: of neighbouring copies, each of which gives an equal part of every update."""
+        """`groups`: of neighboring copies, each of which gives an equal part of every update."""
         self.dropped = 0
         """Unrolls that came too late to be learned from."""
         self.sleepers = Waiters()

@@ -341,7 +341,7 @@ class UnrollProgram:
 def _in_place(
     inputs: Sequence[Value], outputs: Sequence[Value], tables: Collection[Side]
 ) -> list[int]:
-    """The inputs that a table holds, whose memory what it holds afterwards may take."""
+    """The inputs that a table holds, whose memory what it holds afterward may take."""
     kept = [value for value in outputs if value.side in tables]
     room = Counter((value.shape, value.dtype) for value in kept)
     found: list[int] = []

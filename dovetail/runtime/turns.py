@@ -88,7 +88,7 @@ class Turns:
             buffer[...] = 0
 
     def record(self, share: BufferPart, t: int, after: Any) -> None:
-        """Writes step `t` of some environments, and what they show afterwards."""
+        """Writes step `t` of some environments, and what they show afterward."""
         reward, begins = after.reward, after.first
         share.rewards[t] = reward
         share.terminations[t] = after.terminated

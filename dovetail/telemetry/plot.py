@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's colours, which people with any kind of colour vision can tell apart."""
+"""Okabe and Ito's colors, which people with any kind of color vision can tell apart."""
 
 LINES = ("-", "--", ":", "-.")
-"""Line styles, for when there are more curves than colours."""
+"""Line styles, for when there are more curves than colors."""
 
 FORMATS = ("png", "svg", "pdf")
 TITLE: dict[str, Any] = {"loc": "left", "fontsize": "medium"}
@@ -185,7 +185,7 @@ def _figure() -> "tuple[Figure, Axes]":
     return figure, axes
 
 
-def _draw(axes: "Axes", group: SeedGroup, colour: str, style: str) -> None:
+def _draw(axes: "Axes", group: SeedGroup, color: str, style: str) -> None:
     """One seed as it is; several as their interquartile mean and its 95 % band."""
     from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
 
@@ -194,13 +194,13 @@ def _draw(axes: "Axes", group: SeedGroup, colour: str, style: str) -> None:
         for index, (x, y) in enumerate(group.curves):
             marker = "o" if len(x) < 40 else None
             label = None if index else group.label
-            axes.plot(x, y, style, color=colour, marker=marker, markersize=3.5, label=label)
+            axes.plot(x, y, style, color=color, marker=marker, markersize=3.5, label=label)
         return
     grid, values = common
     low, high = bootstrap_interval(values, confidence=0.95)
-    axes.fill_between(grid, low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.fill_between(grid, low, high, color=color, alpha=0.2, linewidth=0)
     label = f"{group.label} ({len(values)} seeds)"
-    axes.plot(grid, interquartile_mean(values, axis=0), style, color=colour, label=label)
+    axes.plot(grid, interquartile_mean(values, axis=0), style, color=color, label=label)
 
 
 def steps_of(runs: Sequence[Run]) -> str:

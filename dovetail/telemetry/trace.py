@@ -10,7 +10,7 @@ from dovetail.run.folder import Run, write_atomically
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT, Span
 from dovetail.telemetry.timeline import SPANS, load_spans
 
-COLOURS = {COMPUTE: "good", WAIT: "grey", LINK: "yellow"}
+COLOURS = {COMPUTE: "good", WAIT: "gray", LINK: "yellow"}
 SECONDS = 10.0
 
 

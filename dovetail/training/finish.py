@@ -82,7 +82,7 @@ def finish(
     else:
         found = [loop.evaluation]
     outcome = judge([loop.evaluation] if stop else found)
-    summary = summarise(run, config, loop, outcome)
+    summary = summarize(run, config, loop, outcome)
     run.write_json("summary.json", summary)
     export_policy(run.path / "policy", algorithm, params[outcome.best])
     progress.close()
@@ -92,7 +92,7 @@ def finish(
         progress.message(farewell(run, summary))
 
 
-def summarise(
+def summarize(
     run: Run, config: dict[str, Any], loop: Loop, outcome: FinalEvaluation
 ) -> dict[str, Any]:
     """The object that `--json` prints."""

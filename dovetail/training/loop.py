@@ -285,7 +285,7 @@ class Loop:
         when = f"in update {last}" if first == last else f"between updates {first} and {last}"
         raise Diverged(
             f"Training diverged: {what} {when}; {self._suspect(snapshot.actor())}try a lower "
-            f"--learning-rate, a lower --max-grad-norm, or normalised observations and rewards."
+            f"--learning-rate, a lower --max-grad-norm, or normalized observations and rewards."
         )
 
     def _suspect(self, actor: Any) -> str:

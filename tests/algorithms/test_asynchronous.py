@@ -21,13 +21,13 @@ from dovetail.algorithms.impala import IMPALA
 from dovetail.algorithms.ppo import PPO
 from dovetail.algorithms.reinforce import REINFORCE
 from dovetail.errors import UserError
-from dovetail.functions.normalisation import Moments, Sums, normalise
+from dovetail.functions.normalization import Moments, Sums, normalize
 from dovetail.functions.returns import Clips, VTrace, vtrace
 from dovetail.graph.interpret import Interpreting
 
 ENVS = 4
-RECURRENT: dict[str, Any] = {"recurrent": 4, "normalise_observations": True}
-EVERYTHING: dict[str, Any] = {**RECURRENT, "normalise_rewards": True}
+RECURRENT: dict[str, Any] = {"recurrent": 4, "normalize_observations": True}
+EVERYTHING: dict[str, Any] = {**RECURRENT, "normalize_rewards": True}
 
 
 def impala(**options: Any) -> IMPALA:
@@ -159,8 +159,8 @@ def by_rows(algorithm: Any, params: Any, moments: Moments, batch: Trajectory) ->
         observation = batch.observation[t] if t < LENGTH else batch.last.observation[0]
         first = batch.first[t] if t < LENGTH else batch.last.first[0]
         memory = jnp.where(first[:, None], start, memory) if algorithm.recurrent else memory
-        if algorithm.normalise_observations:
-            observation = normalise(moments, observation)
+        if algorithm.normalize_observations:
+            observation = normalize(moments, observation)
         distribution, value, memory = algorithm.network.step(params, memory, observation)
         action = batch.action[min(t, LENGTH - 1)]
         rows.append((distribution.log_prob(action), distribution.entropy(), value))
@@ -202,7 +202,7 @@ def test_impala_learns_by_its_own_weights_from_what_others_did(options: dict[str
 
     expected = algorithm.descend(state, jax.grad(loss)(state.params))
     found, metrics = algorithm.learn(Alone(), state, batch)
-    assert_close((found.params, found.optimiser), expected)
+    assert_close((found.params, found.optimizer), expected)
     np.testing.assert_allclose(metrics["loss"], loss(state.params), rtol=1e-5)
     np.testing.assert_allclose(metrics["mean_ratio"], ratios.mean(), rtol=1e-5)
 
@@ -255,12 +255,12 @@ def test_however_many_actors_the_gradient_is_the_whole_batchs() -> None:
     assert_close((found, metrics), (whole, whole_metrics))
     synchronous = bound(a2c(**RECURRENT))
     expected, expected_metrics = synchronous.learn(Alone(), state, batch)
-    assert_close(whole[:3], expected[:3])  # parameters, optimiser, moments of observations
+    assert_close(whole[:3], expected[:3])  # parameters, optimizer, moments of observations
     assert_close(metrics, {name: expected_metrics[name] for name in metrics})
 
 
 def test_nothing_valid_changes_nothing_but_the_count() -> None:
-    algorithm = bound(a3c(normalise_observations=True))
+    algorithm = bound(a3c(normalize_observations=True))
     state, batch = late(algorithm)
     batch = batch._replace(valid=jnp.zeros_like(batch.valid))
     parts = algorithm.contribute(algorithm.acting(state), state.return_moments, batch)
@@ -272,7 +272,7 @@ def test_nothing_valid_changes_nothing_but_the_count() -> None:
 def test_moments_are_those_of_all_that_was_seen_however_late() -> None:
     algorithm = bound(a3c(**EVERYTHING))
     state = algorithm.init(jax.random.key(0))
-    old = algorithm.acting(state)  # moments of nothing, which both unrolls are normalised by
+    old = algorithm.acting(state)  # moments of nothing, which both unrolls are normalized by
     batch = unrolled(algorithm, old)
     seen, returns = [], []
     for shift in (0.0, 5.0):
@@ -289,7 +289,7 @@ def test_moments_are_those_of_all_that_was_seen_however_late() -> None:
 
 
 def test_rewards_are_scaled_by_what_the_actor_was_sent() -> None:
-    algorithm = bound(a3c(normalise_rewards=True))
+    algorithm = bound(a3c(normalize_rewards=True))
     state, batch = late(algorithm)
     moments = Moments(jnp.float32(1), jnp.float32(0), jnp.float32(4))  # a deviation of 2
     found = algorithm.contribute(algorithm.acting(state), moments, batch)

@@ -37,7 +37,7 @@ def test_cartpole_is_solved_within_the_bound(
 ) -> None:
     algorithm, strategy, bound = CASES[case]
     if isinstance(algorithm, ApeX):  # learns for a long time after it is compiled
-        request.getfixturevalue("optimised")
+        request.getfixturevalue("optimized")
     settings = dt.Settings(
         folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=5, until=475
     )

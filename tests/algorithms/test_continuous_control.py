@@ -306,8 +306,8 @@ def test_actions_are_random_until_something_is_learned() -> None:
     assert min(actions) < -0.5 < 0.5 < max(actions)
 
 
-def test_observations_are_normalised_by_what_actors_met() -> None:
-    algorithm = SAC(**TINY, unroll_length=5, gradient_steps=1, normalise_observations=True)
+def test_observations_are_normalized_by_what_actors_met() -> None:
+    algorithm = SAC(**TINY, unroll_length=5, gradient_steps=1, normalize_observations=True)
     with Started(algorithm, "gymnax:Pendulum-v1", dt.strategies.Fused(envs=4)) as running:
         running.advance(3)
         moments, state = running.state.moments, running.state
@@ -317,7 +317,7 @@ def test_observations_are_normalised_by_what_actors_met() -> None:
     distinct = np.unique(rows, axis=0)  # all but the 4 rows that still wait for what follows them
     assert len(distinct) == 56
     np.testing.assert_allclose(moments.mean, distinct.mean(axis=0), atol=0.3)
-    shown = bound(SAC, normalise_observations=True).normalised(moments, jnp.asarray(moments.mean))
+    shown = bound(SAC, normalize_observations=True).normalized(moments, jnp.asarray(moments.mean))
     np.testing.assert_allclose(shown, np.zeros(3), atol=1e-6)
 
 

@@ -9,7 +9,7 @@ import pytest
 import dovetail as dt
 from dovetail.data import Reader
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized")]
 
 
 def train(

@@ -75,7 +75,7 @@ def test_noise_takes_the_place_of_random_actions() -> None:
     assert int(one) == int(two)
 
 
-PARTS = ("double", "duelling", "prioritised", "distributional", "noisy", "n_step")
+PARTS = ("double", "dueling", "prioritized", "distributional", "noisy", "n_step")
 
 
 def with_parts(**on: bool) -> tuple[DQN, Any, Any]:

@@ -34,7 +34,7 @@ def test_cartpole_is_solved(tmp_path: Path, name: str, strategy: str) -> None:
 
 def test_acrobot_is_solved(tmp_path: Path) -> None:
     ppo = dt.algorithms.PPO(
-        unroll_length=64, learning_rate=1e-3, normalise_observations=True, normalise_rewards=True
+        unroll_length=64, learning_rate=1e-3, normalize_observations=True, normalize_rewards=True
     )
     run = train(tmp_path, ppo, "gymnax:Acrobot-v1", dt.strategies.Fused(), 1_000_000, until=-100)
     assert run.summary["final_return"] >= -100
@@ -47,8 +47,8 @@ def test_pendulum_swings_up(tmp_path: Path) -> None:
         discount=0.95,
         epochs=8,
         entropy_coefficient=0.0,
-        normalise_observations=True,
-        normalise_rewards=True,
+        normalize_observations=True,
+        normalize_rewards=True,
     )
     run = train(tmp_path, ppo, "gymnax:Pendulum-v1", dt.strategies.Fused(), 2_000_000, until=-200)
     assert run.summary["final_return"] >= -200
@@ -71,7 +71,7 @@ def test_lunar_lander_lands(tmp_path: Path) -> None:
         learning_rate=1e-3,
         discount=0.995,
         lambda_=0.97,
-        normalise_rewards=True,
+        normalize_rewards=True,
     )
     lander = "LunarLander-v3"
     run = train(tmp_path, ppo, lander, dt.strategies.Local(), 700_000, until=200, episodes=40)
@@ -86,8 +86,8 @@ def test_half_cheetah_moves_forward(tmp_path: Path) -> None:
         minibatches=8,
         entropy_coefficient=0.0,
         anneal=False,
-        normalise_observations=True,
-        normalise_rewards=True,
+        normalize_observations=True,
+        normalize_rewards=True,
     )
     cheetah, local = "HalfCheetah-v5", dt.strategies.Local(envs=8)
     run = train(tmp_path, ppo, cheetah, local, 200_000, until=200, episodes=5)

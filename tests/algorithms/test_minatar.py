@@ -7,7 +7,7 @@ import pytest
 
 import dovetail as dt
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized")]
 
 RANDOM = 0.41
 """The mean return of a random strategy in Breakout, over twenty thousand episodes."""

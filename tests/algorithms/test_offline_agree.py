@@ -31,15 +31,15 @@ TINY: dict[str, Any] = {
 ALGORITHMS: dict[str, tuple[Algorithm, str]] = {
     "bc": (BC(**TINY), PENDULUM),
     "bc, discrete": (BC(**TINY), CARTPOLE),
-    "td3-bc": (TD3BC(**TINY, normalise_observations=True), PENDULUM),
+    "td3-bc": (TD3BC(**TINY, normalize_observations=True), PENDULUM),
     "cql": (CQL(**TINY, samples=2), PENDULUM),
     # as many critics to choose from as a replica has items, and rows for each of these left out
     "cql, dropout": (CQL(**TINY, samples=2, critics=2, subset=1, dropout=0.3), PENDULUM),
     "discrete-cql": (DiscreteCQL(**TINY, n_step=2), CARTPOLE),
-    "iql": (IQL(**TINY, normalise_observations=True), PENDULUM),
+    "iql": (IQL(**TINY, normalize_observations=True), PENDULUM),
     "iql, discrete": (IQL(**TINY), CARTPOLE),
     "awac": (AWAC(**TINY), PENDULUM),
-    "awac, discrete": (AWAC(**TINY, prioritised=True), CARTPOLE),
+    "awac, discrete": (AWAC(**TINY, prioritized=True), CARTPOLE),
 }
 OFFLINE: dict[str, Strategy] = {
     "fused": Fused(ENVS),

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from behaviour import CARTPOLE, PENDULUM, Recorded, mixed
+from behavior import CARTPOLE, PENDULUM, Recorded, mixed
 
 import dovetail as dt
 from dovetail.algorithms import AWAC, BC, CQL, IQL, TD3BC, DiscreteCQL
 from dovetail.strategies import Fused
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized")]
 
 SMALL: dict[str, Any] = {
     "hidden": (64, 64),
@@ -57,7 +57,7 @@ def final(run: dt.Run) -> float:
     [
         (TD3BC(**QUICK), 3000),
         (CQL(**SMALL, samples=3), 2000),
-        (IQL(**SMALL, normalise_observations=True), 3000),
+        (IQL(**SMALL, normalize_observations=True), 3000),
         (AWAC(**SMALL), 3000),
     ],
     ids=["td3-bc", "cql", "iql", "awac"],

@@ -70,7 +70,7 @@ COMPILED = {
     "reinforce-recurrent": (*SOME, "fused on 2 devices"),
     "impala-recurrent": ("fused", "split devices, 2 and 2"),
     "dqn": (*SOME, "4 actors", "inference", "environments", "1 replica", "fused on 4 devices"),
-    "dqn-prioritised": (
+    "dqn-prioritized": (
         *SOME,
         "2 actors",
         "split devices",
@@ -102,7 +102,7 @@ ON_THE_HOST = {
     "a3c": ("local", "parameter server"),
     "ppo-recurrent": ("local", "inference, processes", "2 replicas"),
     "dqn": ("local", "4 actors", "inference, processes", "2 replicas"),
-    "dqn-prioritised": ("local", "2 actors' processes", "replay apart", "2 shards"),
+    "dqn-prioritized": ("local", "2 actors' processes", "replay apart", "2 shards"),
     "apex": ("2 actors", "inference, processes"),
     "r2d2": ("local", "environments"),
     "d4pg": ("local", "2 actors' processes"),

@@ -10,12 +10,12 @@ from dovetail.algorithms import DQN, QRDQN, R2D2, ApeX
 from dovetail.evaluation.evaluate import evaluate
 from dovetail.evaluation.trained import load_trained
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimised")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized")]
 
 RAINBOW = DQN(
     n_step=3,
-    duelling=True,
-    prioritised=True,
+    dueling=True,
+    prioritized=True,
     distributional=True,
     noisy=True,
     target_rate=0.05,

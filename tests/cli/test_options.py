@@ -12,7 +12,7 @@ SOURCE = '''
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 import dovetail as dt
-from neighbour import Shared
+from neighbor import Shared
 
 @dataclass(frozen=True)
 class Root(Protocol):
@@ -41,12 +41,12 @@ class Better(dt.algorithms.PPO):
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    neighbour = "class Shared:\n    shared: bool = True\n    '''From next door.'''\n"
-    (tmp_path / "neighbour.py").write_text(neighbour)
+    neighbor = "class Shared:\n    shared: bool = True\n    '''From next door.'''\n"
+    (tmp_path / "neighbor.py").write_text(neighbor)
     (tmp_path / "mine.py").write_text(SOURCE)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path / "mine.py"
-    sys.modules.pop("neighbour", None)
+    sys.modules.pop("neighbor", None)
 
 
 def test_options_are_read_with_type_default_and_meaning(source: Path) -> None:
@@ -82,11 +82,11 @@ def test_an_algorithm_of_the_user_inherits_ours(source: Path) -> None:
 
 
 def test_every_own_option_has_a_meaning() -> None:
-    from dovetail.cli.reference import Kind, catalogue
+    from dovetail.cli.reference import Kind, catalog
 
     kinds: tuple[Kind, ...] = ("algorithm", "strategy")
     for kind in kinds:
-        for word in catalogue(kind):
+        for word in catalog(kind):
             own = find(kind, word)
             assert own.summary.endswith("."), word
             for option in read(own.file, own.name).values():

@@ -15,7 +15,7 @@ def nodes() -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def optimised_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+def optimized_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
     """Three nodes of their own, with programs as fast as users have them."""
     monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
     made = Nodes()

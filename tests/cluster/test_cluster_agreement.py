@@ -57,7 +57,7 @@ CASES: dict[str, tuple[str, str, Strategy, int]] = {
         3,
     ),
     "2 shards": (
-        *("dqn-prioritised", HOST),
+        *("dqn-prioritized", HOST),
         ActorLearner(ENVS, actors=4, staleness=0, shards=2),
         7,
     ),
@@ -202,7 +202,7 @@ def test_actors_insert_into_servers_on_nodes(nodes: Nodes, tmp_path: Path) -> No
     weights: list[bytes] = []
     for name, cluster in (("nodes", where), ("here", None)):
         run = dovetail.train(
-            *(ALGORITHMS["dqn-prioritised"], HOST, strategy),
+            *(ALGORITHMS["dqn-prioritized"], HOST, strategy),
             steps=UPDATES * LENGTH * ENVS,
             seed=SEED,
             cluster=cluster,
@@ -222,7 +222,7 @@ def _floats(weights: bytes) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_four_actors_and_two_shards_solve_cartpole(optimised_nodes: Nodes, tmp_path: Path) -> None:
+def test_four_actors_and_two_shards_solve_cartpole(optimized_nodes: Nodes, tmp_path: Path) -> None:
     settings = replace(
         QUIET, folder=str(tmp_path / "run"), evaluate_every=2, episodes=50, until=475
     )
@@ -231,7 +231,7 @@ def test_four_actors_and_two_shards_solve_cartpole(optimised_nodes: Nodes, tmp_p
         "CartPole-v1",
         ActorLearner(ENVS, actors=4, shards=2, processes=False),
         steps=300_000,
-        cluster=Deployment(optimised_nodes.address, HALF, HALF),
+        cluster=Deployment(optimized_nodes.address, HALF, HALF),
         settings=settings,
     )
     assert run.summary["final_return"] >= 475

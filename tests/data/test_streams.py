@@ -13,7 +13,7 @@ from recorded_episodes import plain_dataset, plain_episode, plain_metadata
 from dovetail.data import Reader, Rows, Stream, Writer, load, merge
 from dovetail.data.blocks import Blocks, whole_episodes
 from dovetail.errors import UserError
-from dovetail.replay import Fifo, Lifo, Prioritised, Table, Transitions
+from dovetail.replay import Fifo, Lifo, Prioritized, Table, Transitions
 
 LENGTHS = [4, 2, 6, 1, 3, 8, 5]
 STEPS = sum(LENGTHS)
@@ -145,7 +145,7 @@ def test_blocks_cover_every_step_once() -> None:
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])
-@pytest.mark.parametrize("sampler", [None, Prioritised()])
+@pytest.mark.parametrize("sampler", [None, Prioritized()])
 def test_a_table_holds_every_step(reader: Reader, num_envs: int, sampler: Any) -> None:
     table = Table(Transitions(2), **({} if sampler is None else {"sampler": sampler}))
     replay = load(reader, table, row, num_envs=num_envs)

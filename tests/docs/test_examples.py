@@ -60,7 +60,7 @@ def test_the_page_runs_and_the_example_learns_under_both_strategies(
 def test_the_defaults_in_the_table() -> None:
     table = DOCS["algorithms.md"].partition("| option |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", table, flags=re.MULTILINE)
-    assert [row[0] for row in rows] == ["unroll_length", "learning_rate", "normalise_advantages"]
+    assert [row[0] for row in rows] == ["unroll_length", "learning_rate", "normalize_advantages"]
     for option, *written in rows:
         for name, text in zip(("ppo", "a2c", "reinforce"), written, strict=True):
             default = getattr(load_object(ALGORITHMS[name], "algorithm")(), option)

@@ -175,7 +175,7 @@ def test_a_changed_file_is_read_again(file, tmp_path):
         ("{file}:Lin", "has no environment 'Lin': did you mean 'Line'"),
         ("{file}:text", "is a str, which is no environment"),
         ("{file}:made?length=3", "is an object already made: it takes no options"),
-        ("{file}:Line?end=3&colour=red", "could not be made: TypeError.*colour"),
+        ("{file}:Line?end=3&color=red", "could not be made: TypeError.*color"),
         ("{file}:Line?vectorization=vector_entry_point", "without a vector entry point"),
     ],
 )

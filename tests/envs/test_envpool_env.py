@@ -47,7 +47,7 @@ def test_a_time_limit_delivers_the_true_final_observation():
         ("envpool:CartPol-v1", "did you mean 'CartPole-v"),
         ("envpool:CartPole-v1?autoreset=same_step", "autoreset=same_step"),
         ("envpool:CartPole-v1?batch_size=2", "Dovetail sets it"),
-        ("envpool:CartPole-v1?colour=2", "could not be made"),
+        ("envpool:CartPole-v1?color=2", "could not be made"),
     ],
 )
 def test_mistakes_are_sentences(env, sentence):

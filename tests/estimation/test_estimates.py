@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from recorded_mdp import recorded
 from small import QUIET
-from small_mdp import BEHAVIOUR, DISCOUNT, action_values, live, value
+from small_mdp import BEHAVIOR, DISCOUNT, action_values, live, value
 
 import dovetail
 from dovetail.algorithm import Algorithm, Task, Timestep
@@ -51,8 +51,8 @@ def target(reader: Reader, epsilon: float = EPSILON, remembers: bool = False) ->
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """1000 episodes of BEHAVIOUR."""
-    folder = recorded(tmp_path_factory.mktemp("mdp") / "d", live(BEHAVIOUR, 1000, seed=0))
+    """1000 episodes of BEHAVIOR."""
+    folder = recorded(tmp_path_factory.mktemp("mdp") / "d", live(BEHAVIOR, 1000, seed=0))
     with Reader(folder) as reader:
         yield reader
 
@@ -140,14 +140,14 @@ def test_values_that_have_not_settled_say_what_they_lack(reader: Reader) -> None
 def test_fitted_intervals_cover_the_value(tmp_path: Path) -> None:
     known, covered = value(SOFT), 0
     for seed in range(10):
-        with Reader(recorded(tmp_path / str(seed), live(BEHAVIOUR, 300, seed=seed))) as reader:
+        with Reader(recorded(tmp_path / str(seed), live(BEHAVIOR, 300, seed=seed))) as reader:
             (one,) = estimate_policy(reader, target(reader), ("fqe",), DISCOUNT, QUICK)
         covered += one.low <= known <= one.high
     assert covered >= 8
 
 
 def test_what_was_not_recorded_cannot_be_weighed(tmp_path: Path) -> None:
-    with Reader(recorded(tmp_path / "d", live(BEHAVIOUR, 50, seed=0), known=False)) as reader:
+    with Reader(recorded(tmp_path / "d", live(BEHAVIOR, 50, seed=0), known=False)) as reader:
         with pytest.raises(UserError) as raised:
             estimate_policy(reader, target(reader), ("wis",), DISCOUNT)
         steps = reader.num_steps
@@ -186,7 +186,7 @@ def test_mistakes(
     tmp_path: Path, methods: Any, epsilon: float, discount: float, sentence: str
 ) -> None:
     with (
-        Reader(recorded(tmp_path / "d", live(BEHAVIOUR, 5, seed=0))) as reader,
+        Reader(recorded(tmp_path / "d", live(BEHAVIOR, 5, seed=0))) as reader,
         pytest.raises(UserError, match=re.escape(sentence)),
     ):
         estimate_policy(reader, target(reader, epsilon), methods, discount)

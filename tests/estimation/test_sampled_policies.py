@@ -12,7 +12,7 @@ from gymnasium import spaces
 from recorded_control import OFFLINE, record_random
 from recorded_mdp import recorded
 from small import QUIET
-from small_mdp import BEHAVIOUR, DISCOUNT, TARGET, live, value
+from small_mdp import BEHAVIOR, DISCOUNT, TARGET, live, value
 
 import dovetail
 from dovetail.algorithm import Algorithm, Task, Timestep
@@ -72,7 +72,7 @@ def test_every_method_finds_the_value_of_a_random_policy(
 ) -> None:
     monkeypatch.setattr(parts, "BYTES", 8)  # so that every episode is looked at by itself
     known = value(TARGET)
-    with Reader(recorded(tmp_path / "d", live(BEHAVIOUR, 1000, seed=0))) as reader:
+    with Reader(recorded(tmp_path / "d", live(BEHAVIOR, 1000, seed=0))) as reader:
         target = Target(Soft().bind(Task(reader.spec, 1, 1)), jnp.array(TARGET), sampled=True)
         followed = target.follow(reader)
         found = estimate_policy(reader, target, (), DISCOUNT, QUICK)

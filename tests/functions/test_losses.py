@@ -30,20 +30,20 @@ def test_the_mean_over_replicas_is_the_mean_over_the_batch() -> None:
             return jax.lax.pmean(y, "replica")
 
         weights = losses.loss_weights(valid, mean)
-        return mean(losses.weighted_mean(x, weights)), losses.standardise(x, weights, mean)
+        return mean(losses.weighted_mean(x, weights)), losses.standardize(x, weights, mean)
 
     means, standard = jax.vmap(replica, axis_name="replica")(x, valid)
     np.testing.assert_allclose(means, [2.5, 2.5], rtol=1e-6)
     np.testing.assert_allclose(
-        standard, losses.standardise(x, losses.loss_weights(valid)), rtol=1e-5
+        standard, losses.standardize(x, losses.loss_weights(valid)), rtol=1e-5
     )
 
 
 @both
-def test_standardise(wrap: Callable) -> None:
+def test_standardize(wrap: Callable) -> None:
     # Mean 3 and variance (4 + 0 + 4) / 3 over the valid three.
     weights = losses.loss_weights(jnp.array([1, 1, 0, 1], bool))
-    found = wrap(losses.standardise)(jnp.array([1.0, 3.0, 50.0, 5.0]), weights)
+    found = wrap(losses.standardize)(jnp.array([1.0, 3.0, 50.0, 5.0]), weights)
     np.testing.assert_allclose(found[jnp.array([0, 1, 3])], [-1.2247449, 0, 1.2247449], atol=1e-6)
 
 

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 from small_mdp import (
-    BEHAVIOUR,
+    BEHAVIOR,
     DISCOUNT,
     TARGET,
     Lived,
@@ -108,8 +108,8 @@ def test_no_weight_left() -> None:
 
 
 def contributions(lived: Lived) -> dict[str, ope.Contributions]:
-    """Every estimator on episodes of BEHAVIOUR; the doubly robust one with wrong values too."""
-    seen = ratios(lived, TARGET, BEHAVIOUR)
+    """Every estimator on episodes of BEHAVIOR; the doubly robust one with wrong values too."""
+    seen = ratios(lived, TARGET, BEHAVIOR)
     arguments = (seen, lived.rewards, DISCOUNT)
     alive = lived.states >= 0
     after = np.pad(alive, ((0, 0), (0, 1)))
@@ -133,17 +133,17 @@ def contributions(lived: Lived) -> dict[str, ope.Contributions]:
     }
 
 
-NAMES = list(contributions(live(BEHAVIOUR, 2, 0)))
+NAMES = list(contributions(live(BEHAVIOR, 2, 0)))
 
 
 @functools.cache
 def datasets() -> list[dict[str, ope.Contributions]]:
-    return [contributions(live(BEHAVIOUR, 200, seed=100 + seed)) for seed in range(80)]
+    return [contributions(live(BEHAVIOR, 200, seed=100 + seed)) for seed in range(80)]
 
 
 @functools.cache
 def large() -> dict[str, ope.Contributions]:
-    lived = live(BEHAVIOUR, 30_000, seed=1)
+    lived = live(BEHAVIOR, 30_000, seed=1)
     assert lived.lengths.max() < 60
     return contributions(lived)
 
@@ -151,14 +151,14 @@ def large() -> dict[str, ope.Contributions]:
 @pytest.mark.parametrize("name", NAMES)
 def test_many_episodes_lead_to_the_known_value(name: str) -> None:
     np.testing.assert_allclose(value(TARGET), 2.2224, atol=1e-4)
-    assert value(BEHAVIOUR) < value(TARGET) - 0.2
+    assert value(BEHAVIOR) < value(TARGET) - 0.2
     found = ope.weighted_mean(large()[name])
     assert abs(found - value(TARGET)) < 0.06
 
 
 def test_values_without_ratios_are_right_too() -> None:
     """Doubly robust: with true values the ratios may be wrong, if they do not look ahead."""
-    lived = live(BEHAVIOUR, 30_000, seed=2)
+    lived = live(BEHAVIOR, 30_000, seed=2)
     q = action_values(TARGET)
     v = (TARGET * q).sum(axis=1)
     alive = lived.states >= 0

@@ -43,14 +43,14 @@ def test_termination_wins_over_truncation(wrap: Callable) -> None:
 
 
 @both
-def test_generalised_advantages(wrap: Callable) -> None:
+def test_generalized_advantages(wrap: Callable) -> None:
     # Backwards, γ = 0.5 and λ = 0.5, so γλ = 0.25:
     # t=4 goes on after the last row: 1 + 0.5·6 - 2 = 2
     # t=3:                            1 + 0.5·2 - 4 + 0.25·2 = -1.5
     # t=2 truncated, bootstraps:      1 + 0.5·8 - 2 = 3
     # t=1 terminated, does not:       3 - 1 = 2
     # t=0:                            1 + 0.5·1 - 1 + 0.25·2 = 1
-    found = wrap(returns.generalised_advantages)(
+    found = wrap(returns.generalized_advantages)(
         rewards=column(1, 3, 1, 1, 1),
         values=column(1, 1, 2, 4, 2),
         next_values=column(1, 99, 8, 2, 6),
@@ -70,7 +70,7 @@ def test_lambda_returns_are_advantages_plus_values(wrap: Callable) -> None:
     ends = (terminated, truncated)
     next_values = returns.successor_values(values, bootstrap, *ends)
     found = wrap(returns.lambda_returns)(rewards, next_values, *ends, 0.9, 0.8)
-    advantages = returns.generalised_advantages(rewards, values, next_values, *ends, 0.9, 0.8)
+    advantages = returns.generalized_advantages(rewards, values, next_values, *ends, 0.9, 0.8)
     np.testing.assert_allclose(found, advantages + values, atol=1e-5)
 
 
@@ -148,7 +148,7 @@ def test_steps_that_only_reset_change_nothing(wrap: Callable) -> None:
         ends = (terminated, truncated)
         next_values = returns.successor_values(values, bootstrap, *ends)
         return [
-            returns.generalised_advantages(rewards, values, next_values, *ends, 0.9, 0.8),
+            returns.generalized_advantages(rewards, values, next_values, *ends, 0.9, 0.8),
             returns.lambda_returns(rewards, next_values, *ends, 0.9, 0.8),
             returns.discounted_returns(rewards, next_values, *ends, 0.9),
             returns.n_step_returns(rewards, next_values, *ends, 0.9, 2),

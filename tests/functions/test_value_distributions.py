@@ -25,7 +25,7 @@ def test_atoms_are_even() -> None:
     ("values", "probabilities", "projected"),
     [
         ([0, 1, 2, 3, 4], [0.1, 0.2, 0.3, 0.2, 0.2], [0.1, 0.2, 0.3, 0.2, 0.2]),
-        # 1.25 is shared 3 : 1 by its neighbours, 2.5 in halves
+        # 1.25 is shared 3 : 1 by its neighbors, 2.5 in halves
         ([1.25, 2.5, 3, 3, 3], [0.4, 0.6, 0, 0, 0], [0, 0.3, 0.4, 0.3, 0]),
         # what lies beyond an end goes to it
         ([-7, -0.5, 4.5, 9, 4], [0.1, 0.2, 0.3, 0.3, 0.1], [0.3, 0, 0, 0, 0.7]),
@@ -33,7 +33,7 @@ def test_atoms_are_even() -> None:
         ([2, 2, 2, 2, 2], [0.2, 0.2, 0.2, 0.2, 0.2], [0, 0, 1, 0, 0]),
     ],
 )
-def test_probabilities_move_to_the_neighbours(
+def test_probabilities_move_to_the_neighbors(
     values: list[float], probabilities: list[float], projected: list[float]
 ) -> None:
     given = jnp.array([values], jnp.float32), jnp.array([probabilities], jnp.float32)

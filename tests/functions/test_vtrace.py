@@ -168,7 +168,7 @@ def test_the_recursion_is_the_papers_sum(seed: int, lambda_: float, rho: float, 
 
 
 @both
-def test_on_policy_the_advantages_are_generalised_ones(wrap: Callable) -> None:
+def test_on_policy_the_advantages_are_generalized_ones(wrap: Callable) -> None:
     rng = np.random.default_rng(0)
     rewards, values, bootstrap = jnp.array(rng.normal(size=(3, 7, 3)), jnp.float32)
     terminated, truncated = jnp.array(rng.random((2, 7, 3)) < 0.2)
@@ -176,7 +176,7 @@ def test_on_policy_the_advantages_are_generalised_ones(wrap: Callable) -> None:
     next_values = returns.successor_values(values, bootstrap, *ends)
     arrays = (rewards, values, next_values, *ends)
     found = wrap(returns.vtrace)(jnp.zeros((7, 3)), *arrays, 0.9, 0.8, Clips())
-    expected = returns.generalised_advantages(*arrays, discount=0.9, lambda_=0.8)
+    expected = returns.generalized_advantages(*arrays, discount=0.9, lambda_=0.8)
     np.testing.assert_allclose(found.advantages, expected, atol=1e-5)
     np.testing.assert_allclose(found.targets, expected + values, atol=1e-5)
 

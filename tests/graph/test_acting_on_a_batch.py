@@ -76,7 +76,7 @@ def test_mapped_and_native_acting_agree() -> None:
     leaves_close(native[:2], mapped[:2])
 
 
-def test_a_reset_that_forgets_only_lengths_learns_the_same_behaviour() -> None:
+def test_a_reset_that_forgets_only_lengths_learns_the_same_behavior() -> None:
     _, forgetful, _ = interpreted(Forgetful())
     _, plain, _ = interpreted(Decoder())
     for name in ("length", "owner"):

@@ -49,7 +49,7 @@ def test_images_have_features_of_their_own() -> None:
     assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(params))
 
 
-def test_layer_normalisation_forgets_the_scale() -> None:
+def test_layer_normalization_forgets_the_scale() -> None:
     critics = Critics(VECTOR, 0, count=2, hidden=(16,), layer_norm=True)
     params = critics.init(jax.random.key(0))
     observation = jnp.array([[0.3, -0.7]])

@@ -19,20 +19,20 @@ def built(**options: Any) -> tuple[QNetwork, Any]:
 
 @pytest.mark.parametrize("lead", [(), (5,), (2, 5)])
 def test_outputs_for_any_leading_axes(lead: tuple[int, ...]) -> None:
-    network, params = built(outputs=6, duelling=True)
+    network, params = built(outputs=6, dueling=True)
     assert network.apply(params, jnp.ones((*lead, 3))).shape == (*lead, 4, 6)
 
 
-def test_advantages_of_a_duelling_network_average_nothing() -> None:
+def test_advantages_of_a_dueling_network_average_nothing() -> None:
     """The mean of the actions' outputs is what the value's own tower puts out."""
-    network, params = built(outputs=2, duelling=True)
+    network, params = built(outputs=2, dueling=True)
     x = jnp.array([0.1, -0.2, 0.3])
     state = network._towers()["value"].apply(params["value"], x)
     np.testing.assert_allclose(network.apply(params, x).mean(axis=0), state, rtol=1e-5)
 
 
 def test_noise_moves_the_weights_and_none_leaves_them() -> None:
-    network, params = built(noisy=True, duelling=True)
+    network, params = built(noisy=True, dueling=True)
     x = jnp.array([0.1, -0.2, 0.3])
     one, two = jax.random.normal(jax.random.key(1), (2, network.noise))
     plain, other = network.apply(params, x), network.apply(params, x, one)

@@ -10,7 +10,7 @@ from dovetail.replay.table import (
     Fifo,
     Highest,
     Lifo,
-    Prioritised,
+    Prioritized,
     Selector,
     Sequences,
     Table,
@@ -139,13 +139,13 @@ class Model:
     def _victim(self) -> Item:
         self.removals += 1
         remover = self.table.remover
-        if not isinstance(remover, Uniform | Prioritised):
+        if not isinstance(remover, Uniform | Prioritized):
             return self._in_order(remover)[0]
         target = scattered(self.removals - 1) * sum(self._weight(remover, i) for i in self.items)
         return self._at(remover, target)
 
     def _weight(self, selector: Selector, item: Item) -> float:
-        return item.priority**selector.exponent if isinstance(selector, Prioritised) else 1.0
+        return item.priority**selector.exponent if isinstance(selector, Prioritized) else 1.0
 
     def _at(self, selector: Selector, target: float) -> Item:
         for item in sorted(self.items, key=lambda item: item.slot):
@@ -172,9 +172,9 @@ class Model:
             order = sorted(self.items, key=lambda item: (item.stream, item.number))
             chosen = [order[int(draw * len(order))] for draw in draws]
             weights = [1 / len(order)] * count
-        elif isinstance(sampler, Uniform | Prioritised):
+        elif isinstance(sampler, Uniform | Prioritized):
             total = sum(self._weight(sampler, item) for item in self.items)
-            stratified = isinstance(sampler, Prioritised)
+            stratified = isinstance(sampler, Prioritized)
             targets = [(at + u) / count if stratified else u for at, u in enumerate(draws)]
             chosen = [self._at(sampler, target * total) for target in targets]
             weights = [self._weight(sampler, item) / total for item in chosen]
@@ -261,7 +261,7 @@ class ShardedModel:
 
 
 def scattered(count: int) -> float:
-    """The finaliser of MurmurHash3, with Python's integers."""
+    """The finalizer of MurmurHash3, with Python's integers."""
     x = ((count + 1) * 0x9E3779B9) % 2**32
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = ((x ^ (x >> shift)) * factor) % 2**32

@@ -12,7 +12,7 @@ from dovetail.replay import (
     History,
     HostTable,
     Lowest,
-    Prioritised,
+    Prioritized,
     ReplayServer,
     Selector,
     Sequences,
@@ -42,7 +42,7 @@ def step(random: np.random.Generator, spread: int = 4) -> dict[str, Any]:
 @pytest.mark.parametrize("remover", [Fifo(), Lowest()])
 @pytest.mark.parametrize("history", [(), STACK])
 def test_sampled_values_are_identical(remover: Selector, history: Any) -> None:
-    options = Table(Transitions(2), 60, Prioritised(), remover, history=history)
+    options = Table(Transitions(2), 60, Prioritized(), remover, history=history)
     plain, packed = HostTable(options, ROW, 3), HostTable(replace(options, compress=True), ROW, 3)
     random = np.random.default_rng(0)
     pixels = np.zeros((2, 3, 12, 12, 7), np.uint8)
@@ -81,7 +81,7 @@ def test_sampled_values_are_identical(remover: Selector, history: Any) -> None:
 @pytest.mark.parametrize("history", [(), STACK])
 def test_a_budget_of_bytes_holds_what_fits(items: Any, remover: Selector, history: Any) -> None:
     budget = 150_000 if isinstance(remover, Fifo) else 700_000  # the rings alone take 360,000
-    options = Table(items, 600, Prioritised(), remover, None, budget, history, compress=True)
+    options = Table(items, 600, Prioritized(), remover, None, budget, history, compress=True)
     table = HostTable(options, ROW, 3)
     sizes: dict[int, int] = {}
     for spread in (2, 256):

@@ -8,7 +8,7 @@ import pytest
 from replay_tables import make
 
 from dovetail.errors import UserError
-from dovetail.replay import History, HostTable, Lowest, Prioritised, Sequences, Table, Transitions
+from dovetail.replay import History, HostTable, Lowest, Prioritized, Sequences, Table, Transitions
 from dovetail.replay.device import table as device
 from dovetail.replay.storage.save import load, save
 
@@ -31,8 +31,8 @@ def table(**options: Any) -> HostTable:
         ({"items": Transitions(0)}, "give at least 1 step"),
         ({"items": Sequences(4, 5)}, "a period from 1 to it"),
         ({"max_times_sampled": 0}, "max_times_sampled is 0"),
-        ({"sampler": Prioritised(-1.0)}, "exponent is -1.0"),
-        ({"sampler": Prioritised(float("nan"))}, "exponent is nan"),
+        ({"sampler": Prioritized(-1.0)}, "exponent is -1.0"),
+        ({"sampler": Prioritized(float("nan"))}, "exponent is nan"),
         ({"spare": -0.5}, "spare is -0.5"),
         ({"history": (History("observation", 1),)}, "fewer than 2 frames"),
     ],
@@ -96,7 +96,7 @@ def test_other_arguments_of_an_insert() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
 def test_priorities_that_are_none(bad: float) -> None:
-    made = table(sampler=Prioritised())
+    made = table(sampler=Prioritized())
     priorities = np.array([[1.0, bad]], np.float32)
     with pytest.raises(UserError, match=f"A priority is {bad}"):
         made.insert(rows(), priorities=priorities)
@@ -108,7 +108,7 @@ def test_priorities_that_are_none(bad: float) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
 def test_the_device_passes_over_priorities_that_are_none(bad: float) -> None:
-    made = make("device", Table(capacity=8, sampler=Prioritised(1.0)), ROW, 2)
+    made = make("device", Table(capacity=8, sampler=Prioritized(1.0)), ROW, 2)
     made.insert(rows(2))
     sample = made.sample(np.array([0.5, 0.5]))
     made.update_priorities(sample.keys, np.array([bad, 3.0], np.float32))
@@ -123,14 +123,14 @@ def test_nothing_to_sample() -> None:
         table().sample(np.zeros(9))
     with pytest.raises(UserError, match="9 items was asked"):
         device.sample(Table(capacity=8), device.init(Table(capacity=8), ROW, 2), jnp.zeros(9))
-    made = table(sampler=Prioritised())
+    made = table(sampler=Prioritized())
     made.insert(rows(2), priorities=np.zeros((2, 2), np.float32))
     with pytest.raises(UserError, match="All 2 items of the replay table have priority 0"):
         made.sample(np.array([0.5]))
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"sampler": Prioritised()}, {"sampler": Prioritised(), "remover": Lowest()}]
+    "options", [{}, {"sampler": Prioritized()}, {"sampler": Prioritized(), "remover": Lowest()}]
 )
 def test_a_saved_table_goes_on_the_same_way(options: dict[str, Any]) -> None:
     one, other = table(**options), table(**options)
@@ -156,6 +156,6 @@ def test_a_saved_table_goes_on_the_same_way(options: dict[str, Any]) -> None:
 def test_a_saved_table_of_other_options_is_refused() -> None:
     saved = save(table())
     with pytest.raises(UserError, match="load it with the options it was saved with"):
-        load(table(sampler=Prioritised()), saved)
+        load(table(sampler=Prioritized()), saved)
     with pytest.raises(UserError, match="saved replay table has"):
         load(HostTable(Table(capacity=20), ROW, 2), saved)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dovetail.errors import UserError
-from dovetail.replay import HostTable, Prioritised, RateLimiter, ReplayService, Table, Transitions
+from dovetail.replay import HostTable, Prioritized, RateLimiter, ReplayService, Table, Transitions
 from dovetail.replay.storage import folder, journal, tail
 from dovetail.replay.storage.records import RecordFile
 from dovetail.replay.storage.save import save
@@ -33,7 +33,7 @@ for seed in range(100_000):
 
 
 def made(folder: Path | None, capacity: int = 40, grown: int = 1 << 30) -> ReplayService:
-    table = HostTable(Table(Transitions(2), capacity, Prioritised()), ROW, 2)
+    table = HostTable(Table(Transitions(2), capacity, Prioritized()), ROW, 2)
     return ReplayService(table, RateLimiter(2), durable=folder, grown=grown)
 
 
@@ -190,7 +190,7 @@ def test_a_full_disk_is_reported_and_got_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bool
 ) -> None:
     monkeypatch.setattr(tail, "TAIL", 0)
-    table = HostTable(Table(Transitions(2), 40, Prioritised()), ROW, 2)
+    table = HostTable(Table(Transitions(2), 40, Prioritized()), ROW, 2)
     monkeypatch.setattr(journal, "FEW", 0)
     service = ReplayService(table, RateLimiter(2), durable=tmp_path, behind=behind)
     told: queue.Queue[UserError | None] = queue.Queue()
@@ -288,7 +288,7 @@ def test_what_follows_a_large_record_is_written_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is acknowledged before it is written, and all is written as it was."""
-    table = HostTable(Table(Transitions(2), 40, Prioritised()), ROW, 2)
+    table = HostTable(Table(Transitions(2), 40, Prioritized()), ROW, 2)
     kept = tmp_path / "kept"
     monkeypatch.setattr(journal, "FEW", 1)
     service = ReplayService(table, RateLimiter(2), durable=kept, behind=True)

@@ -16,7 +16,7 @@ from dovetail.replay import (
     Episodes,
     History,
     HostTable,
-    Prioritised,
+    Prioritized,
     ReplayService,
     Sequences,
     Table,
@@ -35,9 +35,9 @@ ROW = {
 ENVS, TIME = 2, 3
 TABLES = {
     "uniform": Table(Transitions(2), 20, Uniform(), history=(History("image", 2),)),
-    "prioritised": Table(Transitions(2), 20, Prioritised(), history=(History("image", 2),)),
+    "prioritized": Table(Transitions(2), 20, Prioritized(), history=(History("image", 2),)),
     "tight": Table(Transitions(1), 20, Uniform(), history=(History("image", 2),), spare=0.0),
-    "sequences": Table(Sequences(4, 2), 20, Prioritised(), history=(History("image", 2),)),
+    "sequences": Table(Sequences(4, 2), 20, Prioritized(), history=(History("image", 2),)),
     "episodes": Table(Episodes(6), 8, Uniform(), history=(History("image", 2),)),
 }
 PROGRAM = """
@@ -132,7 +132,7 @@ def test_the_log_has_no_large_leaf(tmp_path: Path) -> None:
     assert rows.stat().st_size >= durable.table.nbytes - durable.table.streams.rows.block.nbytes
 
 
-@pytest.mark.parametrize("name", ["uniform", "tight", "prioritised", "sequences", "episodes"])
+@pytest.mark.parametrize("name", ["uniform", "tight", "prioritized", "sequences", "episodes"])
 def test_an_insert_that_was_cut_short_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -181,7 +181,7 @@ def test_nothing_acknowledged_is_lost_when_it_is_killed(tmp_path: Path) -> None:
     check_items(again)
 
 
-@pytest.mark.parametrize("name", ["uniform", "tight", "prioritised", "sequences"])
+@pytest.mark.parametrize("name", ["uniform", "tight", "prioritized", "sequences"])
 def test_a_damaged_log_leaves_no_wrong_item(tmp_path: Path, name: str) -> None:
     durable = made(tmp_path, TABLES[name])
     for seed in range(30):

@@ -17,7 +17,7 @@ from dovetail.replay.table import (
     History,
     Lifo,
     Lowest,
-    Prioritised,
+    Prioritized,
     Sequences,
     Table,
     Transitions,
@@ -31,25 +31,25 @@ TABLES = {
     "uniform": Table(Transitions(), 12),
     "n-step": Table(Transitions(3), 12),
     "roomy": Table(Transitions(2), 18, spare=1.5),
-    "prioritised": Table(Transitions(2), 12, Prioritised(1.0)),
-    "rooted": Table(Transitions(), 15, Prioritised(0.5)),
+    "prioritized": Table(Transitions(2), 12, Prioritized(1.0)),
+    "rooted": Table(Transitions(), 15, Prioritized(0.5)),
     "sequences": Table(Sequences(4, 2), 12),
-    "prioritised sequences": Table(Sequences(3, 1), 12, Prioritised(1.0)),
-    "episodes": Table(Episodes(3), 9, Prioritised(1.0)),
+    "prioritized sequences": Table(Sequences(3, 1), 12, Prioritized(1.0)),
+    "episodes": Table(Episodes(3), 9, Prioritized(1.0)),
     "frames": Table(Transitions(2), 12, history=STACK),
-    "prioritised frames": Table(Transitions(), 12, Prioritised(1.0), history=STACK),
+    "prioritized frames": Table(Transitions(), 12, Prioritized(1.0), history=STACK),
     "sequences of frames": Table(Sequences(3, 2), 12, history=STACK),
     "queue": Table(Transitions(), 12, Fifo(), max_times_sampled=1),
     "newest": Table(Transitions(), 12, Lifo()),
     "highest": Table(Transitions(), 12, Highest()),
     "used up": Table(Transitions(2), 12, Uniform(), max_times_sampled=2),
-    "lowest leave": Table(Transitions(2), 7, Prioritised(1.0), Lowest()),
+    "lowest leave": Table(Transitions(2), 7, Prioritized(1.0), Lowest()),
     "highest leave": Table(Episodes(3), 6, Uniform(), Highest(), max_times_sampled=2),
     "newest leave": Table(Sequences(3, 2), 6, Lowest(), Lifo()),
     "chance leaves": Table(Transitions(), 6, Uniform(), Uniform()),
     "compressed": Table(Transitions(2), 12, history=STACK, compress=True),
     "compressed items": Table(Sequences(3, 2), 6, Uniform(), Lifo(), history=STACK, compress=True),
-    "weighed leave": Table(Transitions(), 6, Prioritised(1.0), Prioritised(2.0), history=STACK),
+    "weighed leave": Table(Transitions(), 6, Prioritized(1.0), Prioritized(2.0), history=STACK),
 }
 
 
@@ -216,7 +216,7 @@ def test_the_device_table_is_the_model(name: str, program: list[Any]) -> None:
     follow("device", name, program)
 
 
-@pytest.mark.parametrize("name", ["uniform", "prioritised"])
+@pytest.mark.parametrize("name", ["uniform", "prioritized"])
 @settings(quick, max_examples=10)
 @given(program=programs())
 def test_the_service_is_the_model(name: str, program: list[Any]) -> None:
@@ -225,7 +225,7 @@ def test_the_service_is_the_model(name: str, program: list[Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["server", "shards", "tcp"])
 @pytest.mark.parametrize(
-    "name", ["n-step", "prioritised", "prioritised frames", "sequences", "weighed leave"]
+    "name", ["n-step", "prioritized", "prioritized frames", "sequences", "weighed leave"]
 )
 @settings(quick, max_examples=8)
 @given(program=programs())

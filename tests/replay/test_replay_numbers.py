@@ -12,7 +12,7 @@ from dovetail.replay import (
     Fifo,
     History,
     Lowest,
-    Prioritised,
+    Prioritized,
     Sequences,
     Table,
     Transitions,
@@ -125,7 +125,7 @@ def test_stacks_are_as_they_were_whatever_they_are_padded_with(kind: str) -> Non
 
 @KINDS
 def test_priorities_probabilities_and_importance_weights(kind: str) -> None:
-    table = make(kind, Table(Transitions(1), 20, Prioritised(0.5)), ROW, 1)
+    table = make(kind, Table(Transitions(1), 20, Prioritized(0.5)), ROW, 1)
     given = np.array([[4.0], [1.0], [9.0], [1.0]], np.float32)
     table.insert(steps(1, 2, 3, 4), None, None, None, given)  # three items: weights 2, 1, 3
     sample = table.sample(np.array([0.5, 0.5, 0.5]))  # strata of 2: at 1, 3 and 5
@@ -148,7 +148,7 @@ def test_priorities_probabilities_and_importance_weights(kind: str) -> None:
 
 @KINDS
 def test_a_late_priority_for_an_item_that_has_left_changes_nothing(kind: str) -> None:
-    table = make(kind, Table(Transitions(1), 2, Prioritised(1.0)), ROW, 1)
+    table = make(kind, Table(Transitions(1), 2, Prioritized(1.0)), ROW, 1)
     table.insert(steps(1, 2, 3))
     keys = table.sample(np.array([0.1])).keys
     keys = type(keys)(*(np.array(x) for x in keys))

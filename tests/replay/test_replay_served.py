@@ -59,10 +59,10 @@ STRATEGIES: dict[str, Strategy] = {
 CASES = {
     "dqn": ("dqn", "local", 1, False),
     "dqn over TCP": ("dqn", "2 actors", 2, True),
-    "prioritised": ("dqn-prioritised", "2 actors", 1, False),
-    "prioritised, 2 shards": ("dqn-prioritised", "2 actors", 2, False),
-    "prioritised over TCP": ("dqn-prioritised", "local", 1, True),
-    "1 actor, 2 shards": ("dqn-prioritised", "local", 2, False),
+    "prioritized": ("dqn-prioritized", "2 actors", 1, False),
+    "prioritized, 2 shards": ("dqn-prioritized", "2 actors", 2, False),
+    "prioritized over TCP": ("dqn-prioritized", "local", 1, True),
+    "1 actor, 2 shards": ("dqn-prioritized", "local", 2, False),
     "rainbow": ("rainbow", "central inference", 1, False),
     "apex": ("apex", "2 actors", 2, False),
     "r2d2": ("r2d2", "2 actors", 1, False),
@@ -102,10 +102,10 @@ def test_a_served_replay_equals_the_interpreter(case: str) -> None:
 
 
 def test_the_interpreter_reaches_servers_too() -> None:
-    state, _ = interpreted("dqn-prioritised", HOST, 2)
+    state, _ = interpreted("dqn-prioritized", HOST, 2)
     told = {"iterations": UPDATES, "num_envs": ENVS, "steps": STEPS, "seed": SEED, "debug": False}
     kept = ServedReplay(shards=2)
-    found = dovetail.interpret(ALGORITHMS["dqn-prioritised"], HOST, **told, replay=kept)
+    found = dovetail.interpret(ALGORITHMS["dqn-prioritized"], HOST, **told, replay=kept)
     assert_close(found.state._replace(replay=()), state._replace(replay=()))
 
 
@@ -113,8 +113,8 @@ def test_the_interpreter_reaches_servers_too() -> None:
 def test_actors_ahead_of_the_learner_insert_by_themselves(env: str) -> None:
     strategy = ActorLearner(ENVS, actors=2, staleness=2)
     with (
-        serving("dqn-prioritised", 2) as served,
-        Started(ALGORITHMS["dqn-prioritised"], env, strategy, served=served) as running,
+        serving("dqn-prioritized", 2) as served,
+        Started(ALGORITHMS["dqn-prioritized"], env, strategy, served=served) as running,
     ):
         before = numbers(running.state.params)
         report = running.advance(6)

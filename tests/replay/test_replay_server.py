@@ -19,7 +19,7 @@ from dovetail.replay import (
     Address,
     History,
     HostTable,
-    Prioritised,
+    Prioritized,
     RateLimiter,
     ReplayClient,
     ReplayServer,
@@ -30,8 +30,8 @@ from dovetail.replay import (
 from dovetail.replay.storage.save import load, save
 
 ROW = {"observation": np.zeros(2, np.float32), "reward": np.zeros((), np.float32)}
-TABLE = Table(Transitions(2), 40, Prioritised())
-FRAMES = Table(Transitions(), 40, Prioritised(), history=(History("observation", 2),))
+TABLE = Table(Transitions(2), 40, Prioritized())
+FRAMES = Table(Transitions(), 40, Prioritized(), history=(History("observation", 2),))
 PARENT = """
 import os, time
 import numpy as np
@@ -369,7 +369,7 @@ def test_check_sums_that_clients_make_are_those_of_the_log(
     tmp_path: Path, length: int, given: bool
 ) -> None:
     """Of small inserts and of those that are checked by blocks, with priorities and without."""
-    table = Table(Transitions(), 4000, Prioritised())
+    table = Table(Transitions(), 4000, Prioritized())
     row = {"observation": np.zeros(8, np.float32), "reward": np.zeros((), np.float32)}
     with ReplayServer(table, row, 2, durable=tmp_path) as server:
         client = server.client()

@@ -17,13 +17,13 @@ from dovetail.replay.device import table as device
 from dovetail.replay.service.address import Address
 from dovetail.replay.service.claims import Claims
 from dovetail.replay.service.framing import AT_ONCE, Letters
-from dovetail.replay.table import Episodes, History, Prioritised, Sequences, Table, Transitions
+from dovetail.replay.table import Episodes, History, Prioritized, Sequences, Table, Transitions
 
 ROW = {"x": np.zeros(2, np.float32)}
 ENVS = 3
 TABLES = {
     "transitions": Table(Transitions(2), 30),
-    "prioritised": Table(Transitions(3), 30, Prioritised(1.0)),
+    "prioritized": Table(Transitions(3), 30, Prioritized(1.0)),
     "sequences": Table(Sequences(3, 1), 30),
     "episodes": Table(Episodes(4), 30),
     "frames": Table(Transitions(2), 30, history=(History("x", 2, 0),)),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail.replay import Prioritised, Table, Transitions, Uniform
+from dovetail.replay import Prioritized, Table, Transitions, Uniform
 from dovetail.replay.device import table as device
 from dovetail.replay.table import Sequences
 from dovetail.replay.tree import HostTree, device_tree, find_leaves, set_weights, tree_total
@@ -66,8 +66,8 @@ def test_draws_come_out_in_proportion() -> None:
 ROW = {"observation": np.zeros(3, np.float32)}
 
 
-@pytest.mark.parametrize("sampler", [Uniform(), Prioritised()])
-def test_a_compiled_loop_copies_no_storage(sampler: Uniform | Prioritised) -> None:
+@pytest.mark.parametrize("sampler", [Uniform(), Prioritized()])
+def test_a_compiled_loop_copies_no_storage(sampler: Uniform | Prioritized) -> None:
     """Every array of the table's size is changed where it is."""
     table = Table(Transitions(1), 50_000, sampler)
     rows = {"observation": jnp.zeros((1, 4, 3))}

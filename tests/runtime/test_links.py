@@ -27,7 +27,7 @@ CASES: dict[str, tuple[str, str, Strategy]] = {
     "replay in a worker": ("dqn", HOST, Local(8, sides=("replay",))),
     "actors": ("ppo", HOST, ActorLearner(8, actors=2, staleness=0, processes=False)),
     "shards": (
-        "dqn-prioritised",
+        "dqn-prioritized",
         HOST,
         ActorLearner(8, actors=4, staleness=0, shards=2, processes=False),
     ),

@@ -175,7 +175,7 @@ class OnShelf(Started):
 CASES: dict[str, tuple[str, Strategy]] = {
     "actors": ("ppo", ActorLearner(8, actors=2, staleness=0, processes=False)),
     "shards": (
-        "dqn-prioritised",
+        "dqn-prioritized",
         ActorLearner(8, actors=4, staleness=0, shards=2, processes=False),
     ),
     "a replay": ("dqn", Local(8, sides=("replay",))),

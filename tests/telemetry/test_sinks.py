@@ -299,7 +299,7 @@ def test_a_full_disk_end_to_end(tmp_path):
         ]
 
 
-def test_csv_disk_full_is_recognised_by_its_number(tmp_path):
+def test_csv_disk_full_is_recognized_by_its_number(tmp_path):
     class Full:
         def seek(self, *_):
             return 0

@@ -24,7 +24,7 @@ CARTPOLE = "dovetail:CartPole-v1?limit=5"
 HOST = "gymnasium:CartPole-v1?vectorization=sync&max_episode_steps=5"
 PENDULUM = "gymnasium:Pendulum-v1?vectorization=sync&max_episode_steps=5"
 SMALL: dict[str, Any] = {"capacity": 64, "begin_at": 1, "hidden": (8,)}
-DQN_SMALL = DQN(4, 2, 8, **SMALL, n_step=3, prioritised=True)
+DQN_SMALL = DQN(4, 2, 8, **SMALL, n_step=3, prioritized=True)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_strategy_equals_the_interpreter_where_nobody_acts(strategy: str, cart
 
 @pytest.mark.parametrize("strategy", ["fused", "local"])
 def test_the_environment_need_not_be_compiled(strategy: str, pendulum: Path) -> None:
-    algorithm = OfflineTD3(**OFFLINE, normalise_observations=True)
+    algorithm = OfflineTD3(**OFFLINE, normalize_observations=True)
     state = compare(algorithm, PENDULUM, OFFLINE_STRATEGIES[strategy], pendulum, online=False)
     assert int(state.steps) == UPDATES * 4
     assert float(state.moments.weight) == UPDATES * 4 * 8

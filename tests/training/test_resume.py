@@ -112,6 +112,6 @@ def test_local_resumes_all_but_the_host_environments(monkeypatch: pytest.MonkeyP
     for name in ("keys", "step"):
         found, expected = getattr(tree["actor"], name), getattr(whole["actor"], name)
         np.testing.assert_array_equal(numbers(found), numbers(expected))
-    counts = [np.asarray(t["state"].optimiser[1][0].count).item() for t in (halfway, tree, whole)]
+    counts = [np.asarray(t["state"].optimizer[1][0].count).item() for t in (halfway, tree, whole)]
     assert counts[0] == halfway["state"].updates and counts[1:] == [10, 10]
     np.testing.assert_array_equal(numbers(tree["state"].key), numbers(whole["state"].key))

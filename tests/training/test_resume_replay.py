@@ -26,11 +26,11 @@ SHARDED = ActorLearner(ENVS, actors=2, staleness=0, shards=2)
 @pytest.mark.parametrize(
     "strategy", [Fused(ENVS), Local(ENVS), SHARDED], ids=["fused", "local", "2 shards"]
 )
-@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("prioritized", [False, True])
 def test_it_resumes_bit_for_bit(
-    monkeypatch: pytest.MonkeyPatch, strategy: Any, prioritised: bool
+    monkeypatch: pytest.MonkeyPatch, strategy: Any, prioritized: bool
 ) -> None:
-    what = dqn(prioritised=prioritised), CHAIN, strategy
+    what = dqn(prioritized=prioritized), CHAIN, strategy
     straight = saved(dovetail.train(*what, steps=STEPS, settings=QUIET))[0]
     with monkeypatch.context() as patch:
         stop_after(patch, 3)

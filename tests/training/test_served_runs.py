@@ -170,7 +170,7 @@ def test_a_bad_address_is_refused_before_there_is_a_run(
 
 OTHERS: dict[str, tuple[Any, Any, str]] = {
     "sampler": (
-        DQN(4, 2, 4, prioritised=True),
+        DQN(4, 2, 4, prioritized=True),
         CHAIN,
         "another table than this",
     ),

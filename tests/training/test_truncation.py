@@ -16,7 +16,7 @@ import pytest
 from small import Started
 
 from dovetail.algorithm import RL, Algorithm, Metrics, Timestep
-from dovetail.functions.returns import generalised_advantages, successor_values
+from dovetail.functions.returns import generalized_advantages, successor_values
 from dovetail.strategies import CentralInference, Fused, Local
 from dovetail.strategies.interface import Strategy
 
@@ -87,7 +87,7 @@ def advantages(rows: dict[str, np.ndarray]) -> np.ndarray:
     batch = {name: jnp.asarray(row) for name, row in rows.items()}
     terminated, truncated = batch["terminated"] > 0, batch["truncated"] > 0
     following = successor_values(batch["value"], batch["bootstrap"], terminated, truncated)
-    found = generalised_advantages(
+    found = generalized_advantages(
         batch["reward"], batch["value"], following, terminated, truncated, DISCOUNT, 0.9
     )
     return np.asarray(found)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail.replay.table import Fifo, Highest, Lifo, Lowest, Prioritised, Selector, Table, Uniform
+from dovetail.replay.table import Fifo, Highest, Lifo, Lowest, Prioritized, Selector, Table, Uniform
 from dovetail.replay.tree import (
     DeviceTree,
     device_tree,
@@ -38,7 +38,7 @@ class DeviceIndex(NamedTuple):
 def selectors(table: Table) -> list[Selector]:
     """The random selectors, each once."""
     used = [table.sampler, *([] if table.shared else [table.remover])]
-    return [s for s in dict.fromkeys(used) if isinstance(s, Uniform | Prioritised)]
+    return [s for s in dict.fromkeys(used) if isinstance(s, Uniform | Prioritized)]
 
 
 def init_index(table: Table, size: int) -> DeviceIndex:
@@ -110,13 +110,13 @@ def choose(
 ) -> tuple[jax.Array, jax.Array]:
     """The slots of a batch of items, and the probability of each."""
     count, sampler = draws.shape[0], table.sampler
-    if not isinstance(sampler, Uniform | Prioritised):
+    if not isinstance(sampler, Uniform | Prioritized):
         order = in_order(index, sampler)
         ranks = jnp.arange(count) % jnp.maximum(index.size, 1)
         return order[ranks].astype(jnp.int32), jnp.ones(count, jnp.float32)
     tree = index.trees[0]
     total = tree_total(tree)
-    if isinstance(sampler, Prioritised):
+    if isinstance(sampler, Prioritized):
         targets = (strata + draws) * (total / count)
     else:
         targets = draws * total
@@ -162,7 +162,7 @@ def victim(table: Table, index: DeviceIndex) -> jax.Array:
     if isinstance(remover, Lowest):
         among &= index.priority <= jnp.min(jnp.where(among, index.priority, jnp.inf))
     first = jnp.argmin(jnp.where(among, age, infinite)).astype(jnp.int32)
-    if not isinstance(remover, Uniform | Prioritised):
+    if not isinstance(remover, Uniform | Prioritized):
         return first
     tree = index.trees[selectors(table).index(remover)]
     total = tree_total(tree)

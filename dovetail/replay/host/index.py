@@ -10,7 +10,7 @@ import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.replay.host.columns import ONCE, ItemColumns
-from dovetail.replay.table import Fifo, Highest, Lifo, Prioritised, Selector, Table, Uniform
+from dovetail.replay.table import Fifo, Highest, Lifo, Prioritized, Selector, Table, Uniform
 from dovetail.replay.tree import HostTree, Slots
 
 Floats = np.ndarray[Any, np.dtype[Any]]
@@ -31,7 +31,7 @@ class HostIndex:
         self.trees: dict[Selector, HostTree] = {
             selector: HostTree(size)
             for selector in {table.sampler, *(() if table.shared else (table.remover,))}
-            if isinstance(selector, Uniform | Prioritised)
+            if isinstance(selector, Uniform | Prioritized)
         }
 
     def add(self, slots: Slots, priorities: Floats, numbers: Slots | None = None) -> None:
@@ -70,7 +70,7 @@ class HostIndex:
 
     def _weigh(self, slots: Slots, priorities: Floats) -> None:
         for selector, tree in self.trees.items():
-            if isinstance(selector, Prioritised):
+            if isinstance(selector, Prioritized):
                 tree.set(slots, priorities.astype(np.float64) ** selector.exponent)
             else:
                 tree.set(slots, 1.0)
@@ -88,7 +88,7 @@ class HostIndex:
                 f"All {self.count} items of the replay table have priority 0, so none can be "
                 "sampled: give some a positive priority."
             )
-        if isinstance(sampler, Prioritised):
+        if isinstance(sampler, Prioritized):
             if self._strata.size != draws.size:
                 self._strata = np.arange(draws.size, dtype=np.float64)
             targets = (self._strata + draws) * (total / draws.size)
@@ -134,7 +134,7 @@ class HostIndex:
 
 def scattered(count: int) -> float:
     """A number in [0, 1) for each count, evenly scattered; random removers draw these, so that
-    a table needs no generator (the finaliser of MurmurHash3)."""
+    a table needs no generator (the finalizer of MurmurHash3)."""
     x = (count + 1) * 0x9E3779B9 & 0xFFFFFFFF
     x = (x ^ x >> 16) * 0x85EBCA6B & 0xFFFFFFFF
     x = (x ^ x >> 13) * 0xC2B2AE35 & 0xFFFFFFFF

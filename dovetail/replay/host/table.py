@@ -20,7 +20,7 @@ from dovetail.replay.host.owned import OwnedItems
 from dovetail.replay.host.streams import Streams
 from dovetail.replay.leaves import RowLeaf, leaves_of, structure_of
 from dovetail.replay.sample import ItemKeys, Sample
-from dovetail.replay.table import Episodes, Prioritised, Sequences, Table, Uniform
+from dovetail.replay.table import Episodes, Prioritized, Sequences, Table, Uniform
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,7 +62,7 @@ class HostTable:
         self._equal = 0  # items of each stream, if they are equally many
         self._count_of_all = 0  # of a table without an index, since it was settled
         self._scale: Any = 0  # the same, of the type that draws are multiplied by fastest
-        self._in_order = not isinstance(table.sampler, Uniform | Prioritised)
+        self._in_order = not isinstance(table.sampler, Uniform | Prioritized)
         self._buffers = buffers
         self._outputs: dict[int, list[Output]] = {}
 

@@ -14,7 +14,7 @@ KINDS = {
         kinds.Sequences,
         kinds.Episodes,
         kinds.Uniform,
-        kinds.Prioritised,
+        kinds.Prioritized,
         kinds.Fifo,
         kinds.Lifo,
         kinds.Highest,

@@ -49,7 +49,7 @@ class Pipeline:
 
     def _receive(self) -> None:
         try:
-            answer = self.channel.receive("an acknowledgement", self._limit)
+            answer = self.channel.receive("an acknowledgment", self._limit)
             (count,) = COUNT.unpack(answer) if answer else (1,)
             self._flying -= count
             self.acknowledged += count

@@ -19,7 +19,7 @@ from dovetail.replay.replay import DeviceReplay, Insertion, Replay, shard_of
 from dovetail.replay.sample import ItemKeys, Sample
 from dovetail.replay.service.address import Address
 from dovetail.replay.service.client import ReplayClient
-from dovetail.replay.table import Prioritised, Table
+from dovetail.replay.table import Prioritized, Table
 
 NOBODY = -1
 """The number of an item that is none."""
@@ -240,7 +240,7 @@ class Sampling(Clients):
     @cached_property
     def _stratified(self) -> bool:
         """Whether an item's place among the draws is its stratum: every batch is of all strata."""
-        return isinstance(self._form.table.sampler, Prioritised)
+        return isinstance(self._form.table.sampler, Prioritized)
 
     def _shaped(self, found: Sample, draws: np.ndarray) -> Sample:
         """One server's part of the batches [K, n, …]."""

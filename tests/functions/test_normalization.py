@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail.functions import normalisation
+from dovetail.functions import normalization
 
 both = pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
 
 
 @both
 def test_moments_by_hand(wrap: Callable) -> None:
-    moments = normalisation.initial_moments(jnp.zeros(()))
+    moments = normalization.initial_moments(jnp.zeros(()))
 
-    def see(moments: normalisation.Moments, x: jax.Array) -> normalisation.Moments:
-        sums = normalisation.batch_sums(moments, x, jnp.ones_like(x))
-        return normalisation.update(moments, sums)
+    def see(moments: normalization.Moments, x: jax.Array) -> normalization.Moments:
+        sums = normalization.batch_sums(moments, x, jnp.ones_like(x))
+        return normalization.update(moments, sums)
 
     moments = wrap(see)(moments, jnp.array([1.0, 3.0]))
     np.testing.assert_allclose(moments, [2, 2, 1])
@@ -32,17 +32,17 @@ def test_many_batches_of_a_dict_equal_numpy_and_leave_images_alone() -> None:
         "image": rng.integers(0, 255, (20, 4, 5, 5, 1), dtype=np.uint8),
     }
     weights = (rng.random((20, 4)) < 0.8).astype(np.float32)
-    moments = normalisation.initial_moments(jax.tree.map(lambda leaf: leaf[0, 0], x))
+    moments = normalization.initial_moments(jax.tree.map(lambda leaf: leaf[0, 0], x))
     for start in range(0, 20, 5):
         part = jax.tree.map(lambda leaf: jnp.asarray(leaf[start : start + 5]), x)  # noqa: B023
-        sums = normalisation.batch_sums(moments, part, jnp.asarray(weights[start : start + 5]))
-        moments = normalisation.update(moments, sums)
+        sums = normalization.batch_sums(moments, part, jnp.asarray(weights[start : start + 5]))
+        moments = normalization.update(moments, sums)
     seen = x["vector"][weights > 0].astype(np.float64)
     np.testing.assert_allclose(moments.weight, weights.sum())
     np.testing.assert_allclose(moments.mean["vector"], seen.mean(0), rtol=1e-5)
     np.testing.assert_allclose(moments.variance["vector"], seen.var(0), rtol=2e-2)
 
-    normal = normalisation.normalise(moments, jax.tree.map(jnp.asarray, x))
+    normal = normalization.normalize(moments, jax.tree.map(jnp.asarray, x))
     assert normal["image"].dtype == jnp.uint8
     np.testing.assert_array_equal(normal["image"], x["image"])
     kept = np.asarray(normal["vector"])[weights > 0]
@@ -53,37 +53,37 @@ def test_many_batches_of_a_dict_equal_numpy_and_leave_images_alone() -> None:
 def test_the_mean_of_the_replicas_sums_is_the_whole_batch() -> None:
     x = jnp.array(np.random.default_rng(0).normal(1.0, 2.0, (2, 6, 3)), jnp.float32)
     weights = jnp.array([[1, 1, 1, 1, 1, 1], [1, 0, 0, 1, 0, 0]], jnp.float32)
-    start = normalisation.initial_moments(x[0, 0])
+    start = normalization.initial_moments(x[0, 0])
 
-    def replica(x: jax.Array, weights: jax.Array) -> normalisation.Moments:
+    def replica(x: jax.Array, weights: jax.Array) -> normalization.Moments:
         moments = start
         for _ in range(2):
-            sums = normalisation.batch_sums(moments, x, weights)
-            moments = normalisation.update(moments, jax.lax.pmean(sums, "replica"))
+            sums = normalization.batch_sums(moments, x, weights)
+            moments = normalization.update(moments, jax.lax.pmean(sums, "replica"))
         return moments
 
     split = jax.vmap(replica, axis_name="replica")(x, weights)
     whole = start
     for _ in range(2):
-        whole = normalisation.update(whole, normalisation.batch_sums(whole, x, weights))
+        whole = normalization.update(whole, normalization.batch_sums(whole, x, weights))
     for i in range(2):
         np.testing.assert_allclose(split.mean[i], whole.mean, rtol=1e-5)
         np.testing.assert_allclose(split.variance[i], whole.variance, rtol=1e-5)
 
 
 @both
-def test_normalise_and_scale(wrap: Callable) -> None:
-    moments = normalisation.Moments(jnp.array(9.0), jnp.array(2.0), jnp.array(4.0))
+def test_normalize_and_scale(wrap: Callable) -> None:
+    moments = normalization.Moments(jnp.array(9.0), jnp.array(2.0), jnp.array(4.0))
     x = jnp.array([2.0, 4.0, -100.0])
-    np.testing.assert_allclose(wrap(normalisation.normalise)(moments, x, 3.0), [0, 1, -3])
-    np.testing.assert_allclose(wrap(normalisation.scale)(moments, x, 3.0), [1, 2, -3])
+    np.testing.assert_allclose(wrap(normalization.normalize)(moments, x, 3.0), [0, 1, -3])
+    np.testing.assert_allclose(wrap(normalization.scale)(moments, x, 3.0), [1, 2, -3])
 
 
 def test_nothing_seen_changes_nothing() -> None:
-    moments = normalisation.initial_moments(jnp.zeros(2))
+    moments = normalization.initial_moments(jnp.zeros(2))
     x = jnp.array([[1.0, -2.0]])
-    np.testing.assert_allclose(normalisation.normalise(moments, x), x)
-    sums = normalisation.batch_sums(moments, x, jnp.zeros(1))
-    unseen = normalisation.update(moments, sums)
+    np.testing.assert_allclose(normalization.normalize(moments, x), x)
+    sums = normalization.batch_sums(moments, x, jnp.zeros(1))
+    unseen = normalization.update(moments, sums)
     np.testing.assert_array_equal(unseen.variance, [1, 1])
     np.testing.assert_array_equal(unseen.mean, [0, 0])

@@ -70,7 +70,7 @@ def update(moments: Moments, sums: Sums) -> Moments:
     return Moments(weight, mean, jax.tree.map(pooled, moments.variance, sums.second, shift))
 
 
-def normalise(moments: Moments, x: Any, clip: float = 10.0) -> Any:
+def normalize(moments: Moments, x: Any, clip: float = 10.0) -> Any:
     """(x - mean) / deviation, clipped to [-clip, clip]; images as they are."""
 
     def one(leaf: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
