@@ -1,7 +1,7 @@
 """An algorithm's gradient step alone, many in one compiled loop, on one batch: without environment,
 acting and replay, and without a call for each. Whoever does these as well cannot be faster.
 
-    python -m benchmarks.alone --algorithm sac --steps 100 [--cores 1] [--parts 2]
+    python -m benchmarks.alone --algorithm sac --total-steps 100 [--cores 1] [--parts 2]
 """
 
 import argparse

@@ -30,8 +30,8 @@ RUNS = {
 
 def run(settings: tuple[str, ...], steps: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.ours", "--algorithm", "impala"]
-    command += ["--strategy", "central-inference", "--envs", str(ENVS), "--unroll", str(UNROLL)]
-    command += ["--steps", str(steps), "--env", "gymnasium:CartPole-v1"]
+    command += ["--strategy", "central-inference", "--num-envs", str(ENVS), "--unroll", str(UNROLL)]
+    command += ["--total-steps", str(steps), "--env", "gymnasium:CartPole-v1"]
     command += [part for setting in settings for part in ("--set", setting)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

@@ -37,7 +37,7 @@ def ours(
 ) -> Contestant:
     """A run of Dovetail; `settings` are options of the strategy, `more` those of the job."""
     python = "envpool" if env.startswith("envpool:") else "dovetail"
-    arguments = ("--strategy", strategy, "--envs", str(envs), "--env", env, *more)
+    arguments = ("--strategy", strategy, "--num-envs", str(envs), "--env", env, *more)
     arguments += tuple(part for setting in settings for part in ("--set", setting))
     return Contestant(name, python, "benchmarks.ours", arguments, steps)
 
@@ -63,19 +63,19 @@ def distributed(name: str, *more: str) -> Contestant:
 
 def hand(module: str, envs: int, steps: int) -> Contestant:
     path = f"benchmarks.handwritten.{module}"
-    return Contestant("hand-written", "dovetail", path, ("--envs", str(envs)), steps)
+    return Contestant("hand-written", "dovetail", path, ("--num-envs", str(envs)), steps)
 
 
 def threads(name: str, actors: int, envs: int, env: str, steps: int) -> Contestant:
     """IMPALA as threads and queues."""
     python = "envpool" if env.startswith("envpool:") else "dovetail"
-    arguments = ("--envs", str(envs), "--actors", str(actors), "--env", env)
+    arguments = ("--num-envs", str(envs), "--actors", str(actors), "--env", env)
     arguments += ("--unroll", str(IMPALA_UNROLL))
     return Contestant(name, python, "benchmarks.handwritten.threaded_impala", arguments, steps)
 
 
 def gymnax_peers(steps: int) -> tuple[Contestant, ...]:
-    envs = ("--envs", "64")
+    envs = ("--num-envs", "64")
     pure = "benchmarks.handwritten.purejaxrl_ppo"
     return (
         Contestant("rejax", "rejax", "benchmarks.peers.rejax_ppo", envs, steps),
@@ -89,7 +89,7 @@ def torch_peer(name: str, module: str, steps: int) -> tuple[Contestant, ...]:
             f"{name}, {count} thread{'s' * (count > 1)}",
             "sb3",
             module,
-            ("--envs", "8", "--threads", str(count)),
+            ("--num-envs", "8", "--threads", str(count)),
             steps,
         )
         for count in (1, 2)
@@ -116,7 +116,7 @@ def baselines(library: str, algorithm: str, steps: int, updates: int = 1) -> tup
     """stable-baselines3 with one torch thread and with two; sbx, which has XLA's."""
     python, name = ("sbx", "sbx") if library == "sbx" else ("sb3", "stable-baselines3")
     arguments = ("--library", library, "--algorithm", algorithm, "--updates", str(updates))
-    arguments += ("--envs", "1", "--unroll", "1")
+    arguments += ("--num-envs", "1", "--unroll", "1")
     return tuple(
         Contestant(
             name if library == "sbx" else f"{name}, {count} thread{'s' * (count > 1)}",
@@ -131,13 +131,13 @@ def baselines(library: str, algorithm: str, steps: int, updates: int = 1) -> tup
 
 def alone(algorithm: str) -> Contestant:
     """Our gradient steps in one compiled loop, and nothing else."""
-    arguments = ("--algorithm", algorithm, "--envs", "1", "--unroll", "1")
+    arguments = ("--algorithm", algorithm, "--num-envs", "1", "--unroll", "1")
     return Contestant("gradient steps alone", "dovetail", "benchmarks.alone", arguments, 4000)
 
 
 def rejax_control(algorithm: str, steps: int) -> Contestant:
     unroll = "2" if algorithm == "td3" else "1"
-    arguments = ("--algorithm", algorithm, "--envs", "1", "--unroll", unroll)
+    arguments = ("--algorithm", algorithm, "--num-envs", "1", "--unroll", unroll)
     return Contestant("rejax", "rejax", "benchmarks.peers.rejax_control", arguments, steps)
 
 
@@ -153,7 +153,7 @@ def offline(algorithm: str, steps: int) -> tuple[Contestant, ...]:
             "gymnasium:HalfCheetah-v5",
             steps,
             *more,
-            settings=(f"envs={count}", f"devices={count}"),
+            settings=(f"num_envs={count}", f"devices={count}"),
         )
         for count in (1, 2)
     )
@@ -163,7 +163,7 @@ def torch_offline(
     algorithm: str, steps: int, module: str = "torch_offline"
 ) -> tuple[Contestant, ...]:
     """The same in torch, with one thread and with two."""
-    arguments = ("--algorithm", algorithm, "--envs", "1", "--unroll", "1")
+    arguments = ("--algorithm", algorithm, "--num-envs", "1", "--unroll", "1")
     return tuple(
         Contestant(
             f"torch, {count} thread{'s' * (count > 1)}",
@@ -178,7 +178,7 @@ def torch_offline(
 
 def rllib(envs: int, steps: int) -> Contestant:
     """Two environment runners; with one environment each it is RLlib's own example."""
-    arguments = ("--actors", "2", "--envs", str(envs), "--unroll", "50", "--threads", "1")
+    arguments = ("--actors", "2", "--num-envs", str(envs), "--unroll", "50", "--threads", "1")
     return Contestant(
         f"RLlib, {envs} environments", "rllib", "benchmarks.peers.rllib_impala", arguments, steps
     )
@@ -186,7 +186,7 @@ def rllib(envs: int, steps: int) -> Contestant:
 
 def sample_factory(env: str, envs: int, steps: int) -> Contestant:
     """Two rollout workers."""
-    arguments = ("--env", env, "--actors", "2", "--envs", str(envs))
+    arguments = ("--env", env, "--actors", "2", "--num-envs", str(envs))
     module = "benchmarks.peers.sample_factory_appo"
     return Contestant("Sample Factory", "sample_factory", module, arguments, steps)
 
@@ -204,4 +204,4 @@ def pong_impala(name: str, strategy: str, steps: int, *settings: str) -> Contest
 
 
 def atari_peer(name: str, module: str, steps: int) -> Contestant:
-    return Contestant(name, "sb3", module, ("--envs", "8", "--threads", "2"), steps)
+    return Contestant(name, "sb3", module, ("--num-envs", "8", "--threads", "2"), steps)

@@ -107,7 +107,7 @@ def trained(name: str, picture: Picture) -> list[Path]:
         settings = dt.Settings(
             folder=str(folder), evaluate_every=evaluate_every, episodes=20, video=False
         )
-        strategy = Fused(envs=picture.envs)
+        strategy = Fused(num_envs=picture.envs)
         dt.train(picture.algorithms[algorithm], picture.env, strategy, **more, settings=settings)
     return list(folders.values())
 

@@ -1,6 +1,6 @@
 """Training on a dataset on the disk: how busy the learner is, and how much memory it takes.
 
-    python benchmarks/data_stream.py [--steps 10_000_000] [--updates 20_000] [--memory 300]
+    python benchmarks/data_stream.py [--total-steps 10_000_000] [--updates 20_000] [--memory 300]
                                      [--folder FOLDER] [--algorithm td3-bc]
 
 Makes a dataset with the shapes of HalfCheetah and trains on it alone with `dovetail.train`: batches
@@ -77,7 +77,7 @@ def trained(folder: Path, given: argparse.Namespace, updates: int) -> dict[str, 
             strategy="fused",
             data=folder,
             data_memory=given.memory,
-            steps=updates,
+            total_steps=updates,
             settings=settings,
         )
         seconds = time.perf_counter() - began
@@ -101,7 +101,7 @@ def apart(target: Any, *arguments: Any) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=10_000_000)
+    parser.add_argument("--total-steps", type=int, default=10_000_000)
     parser.add_argument("--updates", type=int, default=20_000)
     parser.add_argument("--memory", type=int, default=300)
     parser.add_argument("--algorithm", default="td3-bc")

@@ -1,7 +1,7 @@
 """Dovetail's side of every comparison.
 
-    python -m benchmarks.ours --strategy fused --envs 64 --steps 2000000
-    python -m benchmarks.ours --algorithm impala --strategy actor-learner --set actors=2 --envs 64
+    python -m benchmarks.ours --strategy fused --num-envs 64 --total-steps 2000000
+    python -m benchmarks.ours --algorithm impala --strategy actor-learner --set actors=2 --num-envs 64
 
 Mode `speed` is a whole `dovetail.train` as a user would start it, metrics, checkpoints and all.
 Only the moments at which iterations are done are noted from outside; the speed is that from the

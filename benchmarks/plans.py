@@ -85,7 +85,7 @@ def explained() -> Iterator[tuple[float, str]]:
             continuous = name in ("ddpg", "d4pg", "td3", "sac", "td3-bc", "cql")
             task = "Pendulum-v1" if continuous else "CartPole-v1"
             env = resolve(task, traced=strategy.traced_envs)
-            graphs = graphs_of(algorithm, env, strategy.envs, STEPS)
+            graphs = graphs_of(algorithm, env, strategy.num_envs, STEPS)
             try:
                 make_plan(strategy, graphs, MACHINE)
             except UserError:

@@ -68,7 +68,9 @@ def alone(name: str, rounds: int) -> dict[str, float]:
     a whole batch and of a core's part: medians over rounds in which each has its turn."""
     made, cores = Alone(bound(name)), len(os.sched_getaffinity(0))
     taken: dict[str, list[float]] = {"loop_ms": [], "calls_ms": []}
-    words = f"--algorithm {name} --cores 1 --mode turns --steps {CHAIN} --envs 1 --unroll 1"
+    words = (
+        f"--algorithm {name} --cores 1 --mode turns --total-steps {CHAIN} --num-envs 1 --unroll 1"
+    )
     command = [sys.executable, "-m", "benchmarks.alone", *words.split()]
     with ExitStack() as stack:
         one_core = {

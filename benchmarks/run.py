@@ -153,7 +153,7 @@ def turns(
     with ExitStack() as stack:
         live: dict[str, Live] = {}
         for contestant in contestants:
-            words = [contestant.module, "--mode", "turns", "--steps", str(steps)]
+            words = [contestant.module, "--mode", "turns", "--total-steps", str(steps)]
             command = [str(interpreter(contestant.python)), "-m", *words, *contestant.arguments]
             live[contestant.name] = stack.enter_context(closing(Live(command)))
         for round_ in range(rounds):
@@ -165,7 +165,7 @@ def ask(contestant: Contestant, threshold: bool, round_: int, quick: bool) -> An
     """One run in a process of its own; with a threshold each round has its own seed."""
     steps = contestant.steps if threshold or not quick else contestant.steps // 5
     command = [str(interpreter(contestant.python)), "-m", contestant.module]
-    command += ["--mode", "threshold" if threshold else "speed", "--steps", str(steps)]
+    command += ["--mode", "threshold" if threshold else "speed", "--total-steps", str(steps)]
     command += ["--seed", str(round_ if threshold else 0), *contestant.arguments]
     return run_json(command)
 

@@ -47,7 +47,7 @@ def time_first_update(command: tuple[str, ...], cache: Path) -> tuple[float, flo
     """(wall, processor) seconds until the first row of metrics; the run is then ended."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        options = ("--steps", "1_000_000_000", "--run", str(run), "--quiet")
+        options = ("--total-steps", "1_000_000_000", "--run", str(run), "--quiet")
         environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
         began = time.perf_counter()
         process = subprocess.Popen(

@@ -56,7 +56,7 @@ def train(case: str, steps: int, measured: bool, folder: str) -> None:
         display="plain" if case == "64 actors" else "none",
         metrics_port=0 if case == "64 actors" else None,
     )
-    run = dovetail.train(*cases[case], steps=steps, settings=settings)
+    run = dovetail.train(*cases[case], total_steps=steps, settings=settings)
     spans = seconds = 0.0
     if measured:
         workers = dovetail.analyze(run).measured["workers"]
@@ -68,7 +68,7 @@ def train(case: str, steps: int, measured: bool, folder: str) -> None:
 
 
 def start(case: str, steps: int, measured: bool, folder: Path) -> subprocess.Popen[str]:
-    words = ["--case", case, "--steps", str(steps), "--folder", str(folder)]
+    words = ["--case", case, "--total-steps", str(steps), "--folder", str(folder)]
     words += [] if measured else ["--without"]
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.telemetry", *words],
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--case", choices=tuple(STEPS))
-    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--total-steps", type=int, default=0)
     parser.add_argument("--folder", default="")
     parser.add_argument("--without", action="store_true")
     parser.add_argument("--hour", type=float)

@@ -22,7 +22,7 @@ HOST, JAX = "CartPole-v1", "dovetail:CartPole-v1"
 
 def trained(tmp_path: Path, algorithm: Any, env: str, strategy: Strategy, steps: int) -> Run:
     settings = replace(QUIET, folder=str(tmp_path / "run"))
-    return dovetail.train(algorithm, env, strategy, steps=steps, settings=settings)
+    return dovetail.train(algorithm, env, strategy, total_steps=steps, settings=settings)
 
 
 CASES: dict[str, tuple[Any, str, Strategy]] = {

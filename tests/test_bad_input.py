@@ -17,7 +17,7 @@ from dovetail.cli.main import main
 from dovetail.run.folder import Run
 from dovetail.strategies.fused import Fused
 
-TINY = f"--envs 4 --unroll-length {LENGTH} --hidden 8 --steps 64 --episodes 2 --no-video"
+TINY = f"--num-envs 4 --unroll-length {LENGTH} --hidden 8 --total-steps 64 --episodes 2 --no-video"
 OWN = '''
 from dataclasses import dataclass
 
@@ -91,7 +91,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, not to be changed."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     settings = dataclasses.replace(QUIET, folder=str(folder))
-    dovetail.train(a2c(), "dovetail:Chain-v0", Fused(4), steps=64, settings=settings)
+    dovetail.train(a2c(), "dovetail:Chain-v0", Fused(4), total_steps=64, settings=settings)
     return folder
 
 
@@ -119,8 +119,8 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("train ppo --env CartPole-v1 --display lively", "--display"),
         ("train ppo --env CartPole-v1 --seeds 0", "--seeds is 0: give 1 or more."),
         ("train ppo --env CartPole-v1 --seeds 2 --strategy local", "needs --strategy fused"),
-        ("train ppo --env CartPole-v1 --steps 0", "--steps is 0: give 1 or more."),
-        ("train ppo --env CartPole-v1 --envs 0", "--envs"),
+        ("train ppo --env CartPole-v1 --total-steps 0", "--total-steps is 0: give 1 or more."),
+        ("train ppo --env CartPole-v1 --num-envs 0", "--num-envs"),
         ("train ppo --env CartPole-v1 --seed -1", "--seed is -1: give 0 or more"),
         ("train ppo --env CartPole-v1 --seed 2147483648", "less than 2147483648"),
         ("train ppo --env CartPole-v1 --until 9 --evaluate-every 0", "--evaluate-every is 0"),
@@ -157,7 +157,7 @@ def test_a_mistake(refused: Refused, line: str, sentence: str) -> None:
 STRATEGY_MISTAKES = [
     ("ppo --strategy actor-learner --actors 0", "--actors is 0: give 1 or more."),
     (
-        "ppo --strategy actor-learner --envs 9",
+        "ppo --strategy actor-learner --num-envs 9",
         "9 environments cannot be split evenly among 2 actors",
     ),
     ("ppo --strategy actor-learner --actors two", "--actors wants a whole number, not 'two'."),
@@ -176,12 +176,12 @@ STRATEGY_MISTAKES = [
         "64 environments cannot be split evenly among 5",
     ),
     (
-        "ppo --strategy central-inference --envs 8 --workers 2 --batch 6",
+        "ppo --strategy central-inference --num-envs 8 --workers 2 --batch 6",
         "A batch of 6 environments is not that of whole workers, of which each has 4: choose a "
         "multiple of 4 up to 8 (--batch).",
     ),
     (
-        "ppo --strategy split-devices --envs 9",
+        "ppo --strategy split-devices --num-envs 9",
         "9 environments cannot be split evenly among 2 act",
     ),
     (
@@ -234,7 +234,7 @@ def test_a_mistake_about_a_strategy(
 
 def test_an_environment_that_no_process_can_step(refused: Refused) -> None:
     Path("hosted.py").write_text(HOSTED)
-    line = "train a2c --env hosted.py:Hosted --strategy environments --envs 4"
+    line = "train a2c --env hosted.py:Hosted --strategy environments --num-envs 4"
     assert "cannot be stepped in a process of its own" in refused(f"{line} --processes")
 
 
@@ -270,7 +270,7 @@ def test_a_checkpoint_of_other_shapes(refused: Refused, copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     config["options"]["hidden"] = [9]
     (copied / "config.json").write_text(json.dumps(config))
-    assert "hidden was [8], is [9]" in refused(f"train --resume {copied} --steps 128")
+    assert "hidden was [8], is [9]" in refused(f"train --resume {copied} --total-steps 128")
 
 
 def test_a_checkpoint_of_another_version(refused: Refused, copied: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_run_without_a_checkpoint(refused: Refused, copied: Path) -> None:
 
 def test_a_finished_run_wants_a_larger_total(refused: Refused, copied: Path) -> None:
     before = contents(copied)
-    assert "give a larger one with --steps" in refused(f"train --resume {copied}")
+    assert "give a larger one with --total-steps" in refused(f"train --resume {copied}")
     assert contents(copied) == before
 
 
@@ -346,7 +346,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 def test_a_disk_that_fills_up(copied: Path) -> None:
     """A checkpoint does not fit any more: the earlier one stays, and can be resumed."""
     before = contents(copied / "checkpoints")
-    done = command("train", "--resume", str(copied), "--steps", "640")
+    done = command("train", "--resume", str(copied), "--total-steps", "640")
     assert done.returncode == 2 and done.stdout == ""
     last = done.stderr.splitlines()[-1]
     assert last.startswith("dovetail: ") and "Traceback" not in done.stderr, done.stderr

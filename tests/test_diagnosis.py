@@ -40,7 +40,7 @@ def test_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = replace(QUIET, folder=str(tmp_path / "run"))
-    run = dovetail.train(ppo(), "CartPole-v1", Local(4), steps=200, settings=settings)
+    run = dovetail.train(ppo(), "CartPole-v1", Local(4), total_steps=200, settings=settings)
     [finding] = dovetail.doctor(run)
     assert finding.text == "It has ended: done"
     assert not (run.path / "stacks.txt").exists()
@@ -52,7 +52,7 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @contextmanager
 def live(folder: Path, *more: str) -> Generator[subprocess.Popen[str]]:
-    words = ["train", "ppo", "--env", "CartPole-v1", "--steps", "1_000_000_000", "--no-video"]
+    words = ["train", "ppo", "--env", "CartPole-v1", "--total-steps", "1_000_000_000", "--no-video"]
     words += ["--hidden", "8", "--display", "none", "--run", str(folder), "--episodes", "2"]
     with subprocess.Popen([*COMMAND, *words, *more], stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -84,7 +84,7 @@ def test_a_run_that_is_alive_and_then_killed(tmp_path: Path) -> None:
 
 def test_where_the_processes_of_environments_stand(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    more = ["--strategy", "environments", "--workers", "2", "--envs", "4", "--processes"]
+    more = ["--strategy", "environments", "--workers", "2", "--num-envs", "4", "--processes"]
     with live(folder, *more):
         eventually(lambda: (folder / "telemetry.json").exists())
         eventually(lambda: dovetail.stacks(folder).count("which steps environments") == 2)
@@ -101,7 +101,7 @@ def test_an_error_that_ended_a_run_is_told_with_its_traceback(tmp_path: Path) ->
             raise RuntimeError("the pole broke")
 
     with pytest.raises(UserError):
-        dovetail.train(ppo(), Breaks, Local(4), steps=200, settings=settings)
+        dovetail.train(ppo(), Breaks, Local(4), total_steps=200, settings=settings)
     first, second, third = dovetail.doctor(tmp_path / "run")
     assert first.level == "bad" and "the pole broke" in first.text
     assert "in step" in second.text and 'RuntimeError("the pole broke")' in second.text

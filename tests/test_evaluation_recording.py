@@ -88,7 +88,7 @@ def test_what_knows_its_probabilities() -> None:
 
 def test_a_run_is_evaluated_and_recorded(tmp_path: Path) -> None:
     run = dovetail.train(
-        PPO(unroll_length=8, hidden=(4,)), "dovetail:CartPole-v1", steps=64, settings=QUIET
+        PPO(unroll_length=8, hidden=(4,)), "dovetail:CartPole-v1", total_steps=64, settings=QUIET
     )
     found = dovetail.evaluate_run(run, 3, record=tmp_path / "d", explore=True)
     with Reader(tmp_path / "d") as reader:

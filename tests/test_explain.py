@@ -55,9 +55,9 @@ OTHERS: dict[str, tuple[Any, Any, Strategy]] = {
     "impala-actor-learner-jax": (algorithms.IMPALA(), JAX, ActorLearner(actors=4)),
     "a3c-parameter-server-synchronous": (algorithms.A3C(), JAX, ParameterServer(synchronous=True)),
     "dqn-actor-learner-shards": (algorithms.DQN(), JAX, ActorLearner(actors=4, shards=2)),
-    "TwoUnrolls": (TwoUnrolls(), Drift(), Local(envs=4)),
-    "TwoUnrolls-actor-learner": (TwoUnrolls(), Drift(), ActorLearner(envs=4)),
-    "ActorGradients": (ActorGradients(), Drift(), Local(envs=4)),
+    "TwoUnrolls": (TwoUnrolls(), Drift(), Local(num_envs=4)),
+    "TwoUnrolls-actor-learner": (TwoUnrolls(), Drift(), ActorLearner(num_envs=4)),
+    "ActorGradients": (ActorGradients(), Drift(), Local(num_envs=4)),
 }
 """What the pairs with their default options do not show."""
 
@@ -133,11 +133,11 @@ def test_a_host_environment_cannot_be_fused() -> None:
 
 def test_environments_that_do_not_divide() -> None:
     with pytest.raises(UserError, match="6 environments cannot be split evenly among 4 devices"):
-        dovetail.explain(Toy(), Drift(), Fused(envs=6, devices=4))
+        dovetail.explain(Toy(), Drift(), Fused(num_envs=6, devices=4))
 
 
 def test_json_and_svg() -> None:
-    explanation = dovetail.explain(Toy(), Drift(), Fused(envs=8, devices=2))
+    explanation = dovetail.explain(Toy(), Drift(), Fused(num_envs=8, devices=2))
     both = json.loads(explanation.json())
     assert (both["graph"]["num_envs"], both["plan"]["copies"]["actor"]) == (8, 2)
     assert from_json(both["plan"]) == explanation.plan
@@ -153,7 +153,7 @@ def test_the_algorithm_is_bound_to_the_whole_task() -> None:
             seen.append(self.task.num_envs)
             return super().init(key)
 
-    explanation = dovetail.explain(Watching(), Drift(), Fused(envs=8, devices=4))
+    explanation = dovetail.explain(Watching(), Drift(), Fused(num_envs=8, devices=4))
     assert set(seen) == {8}
     assert explanation.graph.actor_envs == 2
     assert all(node.means == 1 for node in explanation.graph.nodes if isinstance(node, Fragment))

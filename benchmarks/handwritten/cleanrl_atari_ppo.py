@@ -1,6 +1,6 @@
 """PPO in torch as one plain loop over an EnvPool of Atari Pong, the structure CleanRL made known.
 
-    python -m benchmarks.handwritten.cleanrl_atari_ppo --envs 8 --steps 8192 --threads 2
+    python -m benchmarks.handwritten.cleanrl_atari_ppo --num-envs 8 --total-steps 8192 --threads 2
 
 The loop of `cleanrl_ppo.py` with the Nature CNN, whose features policy and value share. Every
 sample is learned from in 4 epochs, each of 4 minibatches. Written from that description; run in

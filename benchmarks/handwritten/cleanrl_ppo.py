@@ -1,6 +1,6 @@
 """PPO in torch as one plain loop over Gymnasium environments, the structure CleanRL made known.
 
-    python -m benchmarks.handwritten.cleanrl_ppo --envs 8 --steps 50000 --threads 1
+    python -m benchmarks.handwritten.cleanrl_ppo --num-envs 8 --total-steps 50000 --threads 1
 
 A `SyncVectorEnv`, tensors filled row by row, advantages in a Python loop, minibatches of permuted
 samples. Written from that description; run in stable-baselines3's environment.

@@ -1,6 +1,6 @@
 """Dovetail's PPO as one hand-written JAX program: environment, acting and learning in one scan.
 
-    python -m benchmarks.handwritten.fused_ppo --envs 64 --steps 2000000
+    python -m benchmarks.handwritten.fused_ppo --num-envs 64 --total-steps 2000000
 
 The same network, environment, random keys (one per environment, folded with the step number),
 autoreset, bootstrap at time limits, episode statistics and metrics: what Dovetail's Fused policy

@@ -1,6 +1,6 @@
 """Dovetail's PPO as a hand-written loop over the same Gymnasium vector environment.
 
-    python -m benchmarks.handwritten.local_ppo --envs 8 --steps 200000
+    python -m benchmarks.handwritten.local_ppo --num-envs 8 --total-steps 200000
 
 Acting and the whole update are one compiled call each, run in the calling thread; rows are written
 into numpy buffers. What Dovetail's Local policy should cost next to nothing against.

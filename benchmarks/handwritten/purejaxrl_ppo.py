@@ -1,6 +1,6 @@
 """PPO as the usual single JAX program, the structure that PureJaxRL made known.
 
-    python -m benchmarks.handwritten.purejaxrl_ppo --envs 64 --steps 2000000
+    python -m benchmarks.handwritten.purejaxrl_ppo --num-envs 64 --total-steps 2000000
 
 One key for the whole batch, split at every step; Gymnax's own autoreset, computed at every step;
 statistics in the environment's state; every epoch permutes all samples; a flax network. Written

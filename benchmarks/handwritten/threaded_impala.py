@@ -1,6 +1,6 @@
 """Dovetail's IMPALA as plain threads and queues: actors step environments, the learner learns.
 
-    python -m benchmarks.handwritten.threaded_impala --actors 1 --envs 64 --unroll 32 \
+    python -m benchmarks.handwritten.threaded_impala --actors 1 --num-envs 64 --unroll 32 \
         --env gymnasium:CartPole-v1
     python -m benchmarks.handwritten.threaded_impala --actors 2 --env envpool:CartPole-v1
 

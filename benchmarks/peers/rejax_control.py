@@ -1,6 +1,6 @@
 """rejax's SAC and TD3 on Gymnax Pendulum-v1, DQN on its CartPole-v1; one environment.
 
-    python -m benchmarks.peers.rejax_control --algorithm sac --envs 1 --unroll 1
+    python -m benchmarks.peers.rejax_control --algorithm sac --num-envs 1 --unroll 1
 
 Its `train_iteration` is compiled in a loop, as its own `train` does between two evaluations. An
 iteration of TD3 takes as many steps as its policy is delayed: give it --unroll 2.

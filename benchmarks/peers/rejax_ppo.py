@@ -1,6 +1,6 @@
 """rejax's PPO on Gymnax CartPole-v1.
 
-    python -m benchmarks.peers.rejax_ppo --envs 64 --steps 2000000
+    python -m benchmarks.peers.rejax_ppo --num-envs 64 --total-steps 2000000
 
 Its `train_iteration` is compiled in a loop, as its own `train` does between two evaluations.
 """

@@ -1,11 +1,11 @@
 """RLlib's IMPALA on Gymnasium CartPole-v1, new API stack.
 
-    python -m benchmarks.peers.rllib_impala --actors 2 --envs 2 --steps 20000
+    python -m benchmarks.peers.rllib_impala --actors 2 --num-envs 2 --total-steps 20000
 
 Options are those of RLlib's own tuned CartPole example (batch 500, rate 5e-4, value weight 0.05,
 no entropy bonus, shared layers), but for the network, which is the same for everybody, and the
 learner, which shares this process: two cores are better off without a process more. `--actors` are
-its environment runners, each with its share of `--envs`; steps are counted as they are sampled.
+its environment runners, each with its share of `--num-envs`; steps are counted as they are sampled.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Sample Factory's asynchronous PPO on Gymnasium CartPole-v1, and on Atari Pong.
 
-    python -m benchmarks.peers.sample_factory_appo --env CartPole-v1 --actors 2 --envs 40
-    python -m benchmarks.peers.sample_factory_appo --env atari_pong --actors 2 --envs 8
+    python -m benchmarks.peers.sample_factory_appo --env CartPole-v1 --actors 2 --num-envs 40
+    python -m benchmarks.peers.sample_factory_appo --env atari_pong --actors 2 --num-envs 8
 
 Options are those of Sample Factory's own examples for the two, with as many rollout workers as
 there are cores and, for CartPole, the network that is the same for everybody. It runs in its usual

@@ -1,6 +1,6 @@
 """stable-baselines3's PPO on Atari Pong, with its own wrappers and its own Nature CNN.
 
-    python -m benchmarks.peers.sb3_atari_ppo --envs 8 --steps 8192 --threads 2
+    python -m benchmarks.peers.sb3_atari_ppo --num-envs 8 --total-steps 8192 --threads 2
 
 Environments are stepped in turn in this process, as `make_atari_env` makes them. Every sample is
 learned from in 4 epochs, each of 4 minibatches. Speeds are those of agent steps: four frames each.

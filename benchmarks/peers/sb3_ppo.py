@@ -1,6 +1,6 @@
 """stable-baselines3's PPO on Gymnasium CartPole-v1.
 
-    python -m benchmarks.peers.sb3_ppo --envs 8 --steps 50000 --threads 1
+    python -m benchmarks.peers.sb3_ppo --num-envs 8 --total-steps 50000 --threads 1
 
 Training to the threshold is watched by a callback; its evaluations stop the clock.
 """

@@ -153,7 +153,7 @@ class PPO(ActorCriticAlgorithm):
         if batch % groups:
             raise UserError(
                 f"Recurrent {type(self).__name__} splits {batch} environments into {groups} "
-                f"minibatches, but {batch} is not a multiple of {groups}: change --envs or "
+                f"minibatches, but {batch} is not a multiple of {groups}: change --num-envs or "
                 f"--minibatches."
             )
 

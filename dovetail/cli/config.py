@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dovetail.errors import UserError, nearest
-from dovetail.run.legacy import with_present_keys
+from dovetail.run.legacy import OPTIONS, with_present_keys
 
 TABLES = ("algorithm", "strategy", "settings")
 
@@ -41,7 +41,7 @@ def check(
     checked: dict[str, object] = {}
     for key, value in values.items():
         table, dot, name = key.rpartition(".")
-        place = key if key in known else flags.get("--" + key.replace("_", "-"))
+        place = _found(key, flags, known)
         if place is None:
             names = [other.rpartition(".") for other in known]
             near = [last for first, _, last in names if first == table] if dot else _keys(flags)
@@ -49,6 +49,16 @@ def check(
             raise UserError(f"{path} has an unknown key {name!r} {where}: {nearest(name, near)}")
         checked[place] = value
     return checked
+
+
+def _found(key: str, flags: Mapping[str, str], known: set[str]) -> str | None:
+    """The place that a key names, by its present or its earlier name."""
+    table, dot, name = key.rpartition(".")
+    for present in (name, *OPTIONS.get(name, ())):
+        for place in (f"{table}{dot}{present}", flags.get("--" + present.replace("_", "-"))):
+            if place in known and (not dot or place.startswith(f"{table}.")):
+                return place
+    return None
 
 
 def _keys(flags: Iterable[str]) -> list[str]:

@@ -204,8 +204,8 @@ def _converted(kind: type, texts: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(texts)
     for name, text in texts.items():
         few, dots, many = str(text).partition("..")
-        if dots and "fewest" in hints and name in ELASTIC:
-            given |= {name: many, "fewest": few}
+        if dots and "min_actors" in hints and name in ELASTIC:
+            given |= {name: many, "min_actors": few}
     return {name: convert(text, hints[name], flag(name)) for name, text in given.items()}
 
 

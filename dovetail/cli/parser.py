@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from dovetail.cli.options import Option
+from dovetail.cli.synonyms import ours
 from dovetail.errors import UserError
 
 NEGATIVE = re.compile(r"-\.?\d")
@@ -86,6 +87,8 @@ class Parser(argparse.ArgumentParser):
 
     def _hint(self, name: str) -> str:
         flags = sorted(self.places)
+        if (known := ours(name, flags)) is not None:
+            return f"it is called {known} here."
         initials = [flag for flag in flags if _initials(flag) == name.strip("-")]
         near = initials or difflib.get_close_matches(name, flags, n=1, cutoff=0.6)
         return f"did you mean {near[0]}?" if near else f"see {self.prog} --help."

@@ -21,11 +21,11 @@ def run(argv: list[str]) -> None:
         "Serves the replay of an algorithm, in a process that trainings share: give them the\n"
         "address that it prints (--replay ADDRESS), and to other writers (ReplayClient). It ends\n"
         "with Ctrl-C or SIGTERM. The key is in a file that only you can read.",
-        "dovetail replay dqn --env CartPole-v1 --envs 32 --listen 127.0.0.1:7777",
+        "dovetail replay dqn --env CartPole-v1 --num-envs 32 --listen 127.0.0.1:7777",
     )
     parser.usage = "dovetail replay ALGORITHM --env ENV [--option value …]"
     parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
-    parser.flag("--envs", "Environments of all that write to it together (default 64)", "N")
+    parser.flag("--num-envs", "Environments of all that write to it together (default 64)", "N")
     parser.flag("--listen", "Be reached over TCP, not only from this machine", "HOST:PORT")
     parser.flag("--durable", "Keep it in this folder, and go on with what is there", "FOLDER")
     parser.flag(

@@ -19,7 +19,7 @@ from dovetail.cli.spelling import resume_text, train_text
 from dovetail.cli.values import convert, numbers
 from dovetail.errors import UserError
 
-WITH_RESUME = {"resume", "steps", "online-steps", "cluster", "deploy", "json", "quiet"}
+WITH_RESUME = {"resume", "total-steps", "online-steps", "cluster", "deploy", "json", "quiet"}
 """What may be said when a run is resumed; the rest is the run's own."""
 
 
@@ -41,9 +41,9 @@ def _parser() -> Parser:
         "and leaves a run folder. Ctrl-C saves and stops. `dovetail train ppo --help` lists the\n"
         "options of PPO too.",
         "dovetail train ppo --env CartPole-v1 --until 475",
-        "dovetail train my_file.py:Mine --env gymnax:CartPole-v1 --strategy fused --envs 2048",
-        "dovetail train iql --data data/hopper --steps 50_000 --online-steps 20_000",
-        "dovetail train --resume runs/ppo-CartPole-v1-0-20260101-120000 --steps 400_000",
+        "dovetail train my_file.py:Mine --env gymnax:CartPole-v1 --strategy fused --num-envs 2048",
+        "dovetail train iql --data data/hopper --total-steps 50_000 --online-steps 20_000",
+        "dovetail train --resume runs/ppo-CartPole-v1-0-20260101-120000 --total-steps 400_000",
     )
     parser.usage = "dovetail train ALGORITHM --env ENV [--option value …]"
     parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
@@ -53,14 +53,14 @@ def _parser() -> Parser:
     replay_flags(parser)
     parser.flag("--seed", "Seed of everything random (default 0)", "N")
     parser.flag(
-        "--steps",
+        "--total-steps",
         "Environment steps in all, or gradient steps of what learns from --data alone "
         "(default 200_000)",
         "N",
     )
     parser.flag("--data", "Learn from this dataset: alone if made for that, else beside", "FOLDER")
     parser.flag(
-        "--online-steps", "After --steps on the data alone, go on for so many in --env", "N"
+        "--online-steps", "After --total-steps on the data alone, go on for so many in --env", "N"
     )
     parser.flag(
         "--data-memory",
@@ -83,7 +83,7 @@ def _train(words: Words, quiet: bool) -> Any:
     import dovetail
 
     wanted = experiment(words, "train")
-    given = numbers(words.values, "steps", "seed", "online-steps", "data-memory")
+    given = numbers(words.values, "total-steps", "seed", "online-steps", "data-memory")
     data = {"data": convert(words.values["data"], str, "--data")} if "data" in words.values else {}
     settings = _settings(words)
     where, spelled = deployment(words)
@@ -115,7 +115,7 @@ def _resume(words: Words, quiet: bool) -> Any:
             f"--resume goes on with the run's own options, so {spare[0].rpartition('.')[2]!r} has "
             "no place beside it: leave it out, or train a new run."
         )
-    given = numbers(words.values, "steps", "online-steps")
+    given = numbers(words.values, "total-steps", "online-steps")
     where, spelled = deployment(words)
     _show(resume_text(words.values["resume"], given, spelled), quiet)
     return dovetail.resume(words.values["resume"], **given, **where)

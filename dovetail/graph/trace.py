@@ -107,7 +107,7 @@ def trace(
 
 def _refuse_uneven(number: int, among: int, whom: str, what: str = "environments") -> None:
     if among < 1 or number < 1 or number % among:
-        option = "--envs" if what == "environments" else "--actors"
+        option = "--num-envs" if what == "environments" else "--actors"
         raise UserError(
             f"{number} {what} cannot be split evenly among {among} {whom}: choose a multiple of "
             f"{max(among, 1)} {what} ({option})."

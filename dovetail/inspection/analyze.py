@@ -25,7 +25,7 @@ HELP = {
     ),
     "act": (
         "acting",
-        "more environments for each call of it (--envs, --strategy central-inference)",
+        "more environments for each call of it (--num-envs, --strategy central-inference)",
     ),
     "learn": ("learning", "more devices (--strategy data-parallel), or fewer passes over the data"),
     "message": ("messages between processes", "longer unrolls, or more environments per actor"),

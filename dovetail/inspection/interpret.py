@@ -37,7 +37,7 @@ def interpret(
     *,
     iterations: int = 1,
     num_envs: int = 2,
-    steps: int = 200_000,
+    total_steps: int = 200_000,
     seed: int = 0,
     shards: int = 1,
     debug: bool = True,
@@ -57,7 +57,7 @@ def interpret(
     check_data(algorithm, data is not None)
     found, acts = resolve(env), online if online is not None else not algorithm.needs_data
     with ExitStack() as stack:
-        task = Task(found.spec, num_envs, steps, shards=shards, online=acts)
+        task = Task(found.spec, num_envs, total_steps, shards=shards, online=acts)
         kept = ServedReplay.of(replay)
         if kept is not None:
             served = kept.served(cluster=False)

@@ -43,10 +43,10 @@ def _sizes_are_positive(plan: Plan, graph: Graph) -> None:
 
 
 def _who_joins_late_is_not_waited_for(plan: Plan, graph: Graph) -> None:
-    if plan.fewest is not None and plan.ordered:
+    if plan.min_actors is not None and plan.ordered:
         raise _refusal(
             plan,
-            f"lets actors join later ({plan.fewest}..{plan.actors}), but every update waits for "
+            f"lets actors join later ({plan.min_actors}..{plan.actors}), but every update waits for "
             f"all of them; allow a staleness of 1 or more, or give one number of actors",
         )
 

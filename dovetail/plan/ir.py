@@ -164,7 +164,7 @@ class Plan:
     `staleness` old; otherwise the learner takes what has arrived."""
     prefetch: int = 0
     """How many updates ahead tables on workers of their own answer."""
-    fewest: int | None = None
+    min_actors: int | None = None
     """On a cluster, how many actors must be there to begin; the others join when there is room.
     None for all of them."""
     processes: tuple[Process, ...] = ()

@@ -42,7 +42,7 @@ def spread(plan: Plan, graph: Graph, resources: Resources) -> Plan:
         else link
         for link in plan.links
     )
-    placed = place(processes, cluster, plan.fewest)
+    placed = place(processes, cluster, plan.min_actors)
     return replace(
         plan, processes=placed, links=links, notes=(*plan.notes, *_told(plan, placed, cluster))
     )
@@ -79,9 +79,9 @@ def part_of(plan: Plan, rank: int) -> Plan:
 
 
 def _refuse_elastic(plan: Plan) -> Plan:
-    if plan.fewest is not None:
+    if plan.min_actors is not None:
         raise UserError(
-            f"Actors that join while a run goes on ({plan.fewest}..{plan.actors}) need a cluster: "
+            f"Actors that join while a run goes on ({plan.min_actors}..{plan.actors}) need a cluster: "
             f"add --cluster, or give one number of actors."
         )
     return plan
@@ -210,11 +210,11 @@ class _Room:
 
 
 def place(
-    processes: list[Process], cluster: Cluster, fewest: int | None = None
+    processes: list[Process], cluster: Cluster, min_actors: int | None = None
 ) -> tuple[Process, ...]:
     """Gives every process a node: learners apart from each other, each actor where most is free.
 
-    With `fewest`, actors beyond that number may be left without a node, to join later.
+    With `min_actors`, actors beyond that number may be left without a node, to join later.
     """
     _refuse_unknown_nodes(cluster)
     rooms = [_Room(n, n.cpus, n.gpus, dict(n.others)) for n in cluster.nodes]
@@ -231,7 +231,7 @@ def place(
         ]
         actors = sum(not (other.learns or other.keeps) for other in placed)
         acts = not (process.learns or process.keeps)
-        if not fitting and acts and fewest is not None and actors >= fewest:
+        if not fitting and acts and min_actors is not None and actors >= min_actors:
             placed.append(process)
             continue
         if not fitting:
@@ -311,5 +311,5 @@ def _told(plan: Plan, processes: tuple[Process, ...], cluster: Cluster) -> Itera
             f"what steps for an actor is in its process or on its node, joined by shared memory"
         )
         yield "weights are put into the object store once per version, whoever reads them"
-    if plan.fewest is not None:
-        yield f"begins with {count(plan.fewest, 'actor')}; others join as room is found"
+    if plan.min_actors is not None:
+        yield f"begins with {count(plan.min_actors, 'actor')}; others join as room is found"

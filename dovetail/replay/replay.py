@@ -106,7 +106,7 @@ def shard_of(table: Table, num_envs: int, shards: int) -> tuple[Table, int]:
     if num_envs % shards:
         raise UserError(
             f"The rows of {num_envs} environments cannot be split evenly among {shards} shards "
-            f"of a replay: choose a multiple of {shards} environments (--envs)."
+            f"of a replay: choose a multiple of {shards} environments (--num-envs)."
         )
     return replace(table, capacity=-(-table.capacity // shards)), num_envs // shards
 

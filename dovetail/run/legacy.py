@@ -4,11 +4,46 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-KEYS = {"policy": "strategy", "policy_options": "strategy_options", "stations": "processes"}
+KEYS = {
+    "policy": "strategy",
+    "policy_options": "strategy_options",
+    "stations": "processes",
+    "fewest": "min_actors",
+}
 """Keys of config.json and plan.json, and tables of a config file: then → now."""
 
-OPTIONS: dict[str, str] = {}
-"""Options of algorithms and strategies: then → now."""
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "actor_every": ("policy_delay",),
+    "anneal": ("anneal_lr",),
+    "begin_at": ("learning_starts",),
+    "capacity": ("buffer_size",),
+    "clip": ("clip_range",),
+    "conservatism": ("cql_alpha",),
+    "critics": ("num_critics",),
+    "discount": ("gamma",),
+    "duelling": ("dueling",),
+    "entropy_coefficient": ("ent_coef",),
+    "envs": ("num_envs",),
+    "epsilon_share": ("exploration_fraction",),
+    "fewest": ("min_actors",),
+    "hidden": ("hidden_sizes",),
+    "lambda_": ("gae_lambda", "vtrace_lambda"),
+    "minibatches": ("num_minibatches",),
+    "normalise_advantages": ("normalize_advantages",),
+    "normalise_observations": ("normalize_observations",),
+    "normalise_rewards": ("normalize_rewards",),
+    "prioritised": ("prioritized",),
+    "steps": ("total_steps",),
+    "target_noise": ("target_policy_noise",),
+    "target_rate": ("tau",),
+    "value_coefficient": ("vf_coef",),
+    "value_high": ("v_max",),
+    "value_low": ("v_min",),
+    "value_max": ("v_max",),
+    "value_min": ("v_min",),
+    "value_weight": ("alpha",),
+}
+"""Options then → now; of several, the first that there is."""
 
 
 STATE = {"optimiser": "optimizer"}
@@ -24,8 +59,8 @@ def with_present_options(options: Mapping[str, Any], known: Collection[str]) -> 
     """The same options under today's names; one that is `known` as it stands keeps its name."""
     found: dict[str, Any] = {}
     for name, value in options.items():
-        present = OPTIONS.get(name, name)
-        found[name if name in known or present not in known else present] = value
+        names = (name, *OPTIONS.get(name, ()))
+        found[next((other for other in names if other in known), name)] = value
     return found
 
 

@@ -108,9 +108,9 @@ class Execution:
         away = [worker for worker in self._workers.all if worker.away is not None]
         coming = {worker.name: self._states.set_up(worker, 0) for worker in away}
         acting = [worker for worker in away if self._states.acts(worker) is not None]
-        fewest = len(acting) if self._plan.fewest is None else self._plan.fewest
+        min_actors = len(acting) if self._plan.min_actors is None else self._plan.min_actors
         for worker in away:
-            if worker not in acting[fewest:]:
+            if worker not in acting[min_actors:]:
                 self._recovery.wait_for(worker, coming.pop(worker.name))
         self._coming = coming
 

@@ -14,7 +14,7 @@ from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan, Resources, Worker, WorkerKind
 from dovetail.strategies.interface import (
     Strategy,
-    check_fewest,
+    check_min_actors,
     environment_worker,
     is_traced,
     on_actor,
@@ -30,7 +30,7 @@ from dovetail.strategies.interface import (
 class ActorLearner(Strategy):
     """Actors in threads of their own, one learner; synchronous or asynchronous."""
 
-    envs: int = 16
+    num_envs: int = 16
     """Environments stepped side by side, over all actors."""
     actors: int = 2
     """Threads that act, each with an equal share of the environments."""
@@ -47,14 +47,14 @@ class ActorLearner(Strategy):
     prefetch: int | None = None
     """How many updates ahead such workers sample for the learner. 1 unless given, or 0 if
     staleness is 0."""
-    fewest: int | None = None
+    min_actors: int | None = None
     """On a cluster, how many actors a run begins with; others join when there is room. All unless
     given; `--actors 2..8` says both."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_option("actors", self.actors, self.actors >= 1, "1 or more")
-        check_fewest(self.fewest, self.actors, "actors")
+        check_min_actors(self.min_actors, self.actors, "actors")
         bound = self.staleness
         check_option("staleness", bound, bound is None or bound >= 0, "0 or more")
         check_option("shards", self.shards, self.shards >= 0, "0 or more")
@@ -81,14 +81,14 @@ class ActorLearner(Strategy):
             )
         workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
         for i, share in enumerate(
-            shares(0, self.envs, self.shards, "shards") if self.shards else ()
+            shares(0, self.num_envs, self.shards, "shards") if self.shards else ()
         ):
             workers.append(Worker(f"replay-{i}", (0,)))
             placed += on_replay(graph, f"replay-{i}", share)
         processes = self.processes
         if processes is None and resources.cluster is not None:
             processes = False  # each actor is in a process of its own there
-        for i, share in enumerate(shares(0, self.envs, self.actors, "actors")):
+        for i, share in enumerate(shares(0, self.num_envs, self.actors, "actors")):
             actor, steps = f"actor-{i}", f"actor-{i}"
             workers.append(Worker(actor, (0,), fused=is_traced(graph)))
             stepping = environment_worker(graph, f"environments-{i}", processes)
@@ -103,6 +103,6 @@ class ActorLearner(Strategy):
             placed,
             staleness=bound,
             prefetch=ahead if self.shards else 0,
-            fewest=self.fewest,
+            min_actors=self.min_actors,
             ordered=bound == 0,
         )

@@ -25,7 +25,7 @@ from dovetail.strategies.interface import (
 class CentralInference(Strategy):
     """Environments in workers of their own, acting batched in one place beside the learner."""
 
-    envs: int = 64
+    num_envs: int = 64
     """Environments stepped side by side, over all workers."""
     workers: int = 4
     """Workers that step them, each with an equal share: twice as many as can step at once."""
@@ -48,24 +48,24 @@ class CentralInference(Strategy):
     @property
     def _served(self) -> int:
         """Environments that one call of acting serves: those of some whole workers."""
-        first, last = shares(0, self.envs, self.workers, "workers")[0]
+        first, last = shares(0, self.num_envs, self.workers, "workers")[0]
         share = last - first
         others = max(1, self.workers // 4)
         size = share * max(1, self.workers - others) if self.batch is None else self.batch
-        if size < 1 or size > self.envs or size % share:
+        if size < 1 or size > self.num_envs or size % share:
             raise UserError(
                 f"A batch of {size} environments is not that of whole workers, of which each has "
-                f"{share}: choose a multiple of {share} up to {self.envs} (--batch)."
+                f"{share}: choose a multiple of {share} up to {self.num_envs} (--batch)."
             )
         return size
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """A worker for the learner, one that acts, and the workers that step."""
         bound = staleness_of(graph, self.staleness, 0)
-        everything = (0, self.envs)
+        everything = (0, self.num_envs)
         workers = [Worker("learner", (0,)), Worker("inference", (0,))]
         placed = on_learner(graph, "learner") + on_actor(graph, "inference", everything)
-        for i, share in enumerate(shares(0, self.envs, self.workers, "workers")):
+        for i, share in enumerate(shares(0, self.num_envs, self.workers, "workers")):
             workers.append(environment_worker(graph, f"environments-{i}", self.processes))
             placed += on_environment(graph, f"environments-{i}", share)
         return self.place(

@@ -25,7 +25,7 @@ from dovetail.strategies.interface import (
 class DataParallel(Replicated):
     """Every device acts and learns on its own environments; gradients are averaged."""
 
-    envs: int = 16
+    num_envs: int = 16
     """Environments stepped side by side, over all devices."""
     devices: int = 2
     """Devices that each take an equal share of the environments."""
@@ -35,10 +35,10 @@ class DataParallel(Replicated):
         refuse_too_many_devices(self.devices, resources, "DataParallel")
         devices = tuple(range(self.devices))
         if is_traced(graph) and not self.sides:
-            everything = compiled_together(graph, "replicas", self.envs, self.devices)
+            everything = compiled_together(graph, "replicas", self.num_envs, self.devices)
             return self.place(graph, [Worker("replicas", devices, fused=True)], everything)
         workers, placed = [Worker("learner", devices)], on_learner(graph, "learner")
-        for i, share in enumerate(shares(0, self.envs, self.devices, "devices")):
+        for i, share in enumerate(shares(0, self.num_envs, self.devices, "devices")):
             workers.append(Worker(f"actor-{i}", (i,)))
             placed += on_actor(graph, f"actor-{i}", share)
             placed += on_environment(graph, f"actor-{i}", share)

@@ -35,10 +35,10 @@ class Environments(Strategy):
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """Learner and actor on one worker, the environments on the others."""
-        everything = (0, self.envs)
+        everything = (0, self.num_envs)
         workers = [Worker("main", (0,))]
         placed = on_learner(graph, "main") + on_actor(graph, "main", everything)
-        for i, share in enumerate(shares(0, self.envs, self.workers, "workers")):
+        for i, share in enumerate(shares(0, self.num_envs, self.workers, "workers")):
             workers.append(environment_worker(graph, f"environments-{i}", self.processes))
             placed += on_environment(graph, f"environments-{i}", share)
         return self.place(graph, workers, placed)

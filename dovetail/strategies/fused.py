@@ -25,7 +25,7 @@ from dovetail.strategies.interface import (
 class Fused(Replicated):
     """One compiled program for everything; needs a JAX environment."""
 
-    envs: int = 64
+    num_envs: int = 64
     """Environments stepped side by side, over all devices."""
 
     @property
@@ -60,7 +60,7 @@ class Fused(Replicated):
         return self.place(
             graph,
             [Worker("main", tuple(range(self.devices)), fused=True)],
-            compiled_together(graph, "main", self.envs, self.devices),
+            compiled_together(graph, "main", self.num_envs, self.devices),
             notes=("the whole iteration is one program, so many run per dispatch",),
         )
 

@@ -42,14 +42,14 @@ class SidePlacement:
 class Strategy:
     """A strategy: the environments in all, and where everything goes."""
 
-    envs: int = 8
+    num_envs: int = 8
     """Environments stepped side by side."""
     sides: tuple[str, ...] = field(default=(), kw_only=True)
     """Sides of the algorithm that get workers of their own: critic, or critic:2 for two copies, or
     judge@process for a process. Other sides that a strategy does not place are with the learner."""
 
     def __post_init__(self) -> None:
-        check_option("envs", self.envs, self.envs >= 1, "1 or more")
+        check_option("num_envs", self.num_envs, self.num_envs >= 1, "1 or more")
         for text in self.sides:
             SidePlacement.parse(text)
 
@@ -94,7 +94,7 @@ class Strategy:
             strategy=self.name,
             algorithm=graph.algorithm,
             env=graph.env,
-            num_envs=self.envs,
+            num_envs=self.num_envs,
             copies=tuple(found.items()),
             joined=found.get(ACTOR, 1) if joined is None else joined,
             workers=tuple(workers),
@@ -127,7 +127,7 @@ class Strategy:
             asked = apart[side]
             kind = WorkerKind.PROCESS if asked.process else WorkerKind.THREAD
             whom = f"copies of {side}"
-            for i, share in enumerate(shares(0, self.envs, asked.copies, whom)):
+            for i, share in enumerate(shares(0, self.num_envs, asked.copies, whom)):
                 name = side if asked.copies == 1 else f"{side}-{i}"
                 workers.append(Worker(name, (0,), kind))
                 instances += on_side(graph, side, name, share if asked.copies > 1 else None)
@@ -171,7 +171,7 @@ def shares(first: int, envs: int, parts: int, whom: str) -> list[tuple[int, int]
     if parts < 1 or envs % parts:
         raise UserError(
             f"{envs} environments cannot be split evenly among {parts} {whom}: choose a multiple "
-            f"of {max(parts, 1)} environments (--envs)."
+            f"of {max(parts, 1)} environments (--num-envs)."
         )
     size = envs // parts
     return [(first + i * size, first + (i + 1) * size) for i in range(parts)]
@@ -244,10 +244,10 @@ def refuse_too_many_devices(wanted: int, resources: Resources, strategy: str) ->
         )
 
 
-def check_fewest(fewest: int | None, most: int, what: str) -> None:
+def check_min_actors(min_actors: int | None, most: int, what: str) -> None:
     """Refuses a range of actors that is none."""
-    if fewest is not None and not 1 <= fewest <= most:
-        raise UserError(f"--{what} {fewest}..{most} is no range: begin with 1 to {most}.")
+    if min_actors is not None and not 1 <= min_actors <= most:
+        raise UserError(f"--{what} {min_actors}..{most} is no range: begin with 1 to {most}.")
 
 
 def staleness_of(graph: Graph, asked: int | None, default: int) -> int:

@@ -17,7 +17,7 @@ class Local(Strategy):
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """Everything on one worker, one program per fragment, arrays handed over in process."""
-        everything = (0, self.envs)
+        everything = (0, self.num_envs)
         placed = on_learner(graph, "main") + on_actor(graph, "main", everything)
         return self.place(
             graph,

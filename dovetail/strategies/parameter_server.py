@@ -12,7 +12,7 @@ from dovetail.graph.taps import RECORD
 from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.strategies.interface import (
     Strategy,
-    check_fewest,
+    check_min_actors,
     is_traced,
     on_actor,
     on_environment,
@@ -25,7 +25,7 @@ from dovetail.strategies.interface import (
 class ParameterServer(Strategy):
     """Gradients from many workers, applied by one master."""
 
-    envs: int = 16
+    num_envs: int = 16
     """Environments stepped side by side, over all workers."""
     workers: int = 2
     """Workers that act and compute gradients, each with an equal share of the environments."""
@@ -35,14 +35,14 @@ class ParameterServer(Strategy):
     """The most versions that a gradient may be behind when it is applied, if not synchronous.
     Twice the number of workers unless given."""
 
-    fewest: int | None = None
+    min_actors: int | None = None
     """On a cluster, how many workers a run begins with; others join when there is room. All unless
     given; `--workers 2..8` says both."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_option("workers", self.workers, self.workers >= 1, "1 or more")
-        check_fewest(self.fewest, self.workers, "workers")
+        check_min_actors(self.min_actors, self.workers, "workers")
         bound = self.staleness
         check_option("staleness", bound, bound is None or bound >= 1, "1 or more")
         if self.synchronous and bound is not None:
@@ -62,7 +62,7 @@ class ParameterServer(Strategy):
                 f"actor-learner, or an algorithm such as a3c."
             )
         workers, placed = [Worker("master", (0,))], on_learner(graph, "master")
-        for i, share in enumerate(shares(0, self.envs, self.workers, "workers")):
+        for i, share in enumerate(shares(0, self.num_envs, self.workers, "workers")):
             workers.append(Worker(f"worker-{i}", (0,), fused=is_traced(graph)))
             placed += on_actor(graph, f"worker-{i}", share)
             placed += on_environment(graph, f"worker-{i}", share)
@@ -73,6 +73,6 @@ class ParameterServer(Strategy):
             placed,
             self.workers if self.synchronous else 1,
             staleness=bound,
-            fewest=self.fewest,
+            min_actors=self.min_actors,
             ordered=self.synchronous,
         )

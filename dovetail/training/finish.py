@@ -160,5 +160,5 @@ def _verdict(summary: dict[str, Any]) -> str:
     if threshold is None:
         return ""
     if reached is None:
-        return f"; the threshold is {threshold:g}, try more --steps"
+        return f"; the threshold is {threshold:g}, try more --total-steps"
     return f"; the threshold of {threshold:g} was reached after {reached:.1f} s"

@@ -44,19 +44,19 @@ def phases(
     if online_steps == 0:
         return [Phase(False, strategy, steps)]
     return [
-        Phase(False, Fused(strategy.envs), steps),
+        Phase(False, Fused(strategy.num_envs), steps),
         Phase(True, strategy, steps + online_steps),
     ]
 
 
 def check_steps(steps: int, online_steps: int, data: bool) -> None:
     """Refuses numbers of steps that cannot be."""
-    check_option("steps", steps, steps >= 1, "1 or more")
+    check_option("total_steps", steps, steps >= 1, "1 or more")
     check_option("online_steps", online_steps, online_steps >= 0, "0 or more")
     if online_steps and not data:
         raise UserError(
             f"--online-steps {online_steps} go on acting after learning from recorded data, but "
-            "there are none: give --data, or only --steps."
+            "there are none: give --data, or only --total-steps."
         )
 
 

@@ -52,7 +52,7 @@ def plan_for(
     servers that keep the replay.
     """
     env = env if online else dataclasses.replace(env, jax=None)
-    graphs = graphs_of(algorithm, env, strategy.envs, steps, data, online, wanted, served)
+    graphs = graphs_of(algorithm, env, strategy.num_envs, steps, data, online, wanted, served)
     plan, graph = make_plan(strategy, graphs, machine() if resources is None else resources)
     stepping = {i.worker for i in plan.instances if i.fragment.endswith(".step")}
     processes = [w for w in plan.workers if w.kind is WorkerKind.PROCESS and w.name in stepping]

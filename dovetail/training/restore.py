@@ -49,7 +49,7 @@ def _refuse_finished(start: RunStart, reached: Reached) -> None:
     steps = start.last.phase.end
     ended = start.run.summary.get("final_return") is not None or start.silent is not None
     if reached.env_steps >= steps and ended:
-        option = "--online-steps" if start.config.get("online_steps") else "--steps"
+        option = "--online-steps" if start.config.get("online_steps") else "--total-steps"
         raise UserError(
             f"{start.run.path} has taken {reached.env_steps:,} steps already, and its total is "
             f"{steps:,}: give a larger one with {option}."

@@ -33,7 +33,7 @@ def train(
     env: Any = None,
     strategy: Strategy | str | None = None,
     *,
-    steps: int = 200_000,
+    total_steps: int = 200_000,
     seed: int = 0,
     data: str | Path | None = None,
     online_steps: int = 0,
@@ -42,7 +42,7 @@ def train(
     replay: ServedReplay | str | None = None,
     settings: Settings = Settings(),
 ) -> Run:
-    """Trains `algorithm` on `env` for `steps` environment steps; returns the run's folder.
+    """Trains `algorithm` on `env` for `total_steps` environment steps; returns the run's folder.
 
     `env` is an id ("CartPole-v1", "gymnax:Breakout-MinAtar"), a `JaxEnv`, or a class or factory of
     Gymnasium environments. `strategy` says how the loop is distributed: Fused for JAX environments
@@ -50,7 +50,7 @@ def train(
     machine, "auto" joins the one that runs here, "host:port" another; a `Deployment` says more.
 
     `data` is the folder of a dataset to learn from. An algorithm that is made for recorded data
-    takes `steps` gradient steps on it and never acts: `env`, by default the one that the dataset
+    takes `total_steps` gradient steps on it and never acts: `env`, by default the one that the dataset
     names, is for evaluation alone. With `online_steps` it then goes on in `env` for as many
     environment steps, and `strategy` is for these. Any other takes `data_share` of each batch from
     it. More than `data_memory` megabytes of it are not kept in memory, but read as they are needed.
@@ -60,7 +60,7 @@ def train(
     says more.
     """
     began = time.perf_counter()
-    check_steps(steps, online_steps, data is not None)
+    check_steps(total_steps, online_steps, data is not None)
     check_option("seed", seed, 0 <= seed < 2**31, "0 or more, and less than 2147483648")
     check_services(settings.log)
     check_data(algorithm, data is not None)
@@ -78,7 +78,7 @@ def train(
         found = resolve(given, traced=chosen.traced_envs if acts or strategy else None)
         _refuse_unusable(settings, acts, silent, kept)
         config = describe(
-            algorithm, given, found, chosen, steps=steps, seed=seed, settings=settings
+            algorithm, given, found, chosen, steps=total_steps, seed=seed, settings=settings
         )
         config["cluster"] = None if where is None else dataclasses.asdict(where)
         config |= {"data": None, "online_steps": online_steps}
@@ -87,7 +87,7 @@ def train(
             known = "data" if silent else config["env_given"]
             config |= {"data": recorded.identity, "env": found.spec.id, "env_given": known}
         making = Preparation(algorithm, given, found, where, settings, recorded, seed, kept)
-        prepared = making.phases(chosen, steps, online_steps, stack)
+        prepared = making.phases(chosen, total_steps, online_steps, stack)
         if recorded is not None:
             recorded.check()  # while there is no folder that it could leave behind
         run = Run.create(settings.folder, _run_name(config), config)
@@ -98,14 +98,14 @@ def train(
 
 def resume(
     run: str | Path | Run,
-    steps: int | None = None,
+    total_steps: int | None = None,
     env: Any = None,
     cluster: Deployment | str | None = None,
     online_steps: int | None = None,
 ) -> Run:
     """Goes on with a run from its last checkpoint, in its own folder.
 
-    Without `steps` it ends as the uninterrupted run would have. `steps` sets a new total, over
+    Without `total_steps` it ends as the uninterrupted run would have. `total_steps` sets a new total, over
     which the learning rate is annealed from now on; `online_steps` does so for the steps that a run
     acts after it has learned from recorded data. `env` is needed again if the run was given a
     Python object, `cluster` only if it is to be another one.
@@ -126,7 +126,7 @@ def resume(
         )
     enable_compile_cache()
     before = config.get("online_steps", 0)
-    config["steps"] = config["steps"] if steps is None else steps
+    config["steps"] = config["steps"] if total_steps is None else total_steps
     config["online_steps"] = before if online_steps is None else online_steps
     totals, known = (config["steps"], config["online_steps"]), config.get("data")
     check_steps(*totals, known is not None)

@@ -16,14 +16,14 @@ def final_return(tmp_path: Path, algorithm: Any, env: str, strategy: Any, steps:
     settings = dt.Settings(
         folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=5, until=until
     )
-    run = dt.train(algorithm, env, strategy, steps=steps, settings=settings)
+    run = dt.train(algorithm, env, strategy, total_steps=steps, settings=settings)
     return run.summary["final_return"]
 
 
 @pytest.mark.parametrize("name", ["IMPALA", "APPO", "A3C"])
 def test_cartpole_is_solved(tmp_path: Path, name: str) -> None:
     algorithm = getattr(dt.algorithms, name)()
-    strategy = dt.strategies.Fused(envs=8)
+    strategy = dt.strategies.Fused(num_envs=8)
     assert final_return(tmp_path, algorithm, "dovetail:CartPole-v1", strategy, 1_500_000) >= 475
 
 

@@ -41,7 +41,7 @@ def test_cartpole_is_solved_within_the_bound(
     settings = dt.Settings(
         folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=5, until=475
     )
-    run = dt.train(algorithm, "CartPole-v1", strategy, steps=1_500_000, settings=settings)
+    run = dt.train(algorithm, "CartPole-v1", strategy, total_steps=1_500_000, settings=settings)
     assert run.summary["final_return"] >= 475
     worst = run.metrics["staleness_max"].max()
     assert 0 < worst <= bound

@@ -17,14 +17,14 @@ def train(
 ) -> dt.Run:
     folder = str(tmp_path / "run")
     quiet = dt.Settings(folder=folder, video=False, display="none", evaluate_every=5, **settings)
-    return dt.train(algorithm, env, strategy, steps=steps, settings=quiet)
+    return dt.train(algorithm, env, strategy, total_steps=steps, settings=quiet)
 
 
 @pytest.mark.parametrize("name", ["PPO", "A2C", "REINFORCE"])
 @pytest.mark.parametrize("strategy", ["local", "fused"])
 def test_cartpole_is_solved(tmp_path: Path, name: str, strategy: str) -> None:
     algorithm = getattr(dt.algorithms, name)()
-    chosen = getattr(dt.strategies, strategy.title())(envs=8)
+    chosen = getattr(dt.strategies, strategy.title())(num_envs=8)
     run = train(tmp_path, algorithm, "CartPole-v1", chosen, 600_000, until=475)
     assert run.summary["final_return"] >= 475
     trained = load_trained(run)
@@ -89,6 +89,6 @@ def test_half_cheetah_moves_forward(tmp_path: Path) -> None:
         normalize_observations=True,
         normalize_rewards=True,
     )
-    cheetah, local = "HalfCheetah-v5", dt.strategies.Local(envs=8)
+    cheetah, local = "HalfCheetah-v5", dt.strategies.Local(num_envs=8)
     run = train(tmp_path, ppo, cheetah, local, 200_000, until=200, episodes=5)
     assert run.summary["final_return"] >= 200  # a strategy that does not move loses a little

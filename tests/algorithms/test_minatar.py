@@ -27,9 +27,9 @@ def test_breakout_is_played_better_than_at_random(
     settings = dt.Settings(
         folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=0
     )
-    fused = dt.strategies.Fused(envs=64)
+    fused = dt.strategies.Fused(num_envs=64)
     env = "gymnax:Breakout-MinAtar"
-    run = dt.train(algorithm, env, fused, steps=steps, settings=settings)
+    run = dt.train(algorithm, env, fused, total_steps=steps, settings=settings)
     assert run.summary["final_return"] >= 3 * RANDOM
 
 
@@ -38,6 +38,6 @@ def test_dqn_learns_breakout_from_far_fewer_steps(tmp_path: Path) -> None:
         folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=0
     )
     dqn = dt.algorithms.DQN(4, gradient_steps=16, learning_rate=5e-4, n_step=3)
-    env, fused = "gymnax:Breakout-MinAtar", dt.strategies.Fused(envs=32)
-    run = dt.train(dqn, env, fused, steps=30_000, settings=settings)
+    env, fused = "gymnax:Breakout-MinAtar", dt.strategies.Fused(num_envs=32)
+    run = dt.train(dqn, env, fused, total_steps=30_000, settings=settings)
     assert run.summary["final_return"] >= 5 * RANDOM

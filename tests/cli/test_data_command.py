@@ -159,7 +159,7 @@ def test_estimate_of_a_run_that_had_no_environment(capsys: pytest.CaptureFixture
     record_random(Path("d"), "CartPole-v1", 6, 9, environment="")
     record_random(Path("other"), "Acrobot-v1", 2, 9, environment="")
     settings = replace(QUIET, folder="runs/alone")
-    dovetail.train(BC(**OFFLINE), data="d", steps=8, settings=settings)
+    dovetail.train(BC(**OFFLINE), data="d", total_steps=8, settings=settings)
     shown = json.loads(told(capsys, "estimate d runs/alone --updates 20 --json"))
     assert [one["method"] for one in shown["estimates"]] == ["fqe"]
     assert np.isfinite(shown["estimates"][0]["value"])

@@ -11,7 +11,7 @@ import dovetail
 from dovetail.cli.main import main
 
 TINY = (
-    "--env CartPole-v1 --strategy local --envs 2 --unroll-length 8 --minibatches 2 --epochs 1"
+    "--env CartPole-v1 --strategy local --num-envs 2 --unroll-length 8 --minibatches 2 --epochs 1"
     " --hidden 4 --episodes 2 --evaluate-every 0 --no-video"
 )
 FIELDS = (
@@ -23,7 +23,10 @@ FIELDS = (
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "tiny"
-    assert main(["train", "ppo", *TINY.split(), "--steps", "64", "--run", str(run), "--quiet"]) == 0
+    assert (
+        main(["train", "ppo", *TINY.split(), "--total-steps", "64", "--run", str(run), "--quiet"])
+        == 0
+    )
     return run
 
 
@@ -40,7 +43,7 @@ def test_train_leaves_a_run_and_resume_goes_on_with_it(
         "graph.svg",
     } <= names
     assert json.loads((trained / "summary.json").read_text())["env_steps"] == 64
-    assert main(["train", "--resume", str(trained), "--steps", "96", "--json"]) == 0
+    assert main(["train", "--resume", str(trained), "--total-steps", "96", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told.keys() >= set(FIELDS.split())
     assert (told["env_steps"], told["updates"]) == (96, 6)
@@ -61,7 +64,7 @@ def test_eval_plot_and_explain(trained: Path, capsys: pytest.CaptureFixture[str]
     [
         ("train ppo --env CartPol-v1", "'CartPol-v1': did you mean 'CartPole-v1'?"),
         ("train ppo --env gymnasium:Acrobot-v1 --strategy fused", "use --strategy local"),
-        ("train ppo --env CartPole-v1 --steps 0", "--steps is 0: give 1 or more."),
+        ("train ppo --env CartPole-v1 --total-steps 0", "--total-steps is 0: give 1 or more."),
         ("train ppo --env CartPole-v1 --run RUN", "is not empty"),
         ("train --resume RUN/config.json", "is a file, but a run is a folder"),
         ("train --resume RUN/absent", "There is no run at"),
@@ -85,7 +88,7 @@ def test_a_mistake_is_a_sentence(
 @pytest.mark.parametrize(
     ("command", "function", "names"),
     [
-        ("train", dovetail.train, ("steps", "seed")),
+        ("train", dovetail.train, ("total_steps", "seed")),
         ("eval", dovetail.evaluate_run, ("episodes", "seed")),
     ],
 )

@@ -53,14 +53,14 @@ def test_the_shortest_line(train: Calls) -> None:
 
 
 def test_options_reach_algorithm_strategy_and_settings(train: Calls) -> None:
-    line = "train PPO --env X --strategy fused --envs 32 --devices 2 --seed 3 --steps 2e5"
+    line = "train PPO --env X --strategy fused --num-envs 32 --devices 2 --seed 3 --total-steps 2e5"
     line += " --learning_rate 1e-3 --hidden 32,32 --no-anneal --lambda 0.9 --until -1e2 --run r"
     assert main(line.split()) == 0
     algorithm = PPO(learning_rate=1e-3, hidden=(32, 32), anneal=False, lambda_=0.9)
     settings = Settings(until=-100.0, folder="r")
     (call,) = train
-    assert call[0] == (algorithm, "X", Fused(envs=32, devices=2))
-    assert call[1] == {"seed": 3, "steps": 200_000, "settings": settings}
+    assert call[0] == (algorithm, "X", Fused(num_envs=32, devices=2))
+    assert call[1] == {"seed": 3, "total_steps": 200_000, "settings": settings}
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,13 @@ def test_options_reach_algorithm_strategy_and_settings(train: Calls) -> None:
 def test_whether_there_are_processes_is_a_plain_flag(
     train: Calls, flag: str, chosen: bool | None
 ) -> None:
-    assert command(f"train impala --env X --strategy actor-learner {flag} --envs 4") == 0
-    assert train[0][0][2] == ActorLearner(envs=4, processes=chosen)
+    assert command(f"train impala --env X --strategy actor-learner {flag} --num-envs 4") == 0
+    assert train[0][0][2] == ActorLearner(num_envs=4, processes=chosen)
 
 
 def test_a_strategy_option_alone_goes_to_the_default_strategy(train: Calls) -> None:
-    assert command("train ppo --env X --envs 4") == 0
-    assert train[0][0][2] == Local(envs=4)
+    assert command("train ppo --env X --num-envs 4") == 0
+    assert train[0][0][2] == Local(num_envs=4)
 
 
 def test_an_option_of_another_strategy_is_refused(
@@ -88,7 +88,7 @@ def test_an_option_of_another_strategy_is_refused(
 def test_the_same_python_is_shown_on_standard_error(
     train: Calls, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command("train ppo --env X --strategy local --envs 4 --seed 3 --until 5 --json")
+    command("train ppo --env X --strategy local --num-envs 4 --seed 3 --until 5 --json")
     out, err = capsys.readouterr()
     assert json.loads(out) == SUMMARY
     assert err == (
@@ -97,7 +97,7 @@ def test_the_same_python_is_shown_on_standard_error(
         "run = dt.train(\n"
         "    dt.algorithms.PPO(),\n"
         "    'X',\n"
-        "    dt.strategies.Local(envs=4),\n"
+        "    dt.strategies.Local(num_envs=4),\n"
         "    seed=3,\n"
         "    settings=dt.Settings(until=5.0),\n"
         ")\n\n"
@@ -113,15 +113,15 @@ def test_quiet_shows_the_result_only(train: Calls, capsys: pytest.CaptureFixture
 def test_the_command_line_wins_over_the_config_file(train: Calls, tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text(
-        'env = "A"\nseed = 1\nsteps = 50\nuntil = 3\n'
+        'env = "A"\nseed = 1\ntotal_steps = 50\nuntil = 3\n'
         '[algorithm]\nname = "ppo"\nlearning-rate = 0.5\nhidden = [8]\nanneal = false\n'
-        '[strategy]\nname = "local"\nenvs = 2\n'
+        '[strategy]\nname = "local"\nnum_envs = 2\n'
         "[settings]\nepisodes = 7\n"
     )
-    assert main(f"train --config {file} --seed 2 --learning-rate 0.25 --envs 3".split()) == 0
+    assert main(f"train --config {file} --seed 2 --learning-rate 0.25 --num-envs 3".split()) == 0
     (call,) = train
-    assert call[0] == (PPO(learning_rate=0.25, hidden=(8,), anneal=False), "A", Local(envs=3))
-    assert call[1] == {"seed": 2, "steps": 50, "settings": Settings(until=3.0, episodes=7)}
+    assert call[0] == (PPO(learning_rate=0.25, hidden=(8,), anneal=False), "A", Local(num_envs=3))
+    assert call[1] == {"seed": 2, "total_steps": 50, "settings": Settings(until=3.0, episodes=7)}
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_a_wrong_line_is_a_sentence_and_trains_nothing(
 def test_resume(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     calls = Calls()
     monkeypatch.setattr(dovetail, "resume", calls, raising=False)
-    assert command("train --resume runs/x --steps 9 --json") == 0
-    assert calls == [(("runs/x",), {"steps": 9})]
+    assert command("train --resume runs/x --total-steps 9 --json") == 0
+    assert calls == [(("runs/x",), {"total_steps": 9})]
     out, err = capsys.readouterr()
     assert json.loads(out) == SUMMARY
     assert "run = dt.resume('runs/x', steps=9)" in err

@@ -122,7 +122,7 @@ def test_learning_from_recorded_data(
     for name, cluster in (("nodes", Deployment(nodes.address, HALF, HALF)), ("here", None)):
         run = dovetail.train(
             *(algorithm, "Pendulum-v1", Local(ENVS)),
-            steps=40,
+            total_steps=40,
             seed=SEED,
             data=pendulum,
             data_memory=1,
@@ -203,7 +203,7 @@ def test_actors_insert_into_servers_on_nodes(nodes: Nodes, tmp_path: Path) -> No
     for name, cluster in (("nodes", where), ("here", None)):
         run = dovetail.train(
             *(ALGORITHMS["dqn-prioritized"], HOST, strategy),
-            steps=UPDATES * LENGTH * ENVS,
+            total_steps=UPDATES * LENGTH * ENVS,
             seed=SEED,
             cluster=cluster,
             replay=dovetail.ServedReplay(shards=2),
@@ -230,7 +230,7 @@ def test_four_actors_and_two_shards_solve_cartpole(optimized_nodes: Nodes, tmp_p
         ApeX(unroll_length=16, gradient_steps=96),
         "CartPole-v1",
         ActorLearner(ENVS, actors=4, shards=2, processes=False),
-        steps=300_000,
+        total_steps=300_000,
         cluster=Deployment(optimized_nodes.address, HALF, HALF),
         settings=settings,
     )

@@ -96,7 +96,7 @@ def test_a_node_that_dies_is_replaced_and_one_that_comes_is_used() -> None:
         first, spare = own.add(resources={"actors": 2}), None
         actor = ProcessShare(resources={"actors": 1})
         where = Deployment(own.address, actor=actor)
-        strategy = ActorLearner(12, actors=3, fewest=2, staleness=2)
+        strategy = ActorLearner(12, actors=3, min_actors=2, staleness=2)
         with OnCluster(IMPALA_SMALL, "CartPole-v1", strategy, where) as running:
             running.advance(5)
             assert [process.node for process in running.plan.processes].count("") == 1
@@ -127,14 +127,14 @@ def test_a_dead_learner_ends_the_run_and_names_the_checkpoint(nodes: Nodes, tmp_
             IMPALA_SMALL,
             "CartPole-v1",
             two_actors(),
-            steps=10**9,
+            total_steps=10**9,
             cluster=nodes.address,
             settings=settings,
         )
     killer.join()
     assert eventually(lambda: not processes_of(ACTORS) and not processes_of(LEARNER))
     reached = max(saved_updates(folder)) * ENVS * LENGTH
-    resumed = dovetail.resume(folder, steps=reached + 1000)
+    resumed = dovetail.resume(folder, total_steps=reached + 1000)
     assert resumed.summary["env_steps"] >= reached + 1000
 
 
@@ -142,7 +142,7 @@ def test_a_dead_learner_ends_the_run_and_names_the_checkpoint(nodes: Nodes, tmp_
 def test_nothing_is_left_of_a_driver_that_ends(nodes: Nodes, tmp_path: Path, how: int) -> None:
     folder = tmp_path / "run"
     words = ["train", "impala", "--env", "CartPole-v1", "--strategy", "actor-learner"]
-    words += ["--cluster", nodes.address, "--steps", "1_000_000_000", "--run", str(folder)]
+    words += ["--cluster", nodes.address, "--total-steps", "1_000_000_000", "--run", str(folder)]
     words += ["--hidden", "8", "--display", "plain", "--no-video", "--episodes", "2"]
     with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as driver:
         assert driver.stderr is not None
@@ -162,7 +162,7 @@ def test_a_dead_head_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> No
     folder = tmp_path / "run"
     with fresh_nodes() as own:
         words = ["train", "impala", "--env", "CartPole-v1", "--strategy", "actor-learner"]
-        words += ["--cluster", own.address, "--steps", "1_000_000_000", "--run", str(folder)]
+        words += ["--cluster", own.address, "--total-steps", "1_000_000_000", "--run", str(folder)]
         words += ["--hidden", "8", "--display", "plain", "--no-video", "--episodes", "2"]
         words += ["--checkpoint-every", "0.5"]
         with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as driver:

@@ -189,7 +189,7 @@ def test_a_local_cluster_needs_nothing_and_leaves_nothing(tmp_path: Path) -> Non
         "CartPole-v1",
         "--strategy",
         "actor-learner",
-        "--steps",
+        "--total-steps",
         "500",
     ]
     words += ["--unroll-length", "8", "--hidden", "8", "--cluster", "local", "--no-video"]

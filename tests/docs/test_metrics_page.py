@@ -32,7 +32,7 @@ RUNS: dict[str, tuple[Any, str, Any]] = {
 @pytest.mark.parametrize("strategy", RUNS)
 def test_every_column_is_explained(strategy: str, tmp_path: Path) -> None:
     settings = replace(QUIET, folder=str(tmp_path / "run"))
-    run = dovetail.train(*RUNS[strategy], steps=640, settings=settings)
+    run = dovetail.train(*RUNS[strategy], total_steps=640, settings=settings)
     columns = {name for name in run.metrics if not name.startswith("share_")}
     assert {"time_s", "loss", "steps_per_s"} <= columns
     assert columns <= TOLD

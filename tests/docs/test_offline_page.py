@@ -32,8 +32,8 @@ SMALL = f"{QUIET} --batch-size 8 --hidden 8 --begin-at 8"
 
 def shortened(command: str) -> str:
     if " iql " in command:
-        return re.sub(r"--steps \S+", f"--steps 64 {SMALL}", command)
-    command = re.sub(r" --steps \S+", f" --steps 1024 {SHORT}", command)
+        return re.sub(r"--total-steps \S+", f"--total-steps 64 {SMALL}", command)
+    command = re.sub(r" --total-steps \S+", f" --total-steps 1024 {SHORT}", command)
     command = re.sub(r"--online-steps \S+", "--online-steps 64", command)
     command = command.replace("--episodes 500", "--episodes 6")
     command += " --episodes 2" if command.endswith("eval runs/offline") else ""

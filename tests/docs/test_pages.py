@@ -31,7 +31,7 @@ UPDATE = bool(os.environ.get("DOVETAIL_UPDATE_GOLDEN"))
 IMAGES = ROOT / "docs" / "images" / "strategies"
 MACHINE = Resources(devices=4, cores=8)
 """What the pages' plans are made for; a plan tells how many workers share how many cores."""
-SHORT = "--steps 400 --episodes 2 --evaluate-every 0 --checkpoint-every 1e9 --no-video"
+SHORT = "--total-steps 400 --episodes 2 --evaluate-every 0 --checkpoint-every 1e9 --no-video"
 
 
 @pytest.fixture

@@ -35,5 +35,5 @@ def test_the_example_learns() -> None:
     algorithm: Any = load_object(f"{FILE}:CriticApart", "algorithm")()
     quiet = dt.Settings(episodes=10, evaluate_every=0, video=False, display="none")
     strategy = dt.strategies.Fused(32)
-    run = dt.train(algorithm, "CartPole-v1", strategy, steps=300_000, settings=quiet)
+    run = dt.train(algorithm, "CartPole-v1", strategy, total_steps=300_000, settings=quiet)
     assert run.summary["final_return"] > 150, run.summary

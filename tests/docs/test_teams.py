@@ -46,7 +46,7 @@ def test_the_page_runs() -> None:
 
 
 def test_the_plan() -> None:
-    plan = dt.explain(ppo(), "CartPole-v1", Teams(envs=8, actors=2, workers=2)).plan
+    plan = dt.explain(ppo(), "CartPole-v1", Teams(num_envs=8, actors=2, workers=2)).plan
     steps = [(i.worker, i.envs) for i in plan.instances_of("unroll.step")]
     assert steps == [(f"environments-{i}", (2 * i, 2 * i + 2)) for i in range(4)]
     acts = [(i.worker, i.envs) for i in plan.instances_of("unroll.act")]
@@ -57,14 +57,16 @@ def test_the_plan() -> None:
 
 
 def test_a_jax_environment_steps_in_threads() -> None:
-    plan = dt.explain(ppo(), "dovetail:CartPole-v1", Teams(envs=8)).plan
+    plan = dt.explain(ppo(), "dovetail:CartPole-v1", Teams(num_envs=8)).plan
     assert {worker.kind for worker in plan.workers} == {WorkerKind.THREAD}
 
 
 @pytest.mark.parametrize("env", [HOST, "dovetail:CartPole-v1?limit=5"])
 def test_it_computes_what_the_interpreter_computes(env: str) -> None:
-    expected = dt.interpret(ppo(), env, iterations=3, num_envs=8, steps=STEPS, seed=3, debug=False)
-    with Started(ppo(), env, Teams(envs=8), seed=3) as running:
+    expected = dt.interpret(
+        ppo(), env, iterations=3, num_envs=8, total_steps=STEPS, seed=3, debug=False
+    )
+    with Started(ppo(), env, Teams(num_envs=8), seed=3) as running:
         running.advance(3)
     assert np.asarray(running.actor.step).tolist() == [3 * LENGTH] * 8
     found, wanted = numbers(running.state.params), numbers(expected.state.params)
@@ -73,7 +75,7 @@ def test_it_computes_what_the_interpreter_computes(env: str) -> None:
 
 def test_at_a_lag_it_repeats_exactly() -> None:
     def run() -> tuple[np.ndarray, dict[str, float]]:
-        with Started(ppo(), HOST, Teams(envs=8, staleness=1), seed=3) as running:
+        with Started(ppo(), HOST, Teams(num_envs=8, staleness=1), seed=3) as running:
             report = running.advance(5)
         return numbers(running.state), dict(report.measures)
 

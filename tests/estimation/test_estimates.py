@@ -193,7 +193,9 @@ def test_mistakes(
 
 
 def test_a_run_with_continuous_actions_is_judged_by_its_values(tmp_path: Path) -> None:
-    run = dovetail.train(PPO(unroll_length=8, hidden=(4,)), "Pendulum-v1", steps=64, settings=QUIET)
+    run = dovetail.train(
+        PPO(unroll_length=8, hidden=(4,)), "Pendulum-v1", total_steps=64, settings=QUIET
+    )
     dovetail.evaluate_run(run, 2, record=tmp_path / "d", explore=True)
     options = FittedQ(updates=20, members=2, hidden=(8,))
     (one,) = dovetail.estimate(tmp_path / "d", run, options=options)
@@ -203,7 +205,7 @@ def test_a_run_with_continuous_actions_is_judged_by_its_values(tmp_path: Path) -
     with pytest.raises(UserError, match="only Discrete actions can be drawn evenly"):
         dovetail.estimate(tmp_path / "d", run, epsilon=0.1)
     cartpole = dovetail.train(
-        PPO(unroll_length=8, hidden=(4,)), "dovetail:CartPole-v1", steps=64, settings=QUIET
+        PPO(unroll_length=8, hidden=(4,)), "dovetail:CartPole-v1", total_steps=64, settings=QUIET
     )
     with pytest.raises(UserError, match=r"has observations float32\[3\], but dovetail:CartPole-v1"):
         dovetail.estimate(tmp_path / "d", cartpole)

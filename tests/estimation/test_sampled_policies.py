@@ -138,7 +138,7 @@ def test_a_policy_is_worth_what_it_returned(tmp_path: Path, algorithm: Any, env:
     """Judged by its own episodes, no step weighs more or less than it did."""
     data = {"data": record_random(tmp_path / "r", env, 3, 9)} if algorithm.needs_data else {}
     given = () if data else (env,)
-    run = dovetail.train(algorithm, *given, **data, steps=64, settings=QUIET)
+    run = dovetail.train(algorithm, *given, **data, total_steps=64, settings=QUIET)
     lived = dovetail.evaluate_run(run, 3, env=env, record=tmp_path / "d", explore=True)
     assert info(tmp_path / "d").log_probabilities == 1
     found = dovetail.estimate(tmp_path / "d", run, ("is", "wpdis"), discount=1.0, acting="sampled")
@@ -149,7 +149,7 @@ def test_a_policy_is_worth_what_it_returned(tmp_path: Path, algorithm: Any, env:
 
 def test_what_cannot_be_judged_as_sampled(tmp_path: Path) -> None:
     folder = record_random(tmp_path / "r", "CartPole-v1", 3, 9)
-    run = dovetail.train(DQN(**REPLAYED, noisy=True), "CartPole-v1", steps=64, settings=QUIET)
+    run = dovetail.train(DQN(**REPLAYED, noisy=True), "CartPole-v1", total_steps=64, settings=QUIET)
     with pytest.raises(UserError) as raised:
         dovetail.estimate(folder, run, acting="sampled")
     assert str(raised.value) == (
@@ -158,7 +158,7 @@ def test_what_cannot_be_judged_as_sampled(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--acting is random: give greedy or sampled."):
         dovetail.estimate(folder, run, acting="random")
     folder = record_random(tmp_path / "p", "Pendulum-v1", 3, 9)
-    run = dovetail.train(TD3(**REPLAYED), "Pendulum-v1", steps=64, settings=QUIET)
+    run = dovetail.train(TD3(**REPLAYED), "Pendulum-v1", total_steps=64, settings=QUIET)
     with pytest.raises(UserError) as raised:
         dovetail.estimate(folder, run, acting="sampled")
     assert str(raised.value) == (

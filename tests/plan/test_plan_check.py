@@ -34,7 +34,7 @@ def graph() -> Graph:
 
 @pytest.fixture(scope="module")
 def plan(graph: Graph) -> Plan:
-    return make_plan(Fused(envs=8), Graphs(Toy(), drift_task(8), Drift()), MACHINE)[0]
+    return make_plan(Fused(num_envs=8), Graphs(Toy(), drift_task(8), Drift()), MACHINE)[0]
 
 
 @pytest.fixture(scope="module")

@@ -141,17 +141,17 @@ def test_no_room_is_told_with_what_there_is() -> None:
 
 
 def test_actors_beyond_the_fewest_may_have_no_place_yet() -> None:
-    plan = on(CLUSTER, ActorLearner(20, actors=10, fewest=2))
+    plan = on(CLUSTER, ActorLearner(20, actors=10, min_actors=2))
     assert list(nodes(plan).values()).count("") == 2
     assert "begins with 2 actors; others join as room is found" in plan.notes
     with pytest.raises(UserError, match="no room for actor-1"):
-        on(Cluster(NODES[2:]), ActorLearner(20, actors=10, fewest=2))
+        on(Cluster(NODES[2:]), ActorLearner(20, actors=10, min_actors=2))
     with pytest.raises(UserError, match="every update waits for all of them"):
-        on(CLUSTER, ActorLearner(4, actors=2, fewest=1, staleness=0))
+        on(CLUSTER, ActorLearner(4, actors=2, min_actors=1, staleness=0))
     with pytest.raises(UserError, match=r"\(1\.\.2\) need a cluster: add --cluster"):
-        planned(ActorLearner(4, actors=2, fewest=1), Patient(), HOST)
+        planned(ActorLearner(4, actors=2, min_actors=1), Patient(), HOST)
     with pytest.raises(UserError, match=r"--actors 3\.\.2 is no range"):
-        ActorLearner(4, actors=2, fewest=3)
+        ActorLearner(4, actors=2, min_actors=3)
 
 
 def test_a_part_counts_its_own_environments_and_all_devices() -> None:

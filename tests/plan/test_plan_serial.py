@@ -92,7 +92,7 @@ def test_the_plan_of_any_strategy_survives_json(strategy: Strategy, env: Any) ->
         env = Drift() if isinstance(strategy, Fused) else HOST
     algorithm = ActorGradients() if isinstance(strategy, ParameterServer) else Toy()
     plan, _ = planned(strategy, algorithm, env)
-    assert plan.strategy == strategy.name and plan.num_envs == strategy.envs
+    assert plan.strategy == strategy.name and plan.num_envs == strategy.num_envs
     assert_survives(plan)
 
 

@@ -103,7 +103,13 @@ def test_a_served_replay_equals_the_interpreter(case: str) -> None:
 
 def test_the_interpreter_reaches_servers_too() -> None:
     state, _ = interpreted("dqn-prioritized", HOST, 2)
-    told = {"iterations": UPDATES, "num_envs": ENVS, "steps": STEPS, "seed": SEED, "debug": False}
+    told = {
+        "iterations": UPDATES,
+        "num_envs": ENVS,
+        "total_steps": STEPS,
+        "seed": SEED,
+        "debug": False,
+    }
     kept = ServedReplay(shards=2)
     found = dovetail.interpret(ALGORITHMS["dqn-prioritized"], HOST, **told, replay=kept)
     assert_close(found.state._replace(replay=()), state._replace(replay=()))

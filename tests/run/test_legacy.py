@@ -10,11 +10,11 @@ from dovetail.cli.main import main
 from dovetail.run import legacy
 from dovetail.run.folder import Run
 
-TINY = "--envs 2 --unroll-length 4 --hidden 4 --episodes 1 --no-video --json"
+TINY = "--num-envs 2 --unroll-length 4 --hidden 4 --episodes 1 --no-video --json"
 
 
 def test_an_option_keeps_its_name_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(legacy, "OPTIONS", {"then": "now"})
+    monkeypatch.setattr(legacy, "OPTIONS", {"then": ("never", "now")})
     assert legacy.with_present_options({"then": 1, "other": 2}, {"now"}) == {"now": 1, "other": 2}
     assert legacy.with_present_options({"then": 1}, {"then", "now"}) == {"then": 1}
     assert legacy.with_present_options({"then": 1}, set()) == {"then": 1}
@@ -22,7 +22,9 @@ def test_an_option_keeps_its_name_where_it_is_known(monkeypatch: pytest.MonkeyPa
 
 def test_a_run_whose_config_says_policy_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = f"train a2c --env dovetail:Chain-v0 --policy fused --steps 16 {TINY} --run {folder}"
+    words = (
+        f"train a2c --env dovetail:Chain-v0 --policy fused --total-steps 16 {TINY} --run {folder}"
+    )
     assert main(words.split()) == 0
     file = folder / "config.json"
     config = json.loads(file.read_text())
@@ -30,7 +32,7 @@ def test_a_run_whose_config_says_policy_goes_on(tmp_path: Path) -> None:
     earlier = {"strategy": "policy", "strategy_options": "policy_options"}
     file.write_text(json.dumps({earlier.get(key, key): value for key, value in config.items()}))
     assert Run(folder).config["strategy"] == "fused"
-    assert dt.resume(folder, steps=32).summary["env_steps"] == 32
+    assert dt.resume(folder, total_steps=32).summary["env_steps"] == 32
 
 
 def test_a_config_file_may_say_policy(tmp_path: Path) -> None:

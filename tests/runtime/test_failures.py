@@ -75,7 +75,7 @@ def run(
     algorithm: Any, env: str, strategy: Strategy, folder: Path, steps: int = 2000, **settings: Any
 ) -> Run:
     chosen = dataclasses.replace(QUIET, folder=str(folder), **settings)
-    return dovetail.train(algorithm, env, strategy, steps=steps, settings=chosen)
+    return dovetail.train(algorithm, env, strategy, total_steps=steps, settings=chosen)
 
 
 IMPALA_STRATEGIES: dict[str, Strategy] = {

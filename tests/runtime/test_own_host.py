@@ -167,7 +167,7 @@ class OnShelf(Started):
         bound = algorithm.bind(
             Task(found.spec, plan.update_envs, STEPS, plan.num_envs, plan.shards)
         )
-        start = first_state(bound, found.jax, strategy.envs, SEED)
+        start = first_state(bound, found.jax, strategy.num_envs, SEED)
         self.state: Any = start[0]
         self.actor: Any = self.runtime.load(*start)
 

@@ -82,7 +82,7 @@ def test_a_process_of_its_own_computes_the_same(tmp_path: Path) -> None:
     for name in ("critic", "critic@process"):
         folder = dataclasses.replace(QUIET, folder=str(tmp_path / name))
         strategy = Local(8, sides=(name,))
-        run = dt.train(CRITIC, HOST, strategy, steps=8 * 4 * UPDATES, settings=folder)
+        run = dt.train(CRITIC, HOST, strategy, total_steps=8 * 4 * UPDATES, settings=folder)
         trained[name] = saved(run)[0]["state"]
     assert_close(numbers(trained["critic@process"]), numbers(trained["critic"]))
 
@@ -90,9 +90,9 @@ def test_a_process_of_its_own_computes_the_same(tmp_path: Path) -> None:
 def test_a_resumed_run_goes_on_with_what_the_side_held(tmp_path: Path) -> None:
     whole, half = (dataclasses.replace(QUIET, folder=str(tmp_path / n)) for n in ("whole", "half"))
     strategy, steps = Fused(8), 8 * 4 * 4
-    expected = saved(dt.train(CRITIC, JAX, strategy, steps=steps, settings=whole))[0]["state"]
-    run = dt.train(CRITIC, JAX, strategy, steps=steps // 2, settings=half)
-    dt.resume(run, steps=steps)
+    expected = saved(dt.train(CRITIC, JAX, strategy, total_steps=steps, settings=whole))[0]["state"]
+    run = dt.train(CRITIC, JAX, strategy, total_steps=steps // 2, settings=half)
+    dt.resume(run, total_steps=steps)
     assert_close(numbers(saved(run)[0]["state"].critic), numbers(expected.critic))
 
 
@@ -193,7 +193,7 @@ def test_a_process_that_dies_or_hangs_is_set_up_again(
     found, expected = (
         dt.train(
             *(algorithm, Drift(), chosen),
-            steps=4 * 3 * 5,
+            total_steps=4 * 3 * 5,
             settings=dataclasses.replace(lasting, folder=str(tmp_path / chosen.sides[0])),
         )
         for chosen in (apart, dataclasses.replace(strategy, sides=("judge",)))

@@ -42,7 +42,7 @@ def test_it_equals_the_plain_loop(name: str, autoreset: str) -> None:
     env = f"{HOST_PENDULUM if name in CONTINUOUS else HOST}&autoreset={autoreset}"
     algorithm = one_step(name)
     state, _, actor = dovetail.interpret(
-        algorithm, env, iterations=UPDATES, num_envs=ENVS, steps=1000, seed=0, debug=False
+        algorithm, env, iterations=UPDATES, num_envs=ENVS, total_steps=1000, seed=0, debug=False
     )
     with Started(algorithm, env, Local(ENVS)) as running:
         assert isinstance(running.runtime._run, StepRun)

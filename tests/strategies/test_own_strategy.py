@@ -65,7 +65,7 @@ class NoDataclass:
     def plan(self, graph, resources):
         raise NotImplementedError
 '''
-TINY = f"--unroll-length {LENGTH} --hidden 8 --steps 96 --episodes 2 --no-video"
+TINY = f"--unroll-length {LENGTH} --hidden 8 --total-steps 96 --episodes 2 --no-video"
 JAX, HOST = "dovetail:CartPole-v1", "gymnasium:CartPole-v1?vectorization=sync"
 
 
@@ -94,16 +94,16 @@ def test_it_computes_what_everybody_computes(env: str) -> None:
 def test_python_trains_resumes_and_explains_with_it() -> None:
     strategy = in_pairs(pairs=2)
     assert "note: 2 pairs of actors" in str(dovetail.explain(a2c(), JAX, strategy))
-    run = dovetail.train(a2c(), JAX, strategy, steps=2 * LENGTH * 8, settings=QUIET)
+    run = dovetail.train(a2c(), JAX, strategy, total_steps=2 * LENGTH * 8, settings=QUIET)
     assert run.config["strategy"] == f"{Path('in_pairs.py').resolve()}:InPairs"
     assert run.config["strategy_options"] == {"envs": 8, "pairs": 2, "sides": []}
     assert run.summary["env_steps"] == 2 * LENGTH * 8
-    dovetail.resume(run, steps=3 * LENGTH * 8)
+    dovetail.resume(run, total_steps=3 * LENGTH * 8)
     assert int(saved(Run.open(run.path))[0]["state"].updates) == 3
 
 
 def test_the_command_line_explains_with_it(capsys: pytest.CaptureFixture[str]) -> None:
-    line = f"explain ppo --env {JAX} --strategy in_pairs.py:InPairs --pairs 2 --envs 12 --json"
+    line = f"explain ppo --env {JAX} --strategy in_pairs.py:InPairs --pairs 2 --num-envs 12 --json"
     assert main(line.split()) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["strategy"], plan["num_envs"], plan["copies"]["actor"]) == ("in-pairs", 12, 4)
@@ -118,7 +118,7 @@ def test_the_command_line_trains_and_resumes_with_it(capsys: pytest.CaptureFixtu
     summary = json.loads(capsys.readouterr().out)
     assert summary["env_steps"] == 96 and summary["strategy"].endswith("in_pairs.py:InPairs")
     assert "4 actors with 2 each" in Path("out/plan.txt").read_text()
-    assert main(["train", "--resume", "out", "--steps", "128", "--quiet"]) == 0
+    assert main(["train", "--resume", "out", "--total-steps", "128", "--quiet"]) == 0
     assert Run.open("out").summary["env_steps"] == 128
 
 

@@ -57,16 +57,16 @@ def test_environments_that_do_not_divide(strategy: Strategy, parts: int, whom: s
     algorithm = ActorGradients() if isinstance(strategy, ParameterServer) else TOY
     sentence = refusal(lambda: plan_for(algorithm, resolve(Drift()), strategy, 1000))
     assert sentence == (
-        f"{strategy.envs} environments cannot be split evenly among {parts} {whom}: choose a "
-        f"multiple of {parts} environments (--envs)."
+        f"{strategy.num_envs} environments cannot be split evenly among {parts} {whom}: choose a "
+        f"multiple of {parts} environments (--num-envs)."
     )
 
 
 @pytest.mark.parametrize(
     ("make", "option", "value", "wanted"),
     [
-        (lambda: Local(0), "--envs", 0, "1 or more"),
-        (lambda: ActorLearner(-2), "--envs", -2, "1 or more"),
+        (lambda: Local(0), "--num-envs", 0, "1 or more"),
+        (lambda: ActorLearner(-2), "--num-envs", -2, "1 or more"),
         (lambda: ActorLearner(8, actors=0), "--actors", 0, "1 or more"),
         (lambda: ActorLearner(8, staleness=-1), "--staleness", -1, "0 or more"),
         (lambda: CentralInference(8, workers=0), "--workers", 0, "1 or more"),

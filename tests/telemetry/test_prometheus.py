@@ -376,7 +376,7 @@ def test_names_are_the_same_under_every_strategy(
 ) -> None:
     settings = dataclasses.replace(QUIET, metrics_port=0, display="plain")
     algorithm, env, chosen = TRAININGS[strategy]
-    run = dovetail.train(algorithm, env, chosen, steps=960, seed=3, settings=settings)
+    run = dovetail.train(algorithm, env, chosen, total_steps=960, seed=3, settings=settings)
     assert {name: family.type for name, family in last[0].items()} == KINDS
     told = samples(last[0])
     assert told["dovetail_env_steps_total",] == run.summary["env_steps"]
@@ -413,7 +413,7 @@ def test_a_training_that_diverges_shows_it_before_it_ends(monkeypatch: pytest.Mo
     settings = dataclasses.replace(QUIET, metrics_port=0)
     with pytest.raises(UserError, match="Training diverged: loss became nan"):
         algorithm = Diverges(unroll_length=LENGTH, hidden=(8,))
-        dovetail.train(algorithm, "dovetail:Chain-v0", Fused(4), steps=16, settings=settings)
+        dovetail.train(algorithm, "dovetail:Chain-v0", Fused(4), total_steps=16, settings=settings)
     assert samples(found[0])["dovetail_nonfinite_metrics",] == 1
 
 
@@ -422,7 +422,7 @@ def test_nothing_is_served_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError
 
     monkeypatch.setattr(ExporterProcess, "__init__", refuse)
-    dovetail.train(a2c(), "dovetail:Chain-v0", Fused(4), steps=16, settings=QUIET)
+    dovetail.train(a2c(), "dovetail:Chain-v0", Fused(4), total_steps=16, settings=QUIET)
 
 
 def test_a_resumed_run_takes_another_port_and_says_so(
@@ -434,7 +434,7 @@ def test_a_resumed_run_takes_another_port_and_says_so(
     settings = dataclasses.replace(QUIET, metrics_port=port, display="plain", folder="run")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_after(patch, 2)
-        dovetail.train(a2c(), "dovetail:Chain-v0", Fused(4), steps=960, settings=settings)
+        dovetail.train(a2c(), "dovetail:Chain-v0", Fused(4), total_steps=960, settings=settings)
     assert f"http://127.0.0.1:{port}/metrics" in capsys.readouterr().err
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

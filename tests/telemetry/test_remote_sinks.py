@@ -52,7 +52,7 @@ def outside(home: Path) -> list[Path]:
 def trained(folder: Path, services: tuple[str, ...], **more: Any) -> Run:
     settings = replace(QUIET, folder=str(folder), log=services, **more)
     return dovetail.train(
-        ppo(unroll_length=32), "CartPole-v1", Local(4), steps=512, settings=settings
+        ppo(unroll_length=32), "CartPole-v1", Local(4), total_steps=512, settings=settings
     )
 
 
@@ -71,7 +71,7 @@ def test_a_run_reaches_mlflow_and_goes_on_there(tmp_path: Path, alone: Path) -> 
     run = trained(tmp_path / "run", ("mlflow",), project="poles")
     before = history(run)
     assert before["env_steps"][-1] == (512, 512.0)
-    dovetail.resume(run, steps=1024)
+    dovetail.resume(run, total_steps=1024)
     after = history(run)
     assert after["env_steps"][-1] == (1024, 1024.0)
     assert set(after["loss"]) > set(before["loss"])
@@ -108,7 +108,7 @@ def offline_records(run: Run) -> list[Any]:
 
 def test_a_run_is_kept_for_wandb_and_goes_on_there(tmp_path: Path, alone: Path) -> None:
     run = trained(tmp_path / "run", ("wandb",), project="poles")
-    dovetail.resume(run, steps=1024)
+    dovetail.resume(run, total_steps=1024)
     records = offline_records(run)
     starts = [record.run for record in records if record.HasField("run")]
     known = (run.path / "wandb" / "run-id").read_text()

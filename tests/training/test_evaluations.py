@@ -42,9 +42,9 @@ def test_evaluation_never_disturbs_training(
         ask(self, *args)
 
     monkeypatch.setattr(BackgroundEvaluation, "ask", counted)
-    never = dovetail.train(a2c(), env, strategy, steps=STEPS, settings=QUIET)
+    never = dovetail.train(a2c(), env, strategy, total_steps=STEPS, settings=QUIET)
     assert asked == 1  # the one at the end
-    often = dovetail.train(a2c(), env, strategy, steps=STEPS, settings=OFTEN)
+    often = dovetail.train(a2c(), env, strategy, total_steps=STEPS, settings=OFTEN)
     assert asked > 2
     np.testing.assert_array_equal(numbers(saved(often)[0]), numbers(saved(never)[0]))
     assert often.summary["final_return"] == never.summary["final_return"]
@@ -78,7 +78,9 @@ def test_a_run_ends_with_the_weights_that_reached_the_goal(
     monkeypatch.setattr(loop_module, "REPORT_SECONDS", 0.0)
     monkeypatch.setattr(session, "Evaluator", Pretending)
     settings = dataclasses.replace(OFTEN, until=50.0, checkpoint_every=0.0, keep=100)
-    run = dovetail.train(a2c(), "dovetail:Chain-v0", strategy, steps=100 * STEPS, settings=settings)
+    run = dovetail.train(
+        a2c(), "dovetail:Chain-v0", strategy, total_steps=100 * STEPS, settings=settings
+    )
     summary = run.summary
     assert summary["final_return"] == 100.0 and summary["time_to_threshold_s"] > 0
     assert summary["updates"] < 3000

@@ -75,7 +75,7 @@ def breaks(tmp_path: Path) -> None:
 def test_the_environment_and_the_step_are_named(how: str, sentence: str, tmp_path: Path) -> None:
     env = f"breaks.py:Breaks?how={how}"
     with pytest.raises(UserError, match=sentence) as error:
-        dovetail.train(a2c(), env, Local(4), steps=STEPS, settings=QUIET)
+        dovetail.train(a2c(), env, Local(4), total_steps=STEPS, settings=QUIET)
     run = Run.open(str(error.value).rpartition("--resume ")[2])
     tree, meta = saved(run)
     assert f"Update {meta['updates']} is saved" in str(error.value)
@@ -91,7 +91,7 @@ def test_the_environment_and_the_step_are_named(how: str, sentence: str, tmp_pat
 
 
 def test_by_command_it_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    line = f"train a2c --env breaks.py:Breaks --envs 4 --steps {STEPS} --unroll-length {LENGTH}"
+    line = f"train a2c --env breaks.py:Breaks --num-envs 4 --total-steps {STEPS} --unroll-length {LENGTH}"
     line += " --hidden 8 --no-video --quiet --run broken"
     assert main(line.split()) == 2
     out, err = capsys.readouterr()
@@ -127,7 +127,7 @@ class Waits:
 
 def test_any_exception_keeps_the_last_good_state() -> None:
     with pytest.raises(UserError, match="test:Waits raised RuntimeError at step 29: the robot"):
-        dovetail.train(a2c(), Waits, Local(2), steps=1000, settings=QUIET)
+        dovetail.train(a2c(), Waits, Local(2), total_steps=1000, settings=QUIET)
     (run,) = Path("runs").iterdir()
     (checkpoint,) = (run / "checkpoints").iterdir()
     assert int(checkpoint.name) * LENGTH < 30

@@ -20,16 +20,16 @@ from dovetail.run.folder import Run
 pytestmark = pytest.mark.slow
 
 TINY = (
-    f"--unroll-length {LENGTH} --hidden 8 --steps 100_000_000 --episodes 2 --no-video"
+    f"--unroll-length {LENGTH} --hidden 8 --total-steps 100_000_000 --episodes 2 --no-video"
     " --checkpoint-every 0.05 --display plain --run run"
 )
 LINES = {
-    "fused": f"train a2c --env dovetail:Chain-v0 --strategy fused --envs 4 {TINY}",
-    "processes": f"train a2c --env CartPole-v1?vectorization=async --envs 2 {TINY}",
-    "actors": "train impala --env CartPole-v1 --strategy actor-learner --processes --envs 4 "
+    "fused": f"train a2c --env dovetail:Chain-v0 --strategy fused --num-envs 4 {TINY}",
+    "processes": f"train a2c --env CartPole-v1?vectorization=async --num-envs 2 {TINY}",
+    "actors": "train impala --env CartPole-v1 --strategy actor-learner --processes --num-envs 4 "
     + TINY,
     "inference": "train a2c --env CartPole-v1 --strategy central-inference --processes "
-    f"--workers 2 --envs 4 {TINY}",
+    f"--workers 2 --num-envs 4 {TINY}",
 }
 RUN = Path("run")
 

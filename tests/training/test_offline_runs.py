@@ -48,14 +48,20 @@ def rows(run: Run) -> list[dict[str, str]]:
 
 
 def test_gradient_steps_are_what_is_counted(pendulum: Path, tmp_path: Path) -> None:
-    run = dovetail.train(ALGORITHM, data=pendulum, steps=22, settings=quiet(tmp_path / "run"))
+    run = dovetail.train(ALGORITHM, data=pendulum, total_steps=22, settings=quiet(tmp_path / "run"))
     assert run.summary["env_steps"] == 24 and run.summary["updates"] == 6
     assert run.summary["env"] == "gymnasium:Pendulum-v1" and run.summary["strategy"] == "fused"
     assert run.summary["final_return"] < 0
     assert run.config["data"]["steps"] == 120 and run.config["env"] == "gymnasium:Pendulum-v1"
     assert rows(run)[-1]["env_steps"] == "24"
     expected = dovetail.interpret(
-        ALGORITHM, "Pendulum-v1", iterations=6, num_envs=64, steps=22, data=pendulum, debug=False
+        ALGORITHM,
+        "Pendulum-v1",
+        iterations=6,
+        num_envs=64,
+        total_steps=22,
+        data=pendulum,
+        debug=False,
     )
     own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 64, 22)).acting(expected.state)
     np.testing.assert_allclose(params(run), numbers([own]), rtol=1e-5, atol=1e-5)
@@ -63,7 +69,7 @@ def test_gradient_steps_are_what_is_counted(pendulum: Path, tmp_path: Path) -> N
 
 
 def test_the_data_are_not_in_checkpoints(pendulum: Path, tmp_path: Path) -> None:
-    run = dovetail.train(ALGORITHM, data=pendulum, steps=8, settings=quiet(tmp_path / "run"))
+    run = dovetail.train(ALGORITHM, data=pendulum, total_steps=8, settings=quiet(tmp_path / "run"))
     record = json.loads((run.path / "checkpoints" / "2" / "meta.json").read_text())
     names = [leaf["path"] for leaf in record["leaves"]]
     assert names and not any(".data" in name or ".replay" in name for name in names)
@@ -73,7 +79,7 @@ def test_a_resumed_run_is_the_same_run(
     pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the offline phase, between the phases, and in the online one."""
-    told: dict[str, Any] = {"data": pendulum, "steps": 11, "online_steps": 24}
+    told: dict[str, Any] = {"data": pendulum, "total_steps": 11, "online_steps": 24}
     local = Local(4)
     whole = dovetail.train(ALGORITHM, None, local, **told, settings=quiet(tmp_path / "whole"))
     assert whole.summary["env_steps"] == 36 and whole.summary["updates"] == 3 + 6
@@ -96,9 +102,9 @@ def test_a_resumed_run_is_the_same_run(
 
 
 def test_an_offline_run_goes_on_online_later(pendulum: Path, tmp_path: Path) -> None:
-    run = dovetail.train(ALGORITHM, data=pendulum, steps=12, settings=quiet(tmp_path / "run"))
+    run = dovetail.train(ALGORITHM, data=pendulum, total_steps=12, settings=quiet(tmp_path / "run"))
     before = params(run)
-    with pytest.raises(UserError, match="its total is 12: give a larger one with --steps"):
+    with pytest.raises(UserError, match="its total is 12: give a larger one with --total-steps"):
         dovetail.resume(run)
     more = dovetail.resume(run, online_steps=64)
     assert more.config["strategy"] == "local" and more.summary["env_steps"] == 76
@@ -113,7 +119,7 @@ def test_any_off_policy_algorithm_takes_data_beside_its_replay(
 ) -> None:
     algorithm = TD3(**OFFLINE, capacity=64, begin_at=4)
     run = dovetail.train(
-        algorithm, "Pendulum-v1", data=pendulum, steps=32, settings=quiet(tmp_path / "run")
+        algorithm, "Pendulum-v1", data=pendulum, total_steps=32, settings=quiet(tmp_path / "run")
     )
     assert run.summary["env_steps"] == 32 and run.summary["strategy"] == "local"
     assert load_trained(run).updates == 4
@@ -121,11 +127,11 @@ def test_any_off_policy_algorithm_takes_data_beside_its_replay(
 
 def test_several_seeds_share_the_data(pendulum: Path, tmp_path: Path) -> None:
     settings = quiet(tmp_path / "run", seeds=2)
-    run = dovetail.train(ALGORITHM, data=pendulum, steps=8, settings=settings)
+    run = dovetail.train(ALGORITHM, data=pendulum, total_steps=8, settings=settings)
     assert len(run.summary["final_returns"]) == 2
     first, second = (numbers(one) for one in load_trained(run).params)
     alone = dovetail.train(
-        ALGORITHM, data=pendulum, steps=8, seed=1, settings=quiet(tmp_path / "alone")
+        ALGORITHM, data=pendulum, total_steps=8, seed=1, settings=quiet(tmp_path / "alone")
     )
     np.testing.assert_allclose(second, params(alone), rtol=1e-5, atol=1e-5)
     assert np.abs(first - second).max() > 1e-3
@@ -136,7 +142,7 @@ def test_without_an_environment_nothing_is_evaluated(
 ) -> None:
     folder = record_random(tmp_path / "data", "Pendulum-v1", 3, 9, environment="")
     settings = quiet(tmp_path / "run", display="plain", video=True)
-    run = dovetail.train(ALGORITHM, data=folder, steps=8, settings=settings)
+    run = dovetail.train(ALGORITHM, data=folder, total_steps=8, settings=settings)
     assert run.summary["final_return"] is None and run.summary["env"] == "dataset:data"
     told = capsys.readouterr().err
     assert "Nothing is evaluated: the dataset names no environment." in told
@@ -144,26 +150,26 @@ def test_without_an_environment_nothing_is_evaluated(
     with pytest.raises(UserError, match="without an environment: call this from Python"):
         dovetail.evaluate_run(run)
     assert dovetail.evaluate_run(run, episodes=1, env="Pendulum-v1").mean < 0
-    assert dovetail.resume(run, steps=16).summary["env_steps"] == 16
+    assert dovetail.resume(run, total_steps=16).summary["env_steps"] == 16
     with pytest.raises(UserError, match=r"no environment to act in \(the dataset names no"):
-        dovetail.train(ALGORITHM, data=folder, steps=8, online_steps=8)
+        dovetail.train(ALGORITHM, data=folder, total_steps=8, online_steps=8)
 
 
 def test_a_dataset_that_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     folder = record_random(tmp_path / "data", "Pendulum-v1", 3, 9)
-    run = dovetail.train(ALGORITHM, data=folder, steps=8, settings=quiet(tmp_path / "run"))
+    run = dovetail.train(ALGORITHM, data=folder, total_steps=8, settings=quiet(tmp_path / "run"))
     record = folder / "data" / "metadata.json"
     text = record.read_text()
     record.write_text(text + "\n")
     with pytest.raises(UserError, match=r"has changed since the run began \(its metadata.json"):
-        dovetail.resume(run, steps=16)
+        dovetail.resume(run, total_steps=16)
     shutil.rmtree(folder)
     record_random(folder, "Pendulum-v1", 4, 9)
     with pytest.raises(UserError, match="has 36 steps, but had 27 when the run began"):
-        dovetail.resume(run, steps=16)
+        dovetail.resume(run, total_steps=16)
     shutil.rmtree(folder)
     with pytest.raises(UserError, match=f"There is no dataset {folder}"):
-        dovetail.resume(run, steps=16)
+        dovetail.resume(run, total_steps=16)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -202,7 +208,7 @@ def test_actions_of_other_bounds_are_refused(pendulum: Path, tmp_path: Path) -> 
         low, high = np.array([[-1], [1]], np.float32)
         return gymnasium.wrappers.RescaleAction(gymnasium.make("Pendulum-v1"), low, high)
 
-    told: dict[str, Any] = {"data": pendulum, "steps": 4, "settings": quiet(tmp_path / "run")}
+    told: dict[str, Any] = {"data": pendulum, "total_steps": 4, "settings": quiet(tmp_path / "run")}
     sentence = r"has actions from -2 to 2 \(entry 0\), but python:scaled takes them from -1 to 1: "
     with pytest.raises(UserError, match=sentence):
         dovetail.train(ALGORITHM, scaled, **told)
@@ -236,7 +242,7 @@ def test_numbers_that_are_not_finite_are_named_before_there_is_a_run(
     if streamed:  # a step at a time
         monkeypatch.setattr("dovetail.training.dataset.MEGABYTE", 1)
     words = ["--data", str(folder), "--data-memory", "2000" if not streamed else "100"]
-    told = refused(capsys, HERE, *words, "--steps", "4", "--run", str(run), "--no-video")
+    told = refused(capsys, HERE, *words, "--total-steps", "4", "--run", str(run), "--no-video")
     assert f"has nan in {field} of episode 1, step 3" in told
     assert not run.exists()
 
@@ -269,7 +275,7 @@ def test_data_that_are_in_memory_are_read_once(
         return pieces(reader, asked)
 
     monkeypatch.setattr(Reader, "pieces", noted)
-    dovetail.train(ALGORITHM, data=pendulum, steps=4, settings=quiet(tmp_path / "run"))
+    dovetail.train(ALGORITHM, data=pendulum, total_steps=4, settings=quiet(tmp_path / "run"))
     assert read == [1, 120 + 6]  # a row to see what rows are like, and all
 
 
@@ -302,7 +308,17 @@ def test_the_command_line_goes_the_whole_way(
     pendulum: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(tmp_path / "run")
-    words = [HERE, "--data", str(pendulum), "--steps", "8", "--online-steps", "16", "--run", run]
+    words = [
+        HERE,
+        "--data",
+        str(pendulum),
+        "--total-steps",
+        "8",
+        "--online-steps",
+        "16",
+        "--run",
+        run,
+    ]
     words += ["--batch-size", "8", "--hidden", "8", "--gradient-steps", "4", "--begin-at", "4"]
     words += ["--episodes", "2", "--evaluate-every", "0", "--no-video", "--display", "none"]
     assert main(["train", *words, "--json"]) == 0
@@ -317,7 +333,11 @@ def test_the_command_line_goes_the_whole_way(
 def test_dqn_can_be_shown_recorded_steps_alone(tmp_path: Path) -> None:
     folder = record_random(tmp_path / "data", "CartPole-v1", 6, 9)
     algorithm = DQN(4, 2, 8, capacity=64, begin_at=4, hidden=(8,))
-    told: dict[str, Any] = {"steps": 4, "online_steps": 32, "settings": quiet(tmp_path / "run")}
+    told: dict[str, Any] = {
+        "total_steps": 4,
+        "online_steps": 32,
+        "settings": quiet(tmp_path / "run"),
+    }
     run = dovetail.train(algorithm, "dovetail:CartPole-v1", data=folder, **told)
     assert run.summary["env_steps"] == 4 + 256 and run.summary["strategy"] == "fused"
     assert not R2D2.takes_data and not ppo().takes_data
@@ -340,14 +360,16 @@ def test_a_dataset_on_the_disk_is_read_as_it_is_needed(
         return take(feed, update)
 
     monkeypatch.setattr(rounds.Feed, "take", noted)
-    told: dict[str, Any] = {"data": folder, "data_memory": 1, "steps": 24}
+    told: dict[str, Any] = {"data": folder, "data_memory": 1, "total_steps": 24}
     run = dovetail.train(ALGORITHM, **told, settings=quiet(tmp_path / "run"))
     assert taken[:3] == [0, 2, 4] and len(taken) == 3  # 72 steps at a time, 32 of each update
     whole = dovetail.interpret(
-        ALGORITHM, "Pendulum-v1", iterations=6, num_envs=64, steps=24, data=folder, data_memory=1,
+        ALGORITHM, "Pendulum-v1", iterations=6, num_envs=64, total_steps=24, data=folder, data_memory=1,
         debug=False,
     )  # fmt: skip
     own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 64, 24)).acting(whole.state)
     np.testing.assert_allclose(params(run), numbers([own]), rtol=1e-5, atol=1e-5)
-    half = dovetail.train(ALGORITHM, **told | {"steps": 12}, settings=quiet(tmp_path / "half"))
-    np.testing.assert_array_equal(params(dovetail.resume(half, steps=24)), params(run))
+    half = dovetail.train(
+        ALGORITHM, **told | {"total_steps": 12}, settings=quiet(tmp_path / "half")
+    )
+    np.testing.assert_array_equal(params(dovetail.resume(half, total_steps=24)), params(run))

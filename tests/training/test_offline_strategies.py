@@ -40,7 +40,12 @@ def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def interpreted(algorithm: Algorithm, env: str, folder: Path, online: bool, shards: int) -> Any:
     """Where the plain loop comes to."""
-    told: dict[str, Any] = {"iterations": UPDATES, "num_envs": ENVS, "steps": STEPS, "seed": SEED}
+    told: dict[str, Any] = {
+        "iterations": UPDATES,
+        "num_envs": ENVS,
+        "total_steps": STEPS,
+        "seed": SEED,
+    }
     told |= {"data": folder, "online": online, "shards": shards}
     return dovetail.interpret(algorithm, env, debug=False, **told).state
 

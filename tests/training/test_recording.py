@@ -47,7 +47,7 @@ SMALL_DQN = DQN(
 
 def train(algorithm: Any, env: str, strategy: Any, record: str | None) -> dovetail.Run:
     settings = replace(QUIET, record=record)
-    return dovetail.train(algorithm, env, strategy, steps=STEPS, seed=1, settings=settings)
+    return dovetail.train(algorithm, env, strategy, total_steps=STEPS, seed=1, settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ class Alike(gymnasium.Env[Any, Any]):
 )
 def test_no_episode_is_made_of_two_environments(strategy: Any, tmp_path: Path) -> None:
     settings = replace(QUIET, record=str(tmp_path / "d"))
-    dovetail.train(Counting(), Alike, strategy, steps=10 * STEPS, seed=1, settings=settings)
+    dovetail.train(Counting(), Alike, strategy, total_steps=10 * STEPS, seed=1, settings=settings)
     with Reader(tmp_path / "d") as reader:
         owners = [np.unique(episode.rewards) for episode in reader]
         assert all(len(owner) == 1 for owner in owners)
@@ -196,7 +196,7 @@ def test_an_asynchronous_training_is_recorded_whole(tmp_path: Path) -> None:
 
 def test_a_resumed_run_is_recorded_elsewhere(tmp_path: Path) -> None:
     run = train(PPO(**OPTIONS), "CartPole-v1", Local(ENVS), str(tmp_path / "d"))
-    dovetail.resume(run, steps=2 * STEPS)
+    dovetail.resume(run, total_steps=2 * STEPS)
     more = tmp_path / f"d-from-{UPDATES}"
     assert STEPS - info(more).episodes <= info(more).steps <= STEPS
     assert info(more).versions == (UPDATES, 2 * UPDATES - 1)
@@ -204,7 +204,7 @@ def test_a_resumed_run_is_recorded_elsewhere(tmp_path: Path) -> None:
 
 def test_what_a_resumed_run_goes_on_with_has_not_begun(tmp_path: Path) -> None:
     run = train(PPO(**OPTIONS), "dovetail:CartPole-v1", Fused(ENVS), str(tmp_path / "d"))
-    dovetail.resume(run, steps=2 * STEPS)
+    dovetail.resume(run, total_steps=2 * STEPS)
     with Reader(tmp_path / "d") as first, Reader(tmp_path / f"d-from-{UPDATES}") as second:
         assert first.episodes.begun.all()
         assert (~second.episodes.begun).sum() == first.episodes.cut.sum() > 0

@@ -23,7 +23,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The final checkpoint of a training that nobody interrupts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("straight"))
-        run = dovetail.train(ppo(), CHAIN, Fused(ENVS), steps=STEPS, settings=QUIET)
+        run = dovetail.train(ppo(), CHAIN, Fused(ENVS), total_steps=STEPS, settings=QUIET)
         return saved(run)[0]
 
 
@@ -68,32 +68,32 @@ def test_two_interruptions_make_no_difference(
 
 def test_without_annealing_a_new_total_goes_on_bit_for_bit() -> None:
     algorithm = a2c(anneal=False)
-    whole = dovetail.train(algorithm, CHAIN, Fused(ENVS), steps=STEPS, settings=QUIET)
-    part = dovetail.train(algorithm, CHAIN, Fused(ENVS), steps=STEPS // 2, settings=QUIET)
+    whole = dovetail.train(algorithm, CHAIN, Fused(ENVS), total_steps=STEPS, settings=QUIET)
+    part = dovetail.train(algorithm, CHAIN, Fused(ENVS), total_steps=STEPS // 2, settings=QUIET)
     half = numbers(saved(part)[0]["state"])
-    dovetail.resume(part, steps=STEPS)
+    dovetail.resume(part, total_steps=STEPS)
     np.testing.assert_array_equal(numbers(saved(part)[0]), numbers(saved(whole)[0]))
     assert not np.array_equal(half, numbers(saved(whole)[0]["state"]))
     assert part.config["steps"] == STEPS
 
 
 def test_a_new_total_is_annealed_over_and_kept() -> None:
-    run = dovetail.train(a2c(), CHAIN, Fused(ENVS), steps=STEPS // 2, settings=QUIET)
+    run = dovetail.train(a2c(), CHAIN, Fused(ENVS), total_steps=STEPS // 2, settings=QUIET)
     before = numbers(saved(run)[0]["state"].params)
-    dovetail.resume(run, steps=STEPS)
+    dovetail.resume(run, total_steps=STEPS)
     moved = np.abs(numbers(saved(run)[0]["state"].params) - before).max()
     assert moved > 1e-3  # at the old total's rate, 0, nothing would move
     assert run.config["steps"] == STEPS
     with pytest.raises(UserError, match="has taken 640 steps already.*give a larger one"):
         dovetail.resume(run)
     with pytest.raises(UserError, match="its total is 320"):
-        dovetail.resume(run, steps=STEPS // 2)
+        dovetail.resume(run, total_steps=STEPS // 2)
     assert run.config["steps"] == STEPS
 
 
 def test_local_with_a_jax_environment_resumes_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     what: Any = (a2c(), CHAIN, Local(ENVS))
-    whole = dovetail.train(*what, steps=STEPS // 4, settings=QUIET)
+    whole = dovetail.train(*what, total_steps=STEPS // 4, settings=QUIET)
     run = interrupted(monkeypatch, 2, *what, steps=STEPS // 4, settings=QUIET)
     assert 0 < saved(run)[1]["updates"] < 10
     dovetail.resume(run)
@@ -102,7 +102,7 @@ def test_local_with_a_jax_environment_resumes_bit_for_bit(monkeypatch: pytest.Mo
 
 def test_local_resumes_all_but_the_host_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     what: Any = (a2c(), "gymnasium:CartPole-v1", Local(ENVS))
-    whole, _ = saved(dovetail.train(*what, steps=STEPS // 4, settings=QUIET))
+    whole, _ = saved(dovetail.train(*what, total_steps=STEPS // 4, settings=QUIET))
     run = interrupted(monkeypatch, 2, *what, steps=STEPS // 4, settings=QUIET)
     halfway, meta = saved(run)
     assert 0 < meta["updates"] < 10

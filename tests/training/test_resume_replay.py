@@ -31,11 +31,11 @@ def test_it_resumes_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch, strategy: Any, prioritized: bool
 ) -> None:
     what = dqn(prioritized=prioritized), CHAIN, strategy
-    straight = saved(dovetail.train(*what, steps=STEPS, settings=QUIET))[0]
+    straight = saved(dovetail.train(*what, total_steps=STEPS, settings=QUIET))[0]
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
         with pytest.raises(KeyboardInterrupt, match="everything is saved") as stopped:
-            dovetail.train(*what, steps=STEPS, settings=QUIET)
+            dovetail.train(*what, total_steps=STEPS, settings=QUIET)
     run = Run.open(str(stopped.value).rpartition(" ")[2])
     stopped_at = saved(run)[1]["updates"]
     assert 0 < stopped_at < UPDATES
@@ -57,7 +57,7 @@ def test_checkpoints_on_the_way_are_whole(tmp_path: Any) -> None:
         evaluate_every=0,
         episodes=1,
     )
-    run = dovetail.train(dqn(), CHAIN, Local(ENVS), steps=STEPS, settings=settings)
+    run = dovetail.train(dqn(), CHAIN, Local(ENVS), total_steps=STEPS, settings=settings)
     steps = sorted(int(p.name) for p in (run.path / "checkpoints").iterdir() if p.name.isdigit())
     assert len(steps) > 2
     for step in steps:

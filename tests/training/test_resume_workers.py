@@ -31,9 +31,9 @@ STRATEGIES: dict[str, Strategy] = {
 def test_resuming_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     strategy, algorithm, env = STRATEGIES[name], a2c(anneal=False), "dovetail:CartPole-v1"
     whole, part = (dataclasses.replace(QUIET, folder=str(tmp_path / x)) for x in ("a", "b"))
-    run = dovetail.train(algorithm, env, strategy, steps=160, settings=whole)
-    dovetail.train(algorithm, env, strategy, steps=80, settings=part)
-    resumed = dovetail.resume(tmp_path / "b", steps=160)
+    run = dovetail.train(algorithm, env, strategy, total_steps=160, settings=whole)
+    dovetail.train(algorithm, env, strategy, total_steps=80, settings=part)
+    resumed = dovetail.resume(tmp_path / "b", total_steps=160)
     (expected, meta), (found, again) = saved(run), saved(resumed)
     np.testing.assert_array_equal(numbers(found), numbers(expected))
     assert again["updates"] == meta["updates"] == 10
@@ -43,8 +43,8 @@ def test_an_asynchronous_run_goes_on_from_its_updates(tmp_path: Path) -> None:
     strategy = ActorLearner(ENVS, staleness=2, processes=False)
     algorithm = dovetail.algorithms.IMPALA(unroll_length=4, hidden=(8,))
     settings = dataclasses.replace(QUIET, folder=str(tmp_path / "run"))
-    dovetail.train(algorithm, "CartPole-v1", strategy, steps=160, settings=settings)
-    run = dovetail.resume(tmp_path / "run", steps=320)
+    dovetail.train(algorithm, "CartPole-v1", strategy, total_steps=160, settings=settings)
+    run = dovetail.resume(tmp_path / "run", total_steps=320)
     tree, meta = saved(run)
     assert meta["updates"] == 20 == int(tree["state"].updates)
     assert run.metrics["staleness_max"][-1] <= 2

@@ -41,10 +41,8 @@ NAMES = (
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """The folder, standard output and standard error of one training by command."""
     folder = tmp_path_factory.mktemp("folder") / "run"
-    line = (
-        f"train a2c --env CartPole-v1 --strategy local --envs 4 --seed 5 --unroll-length {LENGTH}"
-    )
-    line += f" --hidden 8 --steps 160 --episodes 3 --json --run {folder}"
+    line = f"train a2c --env CartPole-v1 --strategy local --num-envs 4 --seed 5 --unroll-length {LENGTH}"
+    line += f" --hidden 8 --total-steps 160 --episodes 3 --json --run {folder}"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder.parent)
         out, err = io.StringIO(), io.StringIO()
@@ -99,7 +97,7 @@ def test_the_end_says_what_was_done_and_what_to_try(trained: tuple[Path, str, st
     assert err.startswith("The same in Python:")
     *_, told, value, where, following = err.splitlines()
     assert told.startswith("Trained a2c on gymnasium:CartPole-v1: 160 steps in ")
-    assert "the threshold is 475, try more --steps" in value
+    assert "the threshold is 475, try more --total-steps" in value
     assert where == f"The run is in {folder}"
     assert following.startswith(f"Next: dovetail watch {folder}")
 
@@ -109,5 +107,5 @@ def test_the_plan_and_the_graph_are_the_plans(trained: tuple[Path, str, str]) ->
     assert "A2C" in text and "gymnasium:CartPole-v1" in text and "local" in text
     assert (trained[0] / "graph.svg").read_text().startswith("<svg")
     plan = from_json(json.loads((trained[0] / "plan.json").read_text()))
-    explained = explain(A2C(unroll_length=LENGTH, hidden=(8,)), "CartPole-v1", Local(envs=4))
+    explained = explain(A2C(unroll_length=LENGTH, hidden=(8,)), "CartPole-v1", Local(num_envs=4))
     assert plan == explained.plan

@@ -37,7 +37,7 @@ LOCAL = Local(ENVS)
 
 def train(folder: Path, replay: Any, steps: int = 160, strategy: Any = LOCAL) -> Any:
     return dovetail.train(
-        ALGORITHM, CHAIN, strategy, steps=steps, replay=replay, settings=quiet(folder)
+        ALGORITHM, CHAIN, strategy, total_steps=steps, replay=replay, settings=quiet(folder)
     )
 
 
@@ -66,7 +66,7 @@ def test_a_durable_replay_is_found_by_the_resumed_run(tmp_path: Path) -> None:
             with ReplayServer(*form_of_two, limiter_of(None), durable=folder) as server:
                 sizes.append(counts(server)["inserted"])
         if len(sizes) == 2:
-            dovetail.resume(run, steps=320)
+            dovetail.resume(run, total_steps=320)
     assert sum(sizes[:2]) > 100
     assert sum(sizes[2:]) - sum(sizes[:2]) > 100
     assert run.summary["env_steps"] == 320
@@ -78,7 +78,7 @@ def test_a_resumed_run_says_that_its_replay_is_lost(tmp_path: Path, capsys: Any)
     config = json.loads((run.path / "config.json").read_text())
     config["settings"]["display"] = "plain"
     (run.path / "config.json").write_text(json.dumps(config))
-    dovetail.resume(run, steps=200)
+    dovetail.resume(run, total_steps=200)
     assert "The replay begins empty" in capsys.readouterr().err
 
 
@@ -107,9 +107,9 @@ def test_two_trainings_and_an_outside_writer_share_a_replay(
 
 def _train_apart(folder: Path, address: str) -> None:
     """In a process of its own, as two trainings are."""
-    words = [*("train", "dqn", "--env", CHAIN, "--strategy", "local", "--envs", str(ENVS))]
+    words = [*("train", "dqn", "--env", CHAIN, "--strategy", "local", "--num-envs", str(ENVS))]
     words += ["--unroll-length", "4", "--gradient-steps", "2", "--batch-size", "4"]
-    words += ["--capacity", "4096", "--begin-at", "8", "--hidden", "8", "--steps", "160"]
+    words += ["--capacity", "4096", "--begin-at", "8", "--hidden", "8", "--total-steps", "160"]
     words += ["--replay", address, "--run", str(folder), "--no-video", "--evaluate-every", "0"]
     subprocess.run([sys.executable, "-m", "dovetail", *words, "--quiet"], check=True, timeout=100)
 
@@ -215,7 +215,7 @@ def test_bad_words_are_one_sentence(case: str, capsys: pytest.CaptureFixture[str
 
 
 def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
-    words = ["replay", "dqn", "--env", CHAIN, "--envs", "4", "--json"]
+    words = ["replay", "dqn", "--env", CHAIN, "--num-envs", "4", "--json"]
     words += ["--durable", str(tmp_path / "kept"), "--listen", "127.0.0.1:0"]
     addresses: list[str] = []
     for _ in range(2):

@@ -121,13 +121,13 @@ class LearnerProcess:
         self._plan = plan = part_of(self._job.plan, self._rank)
         others = [process for process in plan.processes if not process.learns]
         acting = [process.name for process in others if not process.keeps]
-        fewest = len(acting) if plan.fewest is None else plan.fewest
+        min_actors = len(acting) if plan.min_actors is None else plan.min_actors
         self._processes = Processes(
             RayHost(plan, self._order),
             {process.name: process.workers for process in others},
             self._job.patience,
             self._news.append,
-            acting[fewest:],
+            acting[min_actors:],
         )
         return node_name()
 

@@ -28,7 +28,7 @@ class Claims:
                     raise UserError(
                         f"The replay has room for {self._streams} environments, of which "
                         f"{self._others()} are other writers', and {count} more were to be "
-                        "written: serve one for more (dovetail replay --envs), or use fewer."
+                        "written: serve one for more (dovetail replay --num-envs), or use fewer."
                     )
             self._taken[id(writer)] = (first, first + count)
             return first
