@@ -19,7 +19,9 @@ import numpy as np
 import dovetail as dt
 from benchmarks import ours
 from benchmarks import protocol as p
-from dovetail.algorithms.off_policy import KEYS, Batch, OffPolicyAlgorithm
+from dovetail.algorithms import TD3, TD3BC
+from dovetail.blocks.gradient_loop import KEYS
+from dovetail.blocks.replayed import Batch
 
 ENVS = {
     "sac": "gymnasium:Pendulum-v1",
@@ -31,7 +33,7 @@ ALONE: Any = SimpleNamespace(mean=lambda tree: tree)
 """The boundaries of a gradient step, for one learner."""
 
 
-def bound(name: str, parts: int = 1) -> OffPolicyAlgorithm:
+def bound(name: str, parts: int = 1) -> Any:
     """An algorithm with the options that are the same for everybody, and its task; with one of
     `parts` equal parts of a batch."""
     task = dt.Task(dt.envs.resolve(ENVS[name]).spec, num_envs=1, steps=1)
@@ -39,7 +41,7 @@ def bound(name: str, parts: int = 1) -> OffPolicyAlgorithm:
     return replace(chosen, batch_size=chosen.batch_size // parts).bind(task)
 
 
-def batch_shapes(algorithm: OffPolicyAlgorithm) -> Batch:
+def batch_shapes(algorithm: Any) -> Batch:
     """The shapes of what a gradient step learns from."""
     spec, count = algorithm.task.env, algorithm.batch_size
     rows = lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), jnp.float32)  # noqa: E731
@@ -48,17 +50,18 @@ def batch_shapes(algorithm: OffPolicyAlgorithm) -> Batch:
     return Batch(*map(rows, (spec.observation, action, number, number, spec.observation, number)))
 
 
-def gradient_step(algorithm: OffPolicyAlgorithm, state: Any, batch: Batch, keys: Any) -> Any:
-    """(state, errors, metrics) after a gradient step on one batch, which is prepared first."""
-    one = jax.tree.map(lambda x: x[None], (batch, keys))
-    prepared = jax.tree.map(lambda x: x[0], algorithm.prepared(state, *one))
-    return algorithm.gradient_step(ALONE, state, prepared, keys)
+def gradient_step(algorithm: Any, state: Any, batch: Batch, keys: Any) -> Any:
+    """(state, errors, metrics) after a gradient step on one batch."""
+    if isinstance(algorithm, TD3 | TD3BC):  # these compute their targets before the step
+        one = jax.tree.map(lambda x: x[None], (batch, keys))
+        batch = jax.tree.map(lambda x: x[0], algorithm.with_goals(state, *one))
+    return algorithm.gradient_step(ALONE, state, batch, keys)
 
 
 class Alone:
     """The learner's state, and a loop that changes it."""
 
-    def __init__(self, algorithm: OffPolicyAlgorithm) -> None:
+    def __init__(self, algorithm: Any) -> None:
         draw, shapes = np.random.default_rng(0).uniform, batch_shapes(algorithm)
         batch = jax.tree.map(lambda s: draw(-1, 1, s.shape).astype(s.dtype), shapes)
         keys = jax.random.split(jax.random.key(1), KEYS)

@@ -33,20 +33,20 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from benchmarks import protocol as p
 from benchmarks.alone import ENVS, Alone, batch_shapes, bound, gradient_step
 from benchmarks.run import Live
-from dovetail.algorithms.off_policy import KEYS, OffPolicyAlgorithm
+from dovetail.blocks.gradient_loop import KEYS
 
 LARGE = 2048
 CHAIN = 50
 """Small products, or gradient steps, one after another in a compiled call."""
 
 
-def operations(algorithm: OffPolicyAlgorithm) -> float:
+def operations(algorithm: Any) -> float:
     """Floating-point operations of the products of one gradient step, on average."""
     state = jax.eval_shape(algorithm.init, jax.random.key(0))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), KEYS))
     step = partial(gradient_step, algorithm)
     traced = jax.make_jaxpr(step)(state, batch_shapes(algorithm), keys)
-    return _operations(traced.jaxpr, 1 / algorithm.rhythm)
+    return _operations(traced.jaxpr, 1 / getattr(algorithm, "actor_every", 1))
 
 
 def _operations(jaxpr: Any, share: float) -> float:

@@ -1,38 +1,208 @@
-"""Behavioral cloning: the policy under which recorded actions are likeliest.
+"""Behavior cloning: the policy under which the recorded actions are likeliest.
 
-No reward is looked at, so it comes out about as good as whoever was recorded: what every other
-offline algorithm has to beat.
+It ignores rewards, so it comes out about as good as the recorded behavior: the baseline that every
+other offline algorithm has to beat.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from dovetail.algorithm import RL, Metrics
-from dovetail.algorithms.cloning import Cloning
-from dovetail.algorithms.off_policy import Batch, LearnerState
+from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Task, Timestep
+from dovetail.blocks.exploring import Acted, Acting, check_bounded, random_action, random_log_prob
+from dovetail.blocks.gradient_loop import apply_gradients, gradient_keys, gradient_loop
+from dovetail.blocks.learner_state import LearnerState
+from dovetail.blocks.offline import (
+    bounded_log_prob,
+    bounded_sample,
+    init_policy,
+    negative_log_likelihood,
+    recorded_rows,
+)
+from dovetail.blocks.replayed import Batch, Row, rows_of, update_priorities
+from dovetail.blocks.sampling import Sampling, check_replay_options, new_learner_state
+from dovetail.envs.interface import Continuous, Discrete
+from dovetail.functions.distributions import Categorical, Gaussian, output_size
+from dovetail.networks.policy_network import PolicyNetwork
+from dovetail.replay.data import Data
+from dovetail.replay.replay import Replay
+
+LOG_STD = (-5.0, 2.0)
+"""Bounds of the policy's log standard deviation."""
 
 
 @dataclass(frozen=True)
-class BC(Cloning):
-    """Behavioral cloning: does what was recorded."""
+class BC(Algorithm):
+    """Behavior cloning: imitates the recorded actions."""
 
-    followed: ClassVar[tuple[str, ...]] = ()
+    actions: ClassVar[tuple[type, ...]] = (Discrete, Continuous)
+    correction: ClassVar[Correction] = Correction("learning off-policy", None)
+    takes_data: ClassVar[bool] = True
+    needs_data: ClassVar[bool] = True
 
-    def networks(self, key: jax.Array) -> dict[str, Any]:
-        """New parameters of the policy."""
-        return {"actor": self.new_policy(key)}
+    unroll_length: int = 1
+    """Steps each environment takes between two updates."""
+    gradient_steps: int = 0
+    """Gradient steps of an update, in one compiled call; 0 for one per environment step, or 20
+    without environment steps."""
+    batch_size: int = 256
+    """Transitions of a gradient step."""
+    learning_rate: float = 3e-4
+    """Adam's step size."""
+    discount: float = 0.99
+    """Discount factor γ."""
+    n_step: int = 1
+    """Steps of rewards before the target bootstraps from a value."""
+    target_rate: float = 0.005
+    """Step of the target networks toward the networks, with each gradient step."""
+    capacity: int = 200_000
+    """Maximum number of transitions in the replay."""
+    begin_at: int = 1_000
+    """Transitions in the replay before learning begins."""
+    prioritized: bool = False
+    """Whether to sample transitions with larger errors more often,
+    https://arxiv.org/abs/1511.05952."""
+    priority_exponent: float = 0.6
+    """Exponent of the error in a priority; 0 samples uniformly."""
+    importance_exponent: float = 0.4
+    """Exponent of the importance weights against the bias of priorities; 1 removes it."""
+    data_share: float = 0.5
+    """Fraction of recorded transitions in a batch when there are replayed ones as well."""
+    normalize_observations: bool = False
+    """Whether to normalize observations by their running mean and variance."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Sizes of the hidden layers."""
+    activation: str = "relu"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+
+    def __post_init__(self) -> None:
+        check_replay_options(self)
+
+    def bind(self, task: Task) -> Self:
+        """The same options with a task; refused where actions have no bounds to explore within."""
+        check_bounded(type(self).__name__, task)
+        return super().bind(task)
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are discrete."""
+        return isinstance(self.task.env.action, Discrete)
+
+    @property
+    def actor(self) -> PolicyNetwork:
+        """The policy's network: a logit for each action, or the mean of each entry."""
+        env = self.task.env
+        return PolicyNetwork(env.observation, output_size(env.action), self.hidden, self.activation)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How an update draws its batches from the replay and from recorded data."""
+        return Sampling(self)
+
+    def init(self, key: jax.Array) -> LearnerState:
+        """A new policy, an empty replay."""
+        network_key, key = jax.random.split(key)
+        params = {"actor": init_policy(self.actor, self.task.env.action, network_key)}
+        adam = optax.adam(self.learning_rate)
+        return new_learner_state(self.sampling, key, adam, params, target={})
+
+    def policy(self, params: Any, observation: Any) -> Categorical | Gaussian:
+        """π(a|s): discrete, or a Gaussian with its mean in [-1, 1] and one deviation for all s."""
+        outputs = self.actor.apply(params, observation)
+        if self.discrete:
+            return Categorical(outputs)
+        return Gaussian(jnp.tanh(outputs), jnp.clip(params["log_std"], *LOG_STD))
+
+    def acting(self, state: LearnerState) -> Acting:
+        """The policy's weights; no action is random, since it learns from recorded data first."""
+        return Acting(state.params["actor"], state.moments, state.steps < 0)
+
+    def acting_policy(self, params: Acting, timestep: Timestep) -> Categorical | Gaussian:
+        """π at an actor's observation."""
+        seen = self.sampling.normalized(params.moments, timestep.observation)
+        return self.policy(params.network, seen)
+
+    def act(
+        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
+    ) -> tuple[jax.Array, Acted, Carry]:
+        """An action of the policy, clipped to its bounds."""
+        policy, space = self.acting_policy(params, timestep), self.task.env.action
+        action = bounded_sample(policy, key)
+        log_prob = bounded_log_prob(policy, action)
+        action = jnp.where(params.warming, random_action(space, key), action)
+        log_prob = jnp.where(params.warming, random_log_prob(space), log_prob)
+        return action, Acted(log_prob), carry
+
+    def log_prob(
+        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+    ) -> jax.Array:
+        """Log-probability with which `act` takes an action."""
+        own = bounded_log_prob(self.acting_policy(params, timestep), action)
+        return jnp.where(params.warming, random_log_prob(self.task.env.action), own)
+
+    def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+        """The policy's mode."""
+        return self.acting_policy(params, timestep).mode(), carry
 
     def actor_loss(self, params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
-        """Minus the mean log-likelihood of what was recorded."""
-        loss = self.unlikelihood(self.policy(params, batch.observation), batch)
+        """(loss, metrics): mean of -log π(a|s)."""
+        loss = negative_log_likelihood(self.policy(params, batch.observation), batch)
         return loss, {"actor_loss": loss}
 
     def gradient_step(
         self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array
     ) -> tuple[LearnerState, jax.Array, Metrics]:
-        """The policy one step along its gradient. No transition has an error: all are alike."""
+        """One step of the policy along its gradient; errors are 0, so that priorities are equal."""
         actor, metrics = jax.grad(self.actor_loss, has_aux=True)(state.params["actor"], batch)
-        return self.descend(rl, state, {"actor": actor}), jnp.zeros(len(batch.reward)), metrics
+        state = apply_gradients(rl, optax.adam(self.learning_rate), state, {"actor": actor})
+        return state, jnp.zeros(len(batch.reward)), metrics
+
+    def learn(
+        self, rl: RL, state: LearnerState, batches: Batch, enough: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """(state, errors [K, n], metrics): a gradient step on each of K batches [K, n, …], if there
+        is enough to learn from."""
+        keys = gradient_keys(rl, state, batches)
+        return gradient_loop(partial(self.gradient_step, rl), state, batches, keys, enough)
+
+    def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
+        """Actors insert their steps into the replay; the learner learns from sampled batches."""
+        replay, sampling = state.replay, self.sampling
+        steps = replayed = recorded = None
+        if isinstance(replay, Replay):  # unless it learns from recorded data alone
+            acting = rl.broadcast(self.acting(state))
+            steps = rl.unroll(self.act, acting, self.unroll_length)
+            replay = rl.insert(replay, steps, *rows_of(steps))
+            replay, replayed = rl.sample(replay, sampling.draws(state))
+        if isinstance(state.data, Data):
+            recorded = rl.recall(state.data, sampling.recorded_draws(state))
+        moments = sampling.moments(rl, state.moments, steps, recorded)
+        enough = sampling.enough(replayed)
+        batches = sampling.batches(rl, moments, replayed, recorded)
+        state, errors, metrics = self.learn(rl, state._replace(moments=moments), batches, enough)
+        if self.prioritized:
+            replay = update_priorities(rl, replay, replayed, errors)
+        return state._replace(replay=replay, updates=state.updates + 1), metrics
+
+    @property
+    def offline_steps(self) -> int:
+        """Gradient steps of an update on recorded data alone."""
+        return self.sampling.steps
+
+    @property
+    def recorded_window(self) -> int:
+        """Steps of a recorded transition."""
+        return self.n_step
+
+    @property
+    def recorded_draws_each(self) -> int:
+        """Recorded transitions of an update."""
+        return self.sampling.steps * self.sampling.recorded
+
+    def recorded_row(self, rows: Any) -> Row:
+        """Rows of a dataset as the learner keeps them."""
+        return recorded_rows(self.task.env.action, rows)

@@ -1,77 +1,241 @@
 """Implicit Q-learning, https://arxiv.org/abs/2110.06169.
 
-A value network learns a high expectile of what the recorded actions are worth, which stands for
-the best of them; so the critics never judge an action that nobody tried. The policy is fitted to
-the recorded actions by their advantages. Unusual here: discrete actions as well, all gradients of
-a step are taken at the same weights, and the policy's learning rate does not fall.
+V(s) learns a high expectile of the recorded actions' values, which stands for the best of them, so
+the critics never judge an action that was not recorded. The policy is fitted to the recorded
+actions, weighted by their advantages. Unusual here: discrete actions as well, all gradients of a
+step are taken at the same weights, and the policy's learning rate does not decay.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from dovetail.algorithm import RL, Metrics
-from dovetail.algorithms.cloning import AdvantageWeighted
-from dovetail.algorithms.off_policy import Batch, LearnerState
+from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Task, Timestep
+from dovetail.blocks.exploring import Acted, Acting, check_bounded, random_action, random_log_prob
+from dovetail.blocks.gradient_loop import apply_gradients, gradient_keys, gradient_loop
+from dovetail.blocks.learner_state import LearnerState
+from dovetail.blocks.offline import (
+    bounded_log_prob,
+    bounded_sample,
+    init_policy,
+    negative_log_likelihood,
+    recorded_rows,
+)
+from dovetail.blocks.options import check_options
+from dovetail.blocks.replayed import Batch, Row, rows_of, update_priorities
+from dovetail.blocks.sampling import Sampling, check_replay_options, new_learner_state
+from dovetail.blocks.targets import soft_update
+from dovetail.envs.interface import Continuous, Discrete
 from dovetail.errors import check_option
-from dovetail.functions.offline import expectile_loss
-from dovetail.networks.critics import Critics
+from dovetail.functions.distributions import Categorical, Gaussian, output_size
+from dovetail.functions.offline import advantage_weights, expectile_loss
+from dovetail.networks.critics import Critics, of_actions
+from dovetail.networks.policy_network import PolicyNetwork
+from dovetail.replay.data import Data
+from dovetail.replay.replay import Replay
+
+LOG_STD = (-5.0, 2.0)
+"""Bounds of the policy's log standard deviation."""
 
 
 @dataclass(frozen=True)
-class IQL(AdvantageWeighted):
-    """Implicit Q-learning: the best of what was recorded, by expectiles."""
+class IQL(Algorithm):
+    """Implicit Q-learning: the best of the recorded actions, by expectile regression."""
 
+    actions: ClassVar[tuple[type, ...]] = (Discrete, Continuous)
+    correction: ClassVar[Correction] = Correction("learning off-policy", None)
+    takes_data: ClassVar[bool] = True
+    needs_data: ClassVar[bool] = True
+
+    unroll_length: int = 1
+    """Steps each environment takes between two updates."""
+    gradient_steps: int = 0
+    """Gradient steps of an update, in one compiled call; 0 for one per environment step, or 20
+    without environment steps."""
+    batch_size: int = 256
+    """Transitions of a gradient step."""
+    learning_rate: float = 3e-4
+    """Adam's step size."""
+    discount: float = 0.99
+    """Discount factor γ."""
+    n_step: int = 1
+    """Steps of rewards before the target bootstraps from a value."""
+    target_rate: float = 0.005
+    """Step of the target networks toward the networks, with each gradient step."""
     expectile: float = 0.7
-    """Which expectile of the actions' values a state is worth: 0.5 their mean, near 1 their
+    """Expectile τ of the actions' values that V(s) learns: 0.5 for their mean, near 1 for their
     maximum."""
+
     inverse_temperature: float = 3.0
-    """How much the better actions are preferred: 0 makes all alike, as in behavioral cloning."""
+    """Preference β for better actions: 0 weighs all alike, as behavior cloning does."""
+    weight_limit: float = 100.0
+    """Maximum weight of an action."""
+    critics: int = 2
+    """Number of critics, of which the lowest value counts."""
+    capacity: int = 200_000
+    """Maximum number of transitions in the replay."""
+    begin_at: int = 1_000
+    """Transitions in the replay before learning begins."""
+    prioritized: bool = False
+    """Whether to sample transitions with larger errors more often,
+    https://arxiv.org/abs/1511.05952."""
+    priority_exponent: float = 0.6
+    """Exponent of the error in a priority; 0 samples uniformly."""
+    importance_exponent: float = 0.4
+    """Exponent of the importance weights against the bias of priorities; 1 removes it."""
+    data_share: float = 0.5
+    """Fraction of recorded transitions in a batch when there are replayed ones as well."""
+    normalize_observations: bool = False
+    """Whether to normalize observations by their running mean and variance."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Sizes of the hidden layers."""
+    activation: str = "relu"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        expectile = self.expectile
-        check_option("expectile", expectile, 0 < expectile < 1, "more than 0, less than 1")
+        check_replay_options(self)
+        check_options(
+            self,
+            positive=("weight_limit",),
+            non_negative=("inverse_temperature",),
+            at_least_one=("critics",),
+        )
+        fits = 0 < self.expectile < 1
+        check_option("expectile", self.expectile, fits, "more than 0, less than 1")
+
+    def bind(self, task: Task) -> Self:
+        """The same options with a task; refused where actions have no bounds to explore within."""
+        check_bounded(type(self).__name__, task)
+        return super().bind(task)
+
+    @property
+    def discrete(self) -> bool:
+        """Whether actions are discrete."""
+        return isinstance(self.task.env.action, Discrete)
+
+    @property
+    def actor(self) -> PolicyNetwork:
+        """The policy's network: a logit for each action, or the mean of each entry."""
+        env = self.task.env
+        return PolicyNetwork(env.observation, output_size(env.action), self.hidden, self.activation)
+
+    @property
+    def critic(self) -> Critics:
+        """The critics' networks, Q(s, a): of an action's entries, or with a value per action."""
+        env, layers = self.task.env, (self.hidden, self.activation)
+        if isinstance(env.action, Continuous):
+            return Critics(env.observation, env.action.size, 1, self.critics, *layers)
+        return Critics(env.observation, 0, output_size(env.action), self.critics, *layers)
 
     @property
     def valuer(self) -> Critics:
-        """The network of the states' values."""
+        """The network of V(s)."""
         return Critics(self.task.env.observation, 0, 1, 1, self.hidden, self.activation)
 
-    def networks(self, key: jax.Array) -> dict[str, Any]:
-        """New parameters of the policy, the critics and the states' value."""
-        keys = jax.random.split(key, 3)
-        return {
-            "actor": self.new_policy(keys[0]),
-            "critics": self.critic.init(keys[1]),
-            "value": self.valuer.init(keys[2]),
+    @property
+    def sampling(self) -> Sampling:
+        """How an update draws its batches from the replay and from recorded data."""
+        return Sampling(self)
+
+    def init(self, key: jax.Array) -> LearnerState:
+        """New networks, target critics equal to them, an empty replay."""
+        network_key, key = jax.random.split(key)
+        actor_key, critic_key, value_key = jax.random.split(network_key, 3)
+        params = {
+            "actor": init_policy(self.actor, self.task.env.action, actor_key),
+            "critics": self.critic.init(critic_key),
+            "value": self.valuer.init(value_key),
         }
+        adam = optax.adam(self.learning_rate)
+        return new_learner_state(
+            self.sampling, key, adam, params, target={"critics": params["critics"]}
+        )
+
+    def policy(self, params: Any, observation: Any) -> Categorical | Gaussian:
+        """π(a|s): discrete, or a Gaussian with its mean in [-1, 1] and one deviation for all s."""
+        outputs = self.actor.apply(params, observation)
+        if self.discrete:
+            return Categorical(outputs)
+        return Gaussian(jnp.tanh(outputs), jnp.clip(params["log_std"], *LOG_STD))
+
+    def values(self, params: Any, observation: Any, action: jax.Array) -> jax.Array:
+        """Q(s, a) of every critic, [critics, n]."""
+        if not self.discrete:
+            return self.critic.apply(params, observation, action)[..., 0]
+        return of_actions(self.critic.apply(params, observation), action)
 
     def value(self, params: Any, observation: Any) -> jax.Array:
-        """What states are worth [n]."""
+        """V(s) [n]."""
         return self.valuer.apply(params, observation)[0, :, 0]
+
+    def acting(self, state: LearnerState) -> Acting:
+        """The policy's weights; no action is random, since it learns from recorded data first."""
+        return Acting(state.params["actor"], state.moments, state.steps < 0)
+
+    def acting_policy(self, params: Acting, timestep: Timestep) -> Categorical | Gaussian:
+        """π at an actor's observation."""
+        seen = self.sampling.normalized(params.moments, timestep.observation)
+        return self.policy(params.network, seen)
+
+    def act(
+        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
+    ) -> tuple[jax.Array, Acted, Carry]:
+        """An action of the policy, clipped to its bounds."""
+        policy, space = self.acting_policy(params, timestep), self.task.env.action
+        action = bounded_sample(policy, key)
+        log_prob = bounded_log_prob(policy, action)
+        action = jnp.where(params.warming, random_action(space, key), action)
+        log_prob = jnp.where(params.warming, random_log_prob(space), log_prob)
+        return action, Acted(log_prob), carry
+
+    def log_prob(
+        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+    ) -> jax.Array:
+        """Log-probability with which `act` takes an action."""
+        own = bounded_log_prob(self.acting_policy(params, timestep), action)
+        return jnp.where(params.warming, random_log_prob(self.task.env.action), own)
+
+    def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+        """The policy's mode."""
+        return self.acting_policy(params, timestep).mode(), carry
 
     def value_loss(
         self, params: Any, batch: Batch, worth: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """(loss, advantages [n]): how far values are from the expectile of what the recorded
-        actions are worth [n], and how much better than the values these are."""
+        """(loss, advantages [n]): mean of |τ - 1(A < 0)| A² with A = Q'(s, a) - V(s); `worth` [n]
+        is Q'(s, a)."""
         advantages = worth - self.value(params, batch.observation)
         loss = jnp.mean(batch.weights * expectile_loss(advantages, self.expectile))
         return loss, advantages
 
+    def critic_loss(
+        self, params: Any, batch: Batch, goal: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
+        """(loss, (errors [n], metrics)): mean of (Q(s, a) - y)², summed over the critics."""
+        values = self.values(params, batch.observation, batch.action)
+        errors = values - goal
+        loss = jnp.mean(batch.weights * jnp.sum(jnp.square(errors), axis=0))
+        metrics = {"critic_loss": loss, "value": jnp.mean(values)}
+        return loss, (jnp.mean(jnp.abs(errors), axis=0), metrics)
+
     def actor_loss(
         self, params: Any, batch: Batch, advantages: jax.Array
     ) -> tuple[jax.Array, Metrics]:
-        """Minus the log-likelihood of the recorded actions, by their advantages."""
-        return self.weighted(self.policy(params, batch.observation), batch, advantages)
+        """(loss, metrics): mean of -exp(β A) log π(a|s)."""
+        policy = self.policy(params, batch.observation)
+        weights = advantage_weights(advantages, self.inverse_temperature, self.weight_limit)
+        loss = negative_log_likelihood(policy, batch, weights)
+        return loss, {"actor_loss": loss, "mean_weight": jnp.mean(weights)}
 
     def gradient_step(
         self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array
     ) -> tuple[LearnerState, jax.Array, Metrics]:
-        """Value, critics and policy one step along their gradients; then the targets follow."""
+        """One step of V, critics and policy along their gradients; then the target critics
+        follow."""
         params = state.params
         worth = self.values(state.target["critics"], batch.observation, batch.action).min(axis=0)
         (lost, advantages), value = jax.value_and_grad(self.value_loss, has_aux=True)(
@@ -83,5 +247,52 @@ class IQL(AdvantageWeighted):
         )
         actor, metrics = jax.grad(self.actor_loss, has_aux=True)(params["actor"], batch, advantages)
         gradients = {"actor": actor, "critics": critics, "value": value}
-        after = self.follow(self.descend(rl, state, gradients))
-        return after, errors, found | metrics | {"expectile_loss": lost}
+        state = apply_gradients(rl, optax.adam(self.learning_rate), state, gradients)
+        target = soft_update(state.target, state.params, self.target_rate)
+        return state._replace(target=target), errors, found | metrics | {"expectile_loss": lost}
+
+    def learn(
+        self, rl: RL, state: LearnerState, batches: Batch, enough: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """(state, errors [K, n], metrics): a gradient step on each of K batches [K, n, …], if there
+        is enough to learn from."""
+        keys = gradient_keys(rl, state, batches)
+        return gradient_loop(partial(self.gradient_step, rl), state, batches, keys, enough)
+
+    def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
+        """Actors insert their steps into the replay; the learner learns from sampled batches."""
+        replay, sampling = state.replay, self.sampling
+        steps = replayed = recorded = None
+        if isinstance(replay, Replay):  # unless it learns from recorded data alone
+            acting = rl.broadcast(self.acting(state))
+            steps = rl.unroll(self.act, acting, self.unroll_length)
+            replay = rl.insert(replay, steps, *rows_of(steps))
+            replay, replayed = rl.sample(replay, sampling.draws(state))
+        if isinstance(state.data, Data):
+            recorded = rl.recall(state.data, sampling.recorded_draws(state))
+        moments = sampling.moments(rl, state.moments, steps, recorded)
+        enough = sampling.enough(replayed)
+        batches = sampling.batches(rl, moments, replayed, recorded)
+        state, errors, metrics = self.learn(rl, state._replace(moments=moments), batches, enough)
+        if self.prioritized:
+            replay = update_priorities(rl, replay, replayed, errors)
+        return state._replace(replay=replay, updates=state.updates + 1), metrics
+
+    @property
+    def offline_steps(self) -> int:
+        """Gradient steps of an update on recorded data alone."""
+        return self.sampling.steps
+
+    @property
+    def recorded_window(self) -> int:
+        """Steps of a recorded transition."""
+        return self.n_step
+
+    @property
+    def recorded_draws_each(self) -> int:
+        """Recorded transitions of an update."""
+        return self.sampling.steps * self.sampling.recorded
+
+    def recorded_row(self, rows: Any) -> Row:
+        """Rows of a dataset as the learner keeps them."""
+        return recorded_rows(self.task.env.action, rows)

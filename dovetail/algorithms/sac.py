@@ -1,6 +1,6 @@
 """Soft actor-critic with a learned temperature, https://arxiv.org/abs/1812.05905.
 
-The policy maximizes value and entropy; the temperature between the two is learned so that the
+The policy maximizes value and entropy; the temperature that weighs the two is learned, so that the
 entropy stays at a given level. With more critics and more gradient steps it is REDQ
 (https://arxiv.org/abs/2101.05982), with layer normalization and dropout DroQ
 (https://arxiv.org/abs/2110.02034). Unusual here: the gradients of policy, critics and temperature
@@ -9,143 +9,195 @@ are taken at the same weights, so that they can be computed side by side.
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from dovetail.algorithm import RL, Carry, Metrics, Timestep
-from dovetail.algorithms.off_policy import Acted, Acting, Batch, LearnerState, OffPolicyAlgorithm
+from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Task, Timestep
+from dovetail.blocks.exploring import Acted, Acting, check_bounded, random_action, random_log_prob
+from dovetail.blocks.gradient_loop import apply_gradients, delayed, gradient_keys, gradient_loop
+from dovetail.blocks.learner_state import LearnerState
+from dovetail.blocks.offline import recorded_rows
+from dovetail.blocks.options import check_options
+from dovetail.blocks.replayed import Batch, Row, rows_of, update_priorities
+from dovetail.blocks.sampling import Sampling, check_replay_options, new_learner_state
+from dovetail.blocks.targets import random_subset, soft_update
 from dovetail.envs.interface import Continuous
 from dovetail.errors import check_option
 from dovetail.functions.distributions import SquashedGaussian
-from dovetail.keys import for_all
 from dovetail.networks.critics import Critics
 from dovetail.networks.policy_network import PolicyNetwork
+from dovetail.replay.data import Data
+from dovetail.replay.replay import Replay
 
 LOG_STD = (-20.0, 2.0)
-"""Within which the logarithm of the policy's deviation is kept."""
+"""Bounds of the policy's log standard deviation."""
 
 
 @dataclass(frozen=True)
-class SAC(OffPolicyAlgorithm):
-    """Soft actor-critic: a random policy that is paid for its entropy."""
+class SAC(Algorithm):
+    """Soft actor-critic: a stochastic policy that maximizes value and entropy."""
 
     actions: ClassVar[tuple[type, ...]] = (Continuous,)
+    correction: ClassVar[Correction] = Correction("learning off-policy", None)
+    takes_data: ClassVar[bool] = True
 
+    unroll_length: int = 1
+    """Steps each environment takes between two updates."""
+    gradient_steps: int = 0
+    """Gradient steps of an update, in one compiled call; 0 for one per environment step, or 20
+    without environment steps."""
+    batch_size: int = 256
+    """Transitions of a gradient step."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    discount: float = 0.99
+    """Discount factor γ."""
+    n_step: int = 1
+    """Steps of rewards before the target bootstraps from a value."""
+    target_rate: float = 0.005
+    """Step of the target networks toward the networks, with each gradient step."""
     critics: int = 2
-    """Networks that learn the value of actions."""
+    """Number of critics."""
     subset: int = 2
-    """Critics, drawn anew for each gradient step, of which the lowest value is the target."""
+    """Critics, drawn anew for each gradient step, whose lowest value is the target."""
     mean_critic: bool = False
-    """Whether the policy follows the critics' mean, as in REDQ and DroQ, or their minimum."""
+    """Whether the policy maximizes the critics' mean, as in REDQ and DroQ, or their minimum."""
     actor_every: int = 1
     """Gradient steps of the critics for each of the policy."""
     layer_norm: bool = False
-    """Whether the critics' hidden layers are normalized, as in DroQ."""
+    """Whether to normalize the critics' hidden layers, as in DroQ."""
     dropout: float = 0.0
-    """The share of the critics' hidden units that is left out, as in DroQ."""
+    """Dropout rate of the critics' hidden layers, as in DroQ."""
     temperature: float = 1.0
-    """What entropy is worth, at first or always."""
+    """Weight α of the entropy; where it is learned, its first value."""
     learn_temperature: bool = True
-    """Whether that is learned."""
+    """Whether to learn the temperature."""
     entropy_per_action: float = -1.0
-    """The entropy at which the temperature is to keep the policy, for each entry of an action."""
+    """Entropy at which the learned temperature keeps the policy, per entry of an action."""
+    capacity: int = 200_000
+    """Maximum number of transitions in the replay."""
+    begin_at: int = 1_000
+    """Transitions in the replay before learning begins; until then actions are random."""
+    prioritized: bool = False
+    """Whether to sample transitions with larger errors more often,
+    https://arxiv.org/abs/1511.05952."""
+    priority_exponent: float = 0.6
+    """Exponent of the error in a priority; 0 samples uniformly."""
+    importance_exponent: float = 0.4
+    """Exponent of the importance weights against the bias of priorities; 1 removes it."""
+    data_share: float = 0.5
+    """Fraction of recorded transitions in a batch when there are replayed ones as well."""
+    normalize_observations: bool = False
+    """Whether to normalize observations by their running mean and variance."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Sizes of the hidden layers."""
+    activation: str = "relu"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("critics", "actor_every"):
-            check_option(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
-        count = self.critics
+        check_replay_options(self)
+        check_options(self, positive=("temperature",), at_least_one=("critics", "actor_every"))
+        count, rate = self.critics, self.dropout
         check_option("subset", self.subset, 1 <= self.subset <= count, f"1 to {count}")
-        check_option("dropout", self.dropout, 0 <= self.dropout < 1, "0 or more, less than 1")
-        check_option("temperature", self.temperature, self.temperature > 0, "more than 0")
+        check_option("dropout", rate, 0 <= rate < 1, "0 or more, less than 1")
 
-    @property
-    def rhythm(self) -> int:
-        """Gradient steps of the critics for each of the policy."""
-        return self.actor_every
+    def bind(self, task: Task) -> Self:
+        """The same options with a task; refused where actions have no bounds to explore within."""
+        check_bounded(type(self).__name__, task)
+        return super().bind(task)
 
     @property
     def actor(self) -> PolicyNetwork:
-        """The policy's network: mean and deviation of each entry."""
+        """The policy's network: mean and log standard deviation of each entry of an action."""
         env = self.task.env
         assert isinstance(env.action, Continuous)
         return PolicyNetwork(env.observation, 2 * env.action.size, self.hidden, self.activation)
 
     @property
     def critic(self) -> Critics:
-        """The critics' networks."""
-        env = self.task.env
+        """The critics' networks, Q(s, a)."""
+        env, layers = self.task.env, (self.hidden, self.activation)
         assert isinstance(env.action, Continuous)
-        return self._critics(env.action.size, 1)
-
-    def _critics(self, action: int, outputs: int) -> Critics:
-        env, hidden, activation = self.task.env, self.hidden, self.activation
-        regular = self.layer_norm, self.dropout
-        return Critics(env.observation, action, outputs, self.critics, hidden, activation, *regular)
+        size, regular = env.action.size, (self.layer_norm, self.dropout)
+        return Critics(env.observation, size, 1, self.critics, *layers, *regular)
 
     @property
     def target_entropy(self) -> float:
-        """The entropy at which the temperature is to keep the policy."""
+        """Entropy at which the learned temperature keeps the policy."""
         assert isinstance(self.task.env.action, Continuous)
         return self.entropy_per_action * self.task.env.action.size
 
-    def networks(self, key: jax.Array) -> dict[str, Any]:
-        """New parameters of the policy, the critics and the temperature."""
-        keys = jax.random.split(key)
-        return {
-            "actor": self.actor.init(keys[0]),
-            "critics": self.critic.init(keys[1]),
+    @property
+    def sampling(self) -> Sampling:
+        """How an update draws its batches from the replay and from recorded data."""
+        return Sampling(self)
+
+    def init(self, key: jax.Array) -> LearnerState:
+        """New networks, target critics equal to them, an empty replay."""
+        network_key, key = jax.random.split(key)
+        actor_key, critic_key = jax.random.split(network_key)
+        params = {
+            "actor": self.actor.init(actor_key),
+            "critics": self.critic.init(critic_key),
             "log_temperature": jnp.asarray(math.log(self.temperature), jnp.float32),
         }
+        adam = optax.adam(self.learning_rate)
+        return new_learner_state(
+            self.sampling, key, adam, params, target={"critics": params["critics"]}
+        )
 
     def policy(self, params: Any, observation: Any) -> SquashedGaussian:
-        """The distribution of actions."""
+        """π(a|s), a Gaussian squashed to [-1, 1] by tanh."""
         mean, log_std = jnp.split(self.actor.apply(params, observation), 2, axis=-1)
         return SquashedGaussian(mean, jnp.clip(log_std, *LOG_STD))
+
+    def acting(self, state: LearnerState) -> Acting:
+        """The policy's weights; actions are random until the first gradient step."""
+        return Acting(state.params["actor"], state.moments, state.steps < 1)
+
+    def acting_policy(self, params: Acting, timestep: Timestep) -> SquashedGaussian:
+        """π at an actor's observation."""
+        seen = self.sampling.normalized(params.moments, timestep.observation)
+        return self.policy(params.network, seen)
 
     def act(
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, Acted, Carry]:
-        """An action of the policy; any action at first."""
-        observation = self.normalized(params.moments, timestep.observation)
-        action, log_prob = self.policy(params.network, observation).sample(key)
-        return *self.acted(params, key, action, log_prob), carry
+        """An action of the policy; a random action at first."""
+        space = self.task.env.action
+        action, log_prob = self.acting_policy(params, timestep).sample(key)
+        action = jnp.where(params.warming, random_action(space, key), action)
+        log_prob = jnp.where(params.warming, random_log_prob(space), log_prob)
+        return action, Acted(log_prob), carry
 
     def log_prob(
         self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
     ) -> jax.Array:
-        """By the policy; evenly at first."""
-        observation = self.normalized(params.moments, timestep.observation)
-        chance = self.policy(params.network, observation).log_prob(action)
-        return self.acted_log_prob(params, chance)
+        """log π(a|s); that of a random action at first."""
+        own = self.acting_policy(params, timestep).log_prob(action)
+        return jnp.where(params.warming, random_log_prob(self.task.env.action), own)
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The policy's mode."""
-        observation = self.normalized(params.moments, timestep.observation)
-        return self.policy(params.network, observation).mode(), carry
+        return self.acting_policy(params, timestep).mode(), carry
 
     def goal(self, state: LearnerState, batch: Batch, keys: jax.Array) -> jax.Array:
-        """What the critics should say [n]: rewards, and the soft value that targets expect."""
+        """The critics' target [n]: y = r + γ (min Q'(s', a') - α log π(a'|s')), a' from π."""
         policy = self.policy(state.params["actor"], batch.following)
         action, log_prob = policy.sample(keys[0])
-        targets = self.some(state.target["critics"], keys[1])
+        targets = random_subset(state.target["critics"], self.subset, keys[1])
         values = self.critic.apply(targets, batch.following, action, keys[2])[..., 0].min(axis=0)
         soft = values - jnp.exp(state.params["log_temperature"]) * log_prob
         return batch.reward + batch.discount * soft
 
-    def some(self, critics: Any, key: jax.Array) -> Any:
-        """As many of the critics as make a target."""
-        if self.subset == self.critics:
-            return critics
-        chosen = jax.random.permutation(for_all(key), self.critics)[: self.subset]
-        return jax.tree.map(lambda x: x[chosen], critics)
-
     def critic_loss(
         self, params: Any, batch: Batch, goal: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
-        """Squared errors, summed over the critics."""
+        """(loss, (errors [n], metrics)): mean of (Q(s, a) - y)², summed over the critics."""
         values = self.critic.apply(params, batch.observation, batch.action, key)[..., 0]
         errors = values - goal
         loss = jnp.mean(batch.weights * jnp.sum(jnp.square(errors), axis=0))
@@ -155,7 +207,7 @@ class SAC(OffPolicyAlgorithm):
     def actor_loss(
         self, params: Any, state: LearnerState, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, Metrics]:
-        """What entropy lacks of its worth, and value."""
+        """(loss, metrics): mean of α log π(a|s) - Q(s, a), with a drawn from π."""
         action, log_prob = self.policy(params, batch.observation).sample(key)
         values = self.critic.apply(state.params["critics"], batch.observation, action, key)[..., 0]
         value = values.mean(axis=0) if self.mean_critic else values.min(axis=0)
@@ -167,8 +219,9 @@ class SAC(OffPolicyAlgorithm):
     def gradient_step(
         self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array
     ) -> tuple[LearnerState, jax.Array, Metrics]:
-        """Critics, and every so often policy and temperature, one step along their gradients; then
-        the target networks follow."""
+        """One step of the critics, and in every `actor_every`-th step of policy and temperature,
+        along their gradients; then the target critics follow."""
+        adam = optax.adam(self.learning_rate)
         goal = self.goal(state, batch, keys)
         critics, (errors, found) = jax.grad(self.critic_loss, has_aux=True)(
             state.params["critics"], batch, goal, keys[3]
@@ -179,10 +232,58 @@ class SAC(OffPolicyAlgorithm):
                 state.params["actor"], state, batch, keys[4]
             )
             gradients = {"actor": actor}
-            if self.learn_temperature:  # of the loss log α (entropy - target)
+            if self.learn_temperature:  # the gradient of log α · (entropy - target entropy)
                 gradients["log_temperature"] = metrics["entropy"] - self.target_entropy
-            return self.descend(rl, after, gradients), metrics
+            return apply_gradients(rl, adam, after, gradients), metrics
 
-        after = self.descend(rl, state, {"critics": critics})
-        after, metrics = self.at_times(improve, after)
-        return self.follow(after), errors, found | metrics
+        after = apply_gradients(rl, adam, state, {"critics": critics})
+        after, metrics = delayed(improve, after, self.actor_every)
+        target = soft_update(after.target, after.params, self.target_rate)
+        return after._replace(target=target), errors, found | metrics
+
+    def learn(
+        self, rl: RL, state: LearnerState, batches: Batch, enough: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """(state, errors [K, n], metrics): a gradient step on each of K batches [K, n, …], if there
+        is enough to learn from."""
+        keys = gradient_keys(rl, state, batches)
+        step = partial(self.gradient_step, rl)
+        return gradient_loop(step, state, batches, keys, enough, delay=self.actor_every)
+
+    def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
+        """Actors insert their steps into the replay; the learner learns from sampled batches."""
+        replay, sampling = state.replay, self.sampling
+        steps = replayed = recorded = None
+        if isinstance(replay, Replay):  # unless it learns from recorded data alone
+            acting = rl.broadcast(self.acting(state))
+            steps = rl.unroll(self.act, acting, self.unroll_length)
+            replay = rl.insert(replay, steps, *rows_of(steps))
+            replay, replayed = rl.sample(replay, sampling.draws(state))
+        if isinstance(state.data, Data):
+            recorded = rl.recall(state.data, sampling.recorded_draws(state))
+        moments = sampling.moments(rl, state.moments, steps, recorded)
+        enough = sampling.enough(replayed)
+        batches = sampling.batches(rl, moments, replayed, recorded)
+        state, errors, metrics = self.learn(rl, state._replace(moments=moments), batches, enough)
+        if self.prioritized:
+            replay = update_priorities(rl, replay, replayed, errors)
+        return state._replace(replay=replay, updates=state.updates + 1), metrics
+
+    @property
+    def offline_steps(self) -> int:
+        """Gradient steps of an update on recorded data alone."""
+        return self.sampling.steps
+
+    @property
+    def recorded_window(self) -> int:
+        """Steps of a recorded transition."""
+        return self.n_step
+
+    @property
+    def recorded_draws_each(self) -> int:
+        """Recorded transitions of an update."""
+        return self.sampling.steps * self.sampling.recorded
+
+    def recorded_row(self, rows: Any) -> Row:
+        """Rows of a dataset as the learner keeps them."""
+        return recorded_rows(self.task.env.action, rows)

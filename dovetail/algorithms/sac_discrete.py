@@ -1,44 +1,113 @@
 """Soft actor-critic for discrete actions, https://arxiv.org/abs/1910.07207.
 
-The critics value every action at once, so expectations over the policy are sums, not samples.
+Each critic has a value for every action, so expectations over the policy are sums, not samples.
+Unusual here: the gradients of policy, critics and temperature are taken at the same weights, so
+that they can be computed side by side.
 """
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from dovetail.algorithm import Carry, Metrics, Timestep
-from dovetail.algorithms.off_policy import Acted, Acting, Batch, LearnerState
-from dovetail.algorithms.sac import SAC
+from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Timestep
+from dovetail.blocks.exploring import Acted, Acting, random_action, random_log_prob
+from dovetail.blocks.gradient_loop import apply_gradients, delayed, gradient_keys, gradient_loop
+from dovetail.blocks.learner_state import LearnerState
+from dovetail.blocks.offline import recorded_rows
+from dovetail.blocks.options import check_options
+from dovetail.blocks.replayed import Batch, Row, rows_of, update_priorities
+from dovetail.blocks.sampling import Sampling, check_replay_options, new_learner_state
+from dovetail.blocks.targets import random_subset, soft_update
 from dovetail.envs.interface import Discrete
 from dovetail.errors import check_option
 from dovetail.functions.distributions import Categorical
 from dovetail.networks.critics import Critics, of_actions
 from dovetail.networks.policy_network import PolicyNetwork
+from dovetail.replay.data import Data
+from dovetail.replay.replay import Replay
 
 
 @dataclass(frozen=True)
-class SACDiscrete(SAC):
-    """Soft actor-critic among few actions."""
+class SACDiscrete(Algorithm):
+    """Soft actor-critic for discrete actions."""
 
     actions: ClassVar[tuple[type, ...]] = (Discrete,)
+    correction: ClassVar[Correction] = Correction("learning off-policy", None)
+    takes_data: ClassVar[bool] = True
 
+    unroll_length: int = 1
+    """Steps each environment takes between two updates."""
+    gradient_steps: int = 0
+    """Gradient steps of an update, in one compiled call; 0 for one per environment step, or 20
+    without environment steps."""
+    batch_size: int = 256
+    """Transitions of a gradient step."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    discount: float = 0.99
+    """Discount factor γ."""
+    n_step: int = 1
+    """Steps of rewards before the target bootstraps from a value."""
     target_rate: float = 0.02
-    """How far the target networks move toward the networks with each gradient step."""
+    """Step of the target networks toward the networks, with each gradient step."""
+    critics: int = 2
+    """Number of critics."""
+    subset: int = 2
+    """Critics, drawn anew for each gradient step, whose lowest value is the target."""
+    mean_critic: bool = False
+    """Whether the policy maximizes the critics' mean, as in REDQ and DroQ, or their minimum."""
+    actor_every: int = 1
+    """Gradient steps of the critics for each of the policy."""
+    layer_norm: bool = False
+    """Whether to normalize the critics' hidden layers, as in DroQ."""
+    dropout: float = 0.0
+    """Dropout rate of the critics' hidden layers, as in DroQ."""
+    temperature: float = 1.0
+    """Weight α of the entropy; where it is learned, its first value."""
+    learn_temperature: bool = True
+    """Whether to learn the temperature."""
     entropy_per_action: float = 0.6
-    """The entropy at which the temperature is to keep the policy, as a share of the highest."""
+    """Entropy at which the learned temperature keeps the policy, as a fraction of log |A|."""
+    capacity: int = 200_000
+    """Maximum number of transitions in the replay."""
+    begin_at: int = 1_000
+    """Transitions in the replay before learning begins; until then actions are random."""
+    prioritized: bool = False
+    """Whether to sample transitions with larger errors more often,
+    https://arxiv.org/abs/1511.05952."""
+    priority_exponent: float = 0.6
+    """Exponent of the error in a priority; 0 samples uniformly."""
+    importance_exponent: float = 0.4
+    """Exponent of the importance weights against the bias of priorities; 1 removes it."""
+    data_share: float = 0.5
+    """Fraction of recorded transitions in a batch when there are replayed ones as well."""
+    normalize_observations: bool = False
+    """Whether to normalize observations by their running mean and variance."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Sizes of the hidden layers."""
+    activation: str = "relu"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        share = self.entropy_per_action
-        check_option("entropy_per_action", share, 0 <= share <= 1, "0 to 1")
+        check_replay_options(self)
+        check_options(
+            self,
+            positive=("temperature",),
+            at_least_one=("critics", "actor_every"),
+            fraction=("entropy_per_action",),
+        )
+        count, rate = self.critics, self.dropout
+        check_option("subset", self.subset, 1 <= self.subset <= count, f"1 to {count}")
+        check_option("dropout", rate, 0 <= rate < 1, "0 or more, less than 1")
 
     @property
     def choices(self) -> int:
-        """How many actions there are."""
+        """Number of actions."""
         assert isinstance(self.task.env.action, Discrete)
         return self.task.env.action.n
 
@@ -50,44 +119,75 @@ class SACDiscrete(SAC):
 
     @property
     def critic(self) -> Critics:
-        """The critics' networks: a value for each action."""
-        return self._critics(0, self.choices)
+        """The critics' networks: Q(s, a) of each action."""
+        env, layers = self.task.env, (self.hidden, self.activation)
+        regular = self.layer_norm, self.dropout
+        return Critics(env.observation, 0, self.choices, self.critics, *layers, *regular)
 
     @property
     def target_entropy(self) -> float:
-        """The entropy at which the temperature is to keep the policy."""
+        """Entropy at which the learned temperature keeps the policy."""
         return self.entropy_per_action * math.log(self.choices)
 
-    def choice(self, params: Any, observation: Any) -> Categorical:
-        """The distribution of actions."""
+    @property
+    def sampling(self) -> Sampling:
+        """How an update draws its batches from the replay and from recorded data."""
+        return Sampling(self)
+
+    def init(self, key: jax.Array) -> LearnerState:
+        """New networks, target critics equal to them, an empty replay."""
+        network_key, key = jax.random.split(key)
+        actor_key, critic_key = jax.random.split(network_key)
+        params = {
+            "actor": self.actor.init(actor_key),
+            "critics": self.critic.init(critic_key),
+            "log_temperature": jnp.asarray(math.log(self.temperature), jnp.float32),
+        }
+        adam = optax.adam(self.learning_rate)
+        return new_learner_state(
+            self.sampling, key, adam, params, target={"critics": params["critics"]}
+        )
+
+    def policy(self, params: Any, observation: Any) -> Categorical:
+        """π(a|s)."""
         return Categorical(self.actor.apply(params, observation))
+
+    def acting(self, state: LearnerState) -> Acting:
+        """The policy's weights; actions are random until the first gradient step."""
+        return Acting(state.params["actor"], state.moments, state.steps < 1)
+
+    def acting_policy(self, params: Acting, timestep: Timestep) -> Categorical:
+        """π at an actor's observation."""
+        seen = self.sampling.normalized(params.moments, timestep.observation)
+        return self.policy(params.network, seen)
 
     def act(
         self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, Acted, Carry]:
-        """An action of the policy; any action at first."""
-        observation = self.normalized(params.moments, timestep.observation)
-        choice = self.choice(params.network, observation)
-        action = choice.sample(key)
-        return *self.acted(params, key, action, choice.log_prob(action)), carry
+        """An action of the policy; a random action at first."""
+        space = self.task.env.action
+        policy = self.acting_policy(params, timestep)
+        action = policy.sample(key)
+        log_prob = policy.log_prob(action)
+        action = jnp.where(params.warming, random_action(space, key), action)
+        log_prob = jnp.where(params.warming, random_log_prob(space), log_prob)
+        return action, Acted(log_prob), carry
 
     def log_prob(
         self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
     ) -> jax.Array:
-        """By the policy; evenly at first."""
-        observation = self.normalized(params.moments, timestep.observation)
-        chance = self.choice(params.network, observation).log_prob(action)
-        return self.acted_log_prob(params, chance)
+        """log π(a|s); that of a random action at first."""
+        own = self.acting_policy(params, timestep).log_prob(action)
+        return jnp.where(params.warming, random_log_prob(self.task.env.action), own)
 
     def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
-        """The likeliest action."""
-        observation = self.normalized(params.moments, timestep.observation)
-        return self.choice(params.network, observation).mode(), carry
+        """The policy's mode."""
+        return self.acting_policy(params, timestep).mode(), carry
 
     def goal(self, state: LearnerState, batch: Batch, keys: jax.Array) -> jax.Array:
-        """What the critics should say [n]: rewards, and the soft value that targets expect."""
+        """The critics' target [n]: y = r + γ Σ π(a|s') (min Q'(s', a) - α log π(a|s'))."""
         log_probs = jax.nn.log_softmax(self.actor.apply(state.params["actor"], batch.following))
-        targets = self.some(state.target["critics"], keys[1])
+        targets = random_subset(state.target["critics"], self.subset, keys[1])
         values = self.critic.apply(targets, batch.following, key=keys[2]).min(axis=0)
         temperature = jnp.exp(state.params["log_temperature"])
         soft = jnp.sum(jnp.exp(log_probs) * (values - temperature * log_probs), axis=-1)
@@ -96,18 +196,17 @@ class SACDiscrete(SAC):
     def critic_loss(
         self, params: Any, batch: Batch, goal: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
-        """Squared errors of the values of what was done, summed over the critics."""
-        values = self.critic.apply(params, batch.observation, key=key)
-        taken = of_actions(values, batch.action)
-        errors = taken - goal
+        """(loss, (errors [n], metrics)): mean of (Q(s, a) - y)², summed over the critics."""
+        values = of_actions(self.critic.apply(params, batch.observation, key=key), batch.action)
+        errors = values - goal
         loss = jnp.mean(batch.weights * jnp.sum(jnp.square(errors), axis=0))
-        metrics = {"critic_loss": loss, "value": jnp.mean(taken)}
+        metrics = {"critic_loss": loss, "value": jnp.mean(values)}
         return loss, (jnp.mean(jnp.abs(errors), axis=0), metrics)
 
     def actor_loss(
         self, params: Any, state: LearnerState, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, Metrics]:
-        """What entropy lacks of its worth, and value."""
+        """(loss, metrics): mean of Σ π(a|s) (α log π(a|s) - Q(s, a))."""
         log_probs = jax.nn.log_softmax(self.actor.apply(params, batch.observation))
         values = self.critic.apply(state.params["critics"], batch.observation, key=key)
         value = values.mean(axis=0) if self.mean_critic else values.min(axis=0)
@@ -116,3 +215,75 @@ class SACDiscrete(SAC):
         loss = jnp.mean(jnp.sum(probabilities * (temperature * log_probs - value), axis=-1))
         entropy = -jnp.mean(jnp.sum(probabilities * log_probs, axis=-1))
         return loss, {"actor_loss": loss, "entropy": entropy, "temperature": temperature}
+
+    def gradient_step(
+        self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """One step of the critics, and in every `actor_every`-th step of policy and temperature,
+        along their gradients; then the target critics follow."""
+        adam = optax.adam(self.learning_rate)
+        goal = self.goal(state, batch, keys)
+        critics, (errors, found) = jax.grad(self.critic_loss, has_aux=True)(
+            state.params["critics"], batch, goal, keys[3]
+        )
+
+        def improve(after: LearnerState) -> tuple[LearnerState, Metrics]:
+            actor, metrics = jax.grad(self.actor_loss, has_aux=True)(
+                state.params["actor"], state, batch, keys[4]
+            )
+            gradients = {"actor": actor}
+            if self.learn_temperature:  # the gradient of log α · (entropy - target entropy)
+                gradients["log_temperature"] = metrics["entropy"] - self.target_entropy
+            return apply_gradients(rl, adam, after, gradients), metrics
+
+        after = apply_gradients(rl, adam, state, {"critics": critics})
+        after, metrics = delayed(improve, after, self.actor_every)
+        target = soft_update(after.target, after.params, self.target_rate)
+        return after._replace(target=target), errors, found | metrics
+
+    def learn(
+        self, rl: RL, state: LearnerState, batches: Batch, enough: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """(state, errors [K, n], metrics): a gradient step on each of K batches [K, n, …], if there
+        is enough to learn from."""
+        keys = gradient_keys(rl, state, batches)
+        step = partial(self.gradient_step, rl)
+        return gradient_loop(step, state, batches, keys, enough, delay=self.actor_every)
+
+    def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
+        """Actors insert their steps into the replay; the learner learns from sampled batches."""
+        replay, sampling = state.replay, self.sampling
+        steps = replayed = recorded = None
+        if isinstance(replay, Replay):  # unless it learns from recorded data alone
+            acting = rl.broadcast(self.acting(state))
+            steps = rl.unroll(self.act, acting, self.unroll_length)
+            replay = rl.insert(replay, steps, *rows_of(steps))
+            replay, replayed = rl.sample(replay, sampling.draws(state))
+        if isinstance(state.data, Data):
+            recorded = rl.recall(state.data, sampling.recorded_draws(state))
+        moments = sampling.moments(rl, state.moments, steps, recorded)
+        enough = sampling.enough(replayed)
+        batches = sampling.batches(rl, moments, replayed, recorded)
+        state, errors, metrics = self.learn(rl, state._replace(moments=moments), batches, enough)
+        if self.prioritized:
+            replay = update_priorities(rl, replay, replayed, errors)
+        return state._replace(replay=replay, updates=state.updates + 1), metrics
+
+    @property
+    def offline_steps(self) -> int:
+        """Gradient steps of an update on recorded data alone."""
+        return self.sampling.steps
+
+    @property
+    def recorded_window(self) -> int:
+        """Steps of a recorded transition."""
+        return self.n_step
+
+    @property
+    def recorded_draws_each(self) -> int:
+        """Recorded transitions of an update."""
+        return self.sampling.steps * self.sampling.recorded
+
+    def recorded_row(self, rows: Any) -> Row:
+        """Rows of a dataset as the learner keeps them."""
+        return recorded_rows(self.task.env.action, rows)

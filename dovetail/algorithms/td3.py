@@ -1,81 +1,254 @@
 """Twin delayed deep deterministic policy gradient, https://arxiv.org/abs/1802.09477.
 
-DDPG with three remedies for values that are too high: of two critics the lower one counts, the
-target's action is blurred by noise, and the policy moves only every other step.
+DDPG with three remedies for overestimated values: the lower of two critics is the target, noise
+smooths the target policy's action, and policy and target networks move only every other step.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from dovetail.algorithm import RL, Metrics
-from dovetail.algorithms.ddpg import DDPG
-from dovetail.algorithms.off_policy import Batch, LearnerState
-from dovetail.errors import check_option
+from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Task, Timestep
+from dovetail.blocks.exploring import Acting, check_bounded, random_action
+from dovetail.blocks.gradient_loop import apply_gradients, delayed, gradient_keys, gradient_loop
+from dovetail.blocks.learner_state import LearnerState
+from dovetail.blocks.offline import recorded_rows
+from dovetail.blocks.options import check_options
+from dovetail.blocks.replayed import Batch, Row, rows_of, update_priorities
+from dovetail.blocks.sampling import Sampling, check_replay_options, new_learner_state
+from dovetail.blocks.targets import soft_update
+from dovetail.envs.interface import Continuous
+from dovetail.functions.exploration import add_noise
+from dovetail.networks.critics import Critics
+from dovetail.networks.policy_network import PolicyNetwork
+from dovetail.replay.data import Data
+from dovetail.replay.replay import Replay
 
 
 @dataclass(frozen=True)
-class TD3(DDPG):
-    """DDPG with twin critics, a smoothed target and delayed policy steps."""
+class TD3(Algorithm):
+    """DDPG with twin critics, target policy smoothing and delayed policy updates."""
 
-    critics: ClassVar[int] = 2
+    actions: ClassVar[tuple[type, ...]] = (Continuous,)
+    correction: ClassVar[Correction] = Correction("learning off-policy", None)
+    takes_data: ClassVar[bool] = True
 
-    target_noise: float = 0.2
-    """The deviation of the noise on the target's action."""
-    target_noise_clip: float = 0.5
-    """The most that this noise may be."""
+    unroll_length: int = 1
+    """Steps each environment takes between two updates."""
+    gradient_steps: int = 0
+    """Gradient steps of an update, in one compiled call; 0 for one per environment step, or 20
+    without environment steps."""
+    batch_size: int = 256
+    """Transitions of a gradient step."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    discount: float = 0.99
+    """Discount factor γ."""
+    n_step: int = 1
+    """Steps of rewards before the target bootstraps from a value."""
+    target_rate: float = 0.005
+    """Step of the target networks toward the networks, with each gradient step."""
     actor_every: int = 2
-    """Gradient steps of the critics for each of the policy and of the target networks."""
+    """Gradient steps of the critics for each of the policy and the target networks."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target policy's action."""
+    target_noise_clip: float = 0.5
+    """Bound of that noise."""
+
+    exploration_noise: float = 0.1
+    """Standard deviation of the noise on actions in [-1, 1] while training."""
+    capacity: int = 200_000
+    """Maximum number of transitions in the replay."""
+    begin_at: int = 1_000
+    """Transitions in the replay before learning begins; until then actions are random."""
+    prioritized: bool = False
+    """Whether to sample transitions with larger errors more often,
+    https://arxiv.org/abs/1511.05952."""
+    priority_exponent: float = 0.6
+    """Exponent of the error in a priority; 0 samples uniformly."""
+    importance_exponent: float = 0.4
+    """Exponent of the importance weights against the bias of priorities; 1 removes it."""
+    data_share: float = 0.5
+    """Fraction of recorded transitions in a batch when there are replayed ones as well."""
+    normalize_observations: bool = False
+    """Whether to normalize observations by their running mean and variance."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Sizes of the hidden layers."""
+    activation: str = "relu"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("target_noise", "target_noise_clip"):
-            check_option(name, getattr(self, name), getattr(self, name) >= 0, "0 or more")
-        check_option("actor_every", self.actor_every, self.actor_every >= 1, "1 or more")
+        check_replay_options(self)
+        check_options(
+            self,
+            non_negative=("target_noise", "target_noise_clip", "exploration_noise"),
+            at_least_one=("actor_every",),
+        )
+
+    def bind(self, task: Task) -> Self:
+        """The same options with a task; refused where actions have no bounds to explore within."""
+        check_bounded(type(self).__name__, task)
+        return super().bind(task)
 
     @property
-    def rhythm(self) -> int:
-        """Gradient steps of the critics for each of the policy."""
-        return self.actor_every
+    def actor(self) -> PolicyNetwork:
+        """The policy's network: one output for each entry of an action."""
+        env = self.task.env
+        assert isinstance(env.action, Continuous)
+        return PolicyNetwork(env.observation, env.action.size, self.hidden, self.activation)
 
-    def goal(self, state: LearnerState, batch: Batch, keys: jax.Array) -> jax.Array:
-        """What the critics should say [n], from a target whose action is blurred."""
-        return self.blurred_goal(state, batch, jax.random.normal(keys[0], batch.action.shape))
+    @property
+    def critic(self) -> Critics:
+        """The two critics' networks, Q(s, a)."""
+        env = self.task.env
+        assert isinstance(env.action, Continuous)
+        size, layers = env.action.size, (self.hidden, self.activation)
+        return Critics(env.observation, size, 1, 2, *layers)
 
-    def blurred_goal(self, state: LearnerState, batch: Batch, noise: jax.Array) -> jax.Array:
-        """The same, from normal numbers of the actions' shape."""
-        action = self.policy(state.target["actor"], batch.following)
+    @property
+    def sampling(self) -> Sampling:
+        """How an update draws its batches from the replay and from recorded data."""
+        return Sampling(self)
+
+    def init(self, key: jax.Array) -> LearnerState:
+        """New networks, target networks equal to them, an empty replay."""
+        network_key, key = jax.random.split(key)
+        actor_key, critic_key = jax.random.split(network_key)
+        params = {"actor": self.actor.init(actor_key), "critics": self.critic.init(critic_key)}
+        adam = optax.adam(self.learning_rate)
+        return new_learner_state(self.sampling, key, adam, params, target=dict(params))
+
+    def policy(self, params: Any, observation: Any) -> jax.Array:
+        """μ(s), the action in [-1, 1]."""
+        return jnp.tanh(self.actor.apply(params, observation))
+
+    def values(self, params: Any, observation: Any, action: jax.Array) -> jax.Array:
+        """Q(s, a) of every critic, [2, n]."""
+        return self.critic.apply(params, observation, action)[..., 0]
+
+    def acting(self, state: LearnerState) -> Acting:
+        """The policy's weights; actions are random until the first gradient step."""
+        return Acting(state.params["actor"], state.moments, state.steps < 1)
+
+    def act(
+        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
+    ) -> tuple[jax.Array, tuple[()], Carry]:
+        """The policy's action with noise; a random action at first."""
+        action, _ = self.greedy(params, carry, timestep)
+        action = add_noise(key, action, self.exploration_noise)
+        random = random_action(self.task.env.action, key)
+        return jnp.where(params.warming, random, action), (), carry
+
+    def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+        """The policy's action."""
+        seen = self.sampling.normalized(params.moments, timestep.observation)
+        return self.policy(params.network, seen), carry
+
+    def goal(self, state: LearnerState, batch: Batch, noise: jax.Array) -> jax.Array:
+        """The critics' target [n]: y = r + γ min Q'(s', μ'(s') + ε), ε from normal `noise`."""
         limit = self.target_noise_clip
+        action = self.policy(state.target["actor"], batch.following)
         action = action + jnp.clip(self.target_noise * noise, -limit, limit)
         action = jnp.clip(action, -1.0, 1.0)
         following = self.values(state.target["critics"], batch.following, action)
         return batch.reward + batch.discount * following.min(axis=0)
 
-    def prepared(self, state: LearnerState, batches: Batch, keys: jax.Array) -> Batch:
-        """With the goals of them all, as if they were one batch: the target networks follow only
-        after the last."""
+    def with_goals(self, state: LearnerState, batches: Batch, keys: jax.Array) -> Batch:
+        """Batches [k, n, …] with their targets, computed as one batch: the target networks move
+        only after the last of the k steps."""
         noise = jax.vmap(lambda key: jax.random.normal(key, batches.action.shape[1:]))(keys[:, 0])
         joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (batches, noise))
-        goal = self.blurred_goal(state, *joined)
+        goal = self.goal(state, *joined)
         return batches._replace(goal=goal.reshape(batches.reward.shape))
+
+    def critic_loss(
+        self, params: Any, batch: Batch, goal: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
+        """(loss, (errors [n], metrics)): mean of (Q(s, a) - y)², summed over the critics."""
+        values = self.values(params, batch.observation, batch.action)
+        errors = values - goal
+        loss = jnp.mean(batch.weights * jnp.sum(jnp.square(errors), axis=0))
+        metrics = {"critic_loss": loss, "value": jnp.mean(values)}
+        return loss, (jnp.mean(jnp.abs(errors), axis=0), metrics)
+
+    def actor_loss(self, params: Any, critics: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
+        """(loss, metrics): mean of -Q(s, μ(s)), with the first critic."""
+        action = self.policy(params, batch.observation)
+        first = jax.tree.map(lambda x: x[:1], critics)
+        loss = -jnp.mean(self.values(first, batch.observation, action))
+        return loss, {"actor_loss": loss}
 
     def gradient_step(
         self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array
     ) -> tuple[LearnerState, jax.Array, Metrics]:
-        """The critics one step along their gradients; every so often the policy as well, and then
-        the target networks follow."""
-        critics, (errors, found) = jax.grad(self.critic_loss, has_aux=True)(
-            state.params["critics"], batch, batch.goal
-        )
-        state = self.descend(rl, state, {"critics": critics})
+        """One step of the critics along their gradient; in every `actor_every`-th step the policy
+        moves as well, and the target networks follow."""
+        adam = optax.adam(self.learning_rate)
 
         def improve(state: LearnerState) -> tuple[LearnerState, Metrics]:
             actor, metrics = jax.grad(self.actor_loss, has_aux=True)(
-                state.params["actor"], state.params["critics"], batch, rl.mean
+                state.params["actor"], state.params["critics"], batch
             )
-            return self.follow(self.descend(rl, state, {"actor": actor})), metrics
+            state = apply_gradients(rl, adam, state, {"actor": actor})
+            target = soft_update(state.target, state.params, self.target_rate)
+            return state._replace(target=target), metrics
 
-        state, metrics = self.at_times(improve, state)
+        critics, (errors, found) = jax.grad(self.critic_loss, has_aux=True)(
+            state.params["critics"], batch, batch.goal
+        )
+        state = apply_gradients(rl, adam, state, {"critics": critics})
+        state, metrics = delayed(improve, state, self.actor_every)
         return state, errors, found | metrics
+
+    def learn(
+        self, rl: RL, state: LearnerState, batches: Batch, enough: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """(state, errors [K, n], metrics): a gradient step on each of K batches [K, n, …], if there
+        is enough to learn from."""
+        keys = gradient_keys(rl, state, batches)
+        step = partial(self.gradient_step, rl)
+        return gradient_loop(
+            step, state, batches, keys, enough, delay=self.actor_every, prepare=self.with_goals
+        )
+
+    def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
+        """Actors insert their steps into the replay; the learner learns from sampled batches."""
+        replay, sampling = state.replay, self.sampling
+        steps = replayed = recorded = None
+        if isinstance(replay, Replay):  # unless it learns from recorded data alone
+            acting = rl.broadcast(self.acting(state))
+            steps = rl.unroll(self.act, acting, self.unroll_length)
+            replay = rl.insert(replay, steps, *rows_of(steps))
+            replay, replayed = rl.sample(replay, sampling.draws(state))
+        if isinstance(state.data, Data):
+            recorded = rl.recall(state.data, sampling.recorded_draws(state))
+        moments = sampling.moments(rl, state.moments, steps, recorded)
+        enough = sampling.enough(replayed)
+        batches = sampling.batches(rl, moments, replayed, recorded)
+        state, errors, metrics = self.learn(rl, state._replace(moments=moments), batches, enough)
+        if self.prioritized:
+            replay = update_priorities(rl, replay, replayed, errors)
+        return state._replace(replay=replay, updates=state.updates + 1), metrics
+
+    @property
+    def offline_steps(self) -> int:
+        """Gradient steps of an update on recorded data alone."""
+        return self.sampling.steps
+
+    @property
+    def recorded_window(self) -> int:
+        """Steps of a recorded transition."""
+        return self.n_step
+
+    @property
+    def recorded_draws_each(self) -> int:
+        """Recorded transitions of an update."""
+        return self.sampling.steps * self.sampling.recorded
+
+    def recorded_row(self, rows: Any) -> Row:
+        """Rows of a dataset as the learner keeps them."""
+        return recorded_rows(self.task.env.action, rows)

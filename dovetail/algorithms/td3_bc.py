@@ -1,45 +1,191 @@
-"""TD3 with behavioral cloning, https://arxiv.org/abs/2106.06860.
+"""TD3 with behavior cloning, https://arxiv.org/abs/2106.06860.
 
-TD3 whose policy is also held to the recorded actions: it climbs the critic's slope only as far as
-that is worth the distance. Values are scaled to a mean size of 1 first, so that one
-`value_weight` suits rewards of any size.
+TD3 for recorded data: the policy's loss also contains its squared distance from the recorded
+actions. Values are scaled to a mean size of 1 first, so that one `value_weight` suits rewards of
+any size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from dovetail.algorithm import Metrics
-from dovetail.algorithms.ddpg import Mean, alone
-from dovetail.algorithms.off_policy import Batch
-from dovetail.algorithms.td3 import TD3
-from dovetail.errors import check_option
+from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Task, Timestep
+from dovetail.blocks.exploring import Acting, check_bounded, random_action
+from dovetail.blocks.gradient_loop import apply_gradients, delayed, gradient_keys, gradient_loop
+from dovetail.blocks.learner_state import LearnerState
+from dovetail.blocks.offline import recorded_rows
+from dovetail.blocks.options import check_options
+from dovetail.blocks.replayed import Batch, Row, rows_of, update_priorities
+from dovetail.blocks.sampling import Sampling, check_replay_options, new_learner_state
+from dovetail.blocks.targets import soft_update
+from dovetail.envs.interface import Continuous
+from dovetail.functions.exploration import add_noise
+from dovetail.networks.critics import Critics
+from dovetail.networks.policy_network import PolicyNetwork
+from dovetail.replay.data import Data
+from dovetail.replay.replay import Replay
 
 
 @dataclass(frozen=True)
-class TD3BC(TD3):
+class TD3BC(Algorithm):
     """TD3 that stays near the recorded actions."""
 
+    actions: ClassVar[tuple[type, ...]] = (Continuous,)
+    correction: ClassVar[Correction] = Correction("learning off-policy", None)
+    takes_data: ClassVar[bool] = True
     needs_data: ClassVar[bool] = True
 
+    unroll_length: int = 1
+    """Steps each environment takes between two updates."""
+    gradient_steps: int = 0
+    """Gradient steps of an update, in one compiled call; 0 for one per environment step, or 20
+    without environment steps."""
+    batch_size: int = 256
+    """Transitions of a gradient step."""
     learning_rate: float = 3e-4
     """Adam's step size."""
+    discount: float = 0.99
+    """Discount factor γ."""
+    n_step: int = 1
+    """Steps of rewards before the target bootstraps from a value."""
+    target_rate: float = 0.005
+    """Step of the target networks toward the networks, with each gradient step."""
     value_weight: float = 2.5
-    """What value counts, once its mean size is 1, against the squared distance from the recorded
-    actions."""
+    """Weight of the scaled value against the squared distance from the recorded actions."""
+
+    actor_every: int = 2
+    """Gradient steps of the critics for each of the policy and the target networks."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target policy's action."""
+    target_noise_clip: float = 0.5
+    """Bound of that noise."""
+
+    exploration_noise: float = 0.1
+    """Standard deviation of the noise on actions in [-1, 1] while training."""
+    capacity: int = 200_000
+    """Maximum number of transitions in the replay."""
+    begin_at: int = 1_000
+    """Transitions in the replay before learning begins."""
+    prioritized: bool = False
+    """Whether to sample transitions with larger errors more often,
+    https://arxiv.org/abs/1511.05952."""
+    priority_exponent: float = 0.6
+    """Exponent of the error in a priority; 0 samples uniformly."""
+    importance_exponent: float = 0.4
+    """Exponent of the importance weights against the bias of priorities; 1 removes it."""
+    data_share: float = 0.5
+    """Fraction of recorded transitions in a batch when there are replayed ones as well."""
+    normalize_observations: bool = False
+    """Whether to normalize observations by their running mean and variance."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Sizes of the hidden layers."""
+    activation: str = "relu"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        weight = self.value_weight
-        check_option("value_weight", weight, weight >= 0, "0 or more")
+        check_replay_options(self)
+        check_options(
+            self,
+            non_negative=("value_weight", "target_noise", "target_noise_clip", "exploration_noise"),
+            at_least_one=("actor_every",),
+        )
+
+    def bind(self, task: Task) -> Self:
+        """The same options with a task; refused where actions have no bounds to explore within."""
+        check_bounded(type(self).__name__, task)
+        return super().bind(task)
+
+    @property
+    def actor(self) -> PolicyNetwork:
+        """The policy's network: one output for each entry of an action."""
+        env = self.task.env
+        assert isinstance(env.action, Continuous)
+        return PolicyNetwork(env.observation, env.action.size, self.hidden, self.activation)
+
+    @property
+    def critic(self) -> Critics:
+        """The two critics' networks, Q(s, a)."""
+        env = self.task.env
+        assert isinstance(env.action, Continuous)
+        size, layers = env.action.size, (self.hidden, self.activation)
+        return Critics(env.observation, size, 1, 2, *layers)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How an update draws its batches from the replay and from recorded data."""
+        return Sampling(self)
+
+    def init(self, key: jax.Array) -> LearnerState:
+        """New networks, target networks equal to them, an empty replay."""
+        network_key, key = jax.random.split(key)
+        actor_key, critic_key = jax.random.split(network_key)
+        params = {"actor": self.actor.init(actor_key), "critics": self.critic.init(critic_key)}
+        adam = optax.adam(self.learning_rate)
+        return new_learner_state(self.sampling, key, adam, params, target=dict(params))
+
+    def policy(self, params: Any, observation: Any) -> jax.Array:
+        """μ(s), the action in [-1, 1]."""
+        return jnp.tanh(self.actor.apply(params, observation))
+
+    def values(self, params: Any, observation: Any, action: jax.Array) -> jax.Array:
+        """Q(s, a) of every critic, [2, n]."""
+        return self.critic.apply(params, observation, action)[..., 0]
+
+    def acting(self, state: LearnerState) -> Acting:
+        """The policy's weights; no action is random, since it learns from recorded data first."""
+        return Acting(state.params["actor"], state.moments, state.steps < 0)
+
+    def act(
+        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
+    ) -> tuple[jax.Array, tuple[()], Carry]:
+        """The policy's action with noise."""
+        action, _ = self.greedy(params, carry, timestep)
+        action = add_noise(key, action, self.exploration_noise)
+        random = random_action(self.task.env.action, key)
+        return jnp.where(params.warming, random, action), (), carry
+
+    def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+        """The policy's action."""
+        seen = self.sampling.normalized(params.moments, timestep.observation)
+        return self.policy(params.network, seen), carry
+
+    def goal(self, state: LearnerState, batch: Batch, noise: jax.Array) -> jax.Array:
+        """The critics' target [n]: y = r + γ min Q'(s', μ'(s') + ε), ε from normal `noise`."""
+        limit = self.target_noise_clip
+        action = self.policy(state.target["actor"], batch.following)
+        action = action + jnp.clip(self.target_noise * noise, -limit, limit)
+        action = jnp.clip(action, -1.0, 1.0)
+        following = self.values(state.target["critics"], batch.following, action)
+        return batch.reward + batch.discount * following.min(axis=0)
+
+    def with_goals(self, state: LearnerState, batches: Batch, keys: jax.Array) -> Batch:
+        """Batches [k, n, …] with their targets, computed as one batch: the target networks move
+        only after the last of the k steps."""
+        noise = jax.vmap(lambda key: jax.random.normal(key, batches.action.shape[1:]))(keys[:, 0])
+        joined = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (batches, noise))
+        goal = self.goal(state, *joined)
+        return batches._replace(goal=goal.reshape(batches.reward.shape))
+
+    def critic_loss(
+        self, params: Any, batch: Batch, goal: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
+        """(loss, (errors [n], metrics)): mean of (Q(s, a) - y)², summed over the critics."""
+        values = self.values(params, batch.observation, batch.action)
+        errors = values - goal
+        loss = jnp.mean(batch.weights * jnp.sum(jnp.square(errors), axis=0))
+        metrics = {"critic_loss": loss, "value": jnp.mean(values)}
+        return loss, (jnp.mean(jnp.abs(errors), axis=0), metrics)
 
     def actor_loss(
-        self, params: Any, critics: Any, batch: Batch, mean: Mean = alone
+        self, params: Any, critics: Any, batch: Batch, mean: Callable[[jax.Array], jax.Array]
     ) -> tuple[jax.Array, Metrics]:
-        """The squared distance from the recorded actions, less the value that the first critic
-        sees in the policy's own."""
+        """(loss, metrics): mean of (μ(s) - a)² - λ Q(s, μ(s)) / mean |Q|, with the first critic.
+        `mean` averages the scale over learner replicas, so that they divide by the same number."""
         action = self.policy(params, batch.observation)
         first = jax.tree.map(lambda x: x[:1], critics)
         values = self.values(first, batch.observation, action)
@@ -48,3 +194,74 @@ class TD3BC(TD3):
         imitation = jnp.mean(batch.weights * distances)
         loss = imitation - self.value_weight * jnp.mean(values) / size
         return loss, {"actor_loss": loss, "imitation_loss": imitation}
+
+    def gradient_step(
+        self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """One step of the critics along their gradient; in every `actor_every`-th step the policy
+        moves as well, and the target networks follow."""
+        adam = optax.adam(self.learning_rate)
+
+        def improve(state: LearnerState) -> tuple[LearnerState, Metrics]:
+            actor, metrics = jax.grad(self.actor_loss, has_aux=True)(
+                state.params["actor"], state.params["critics"], batch, rl.mean
+            )
+            state = apply_gradients(rl, adam, state, {"actor": actor})
+            target = soft_update(state.target, state.params, self.target_rate)
+            return state._replace(target=target), metrics
+
+        critics, (errors, found) = jax.grad(self.critic_loss, has_aux=True)(
+            state.params["critics"], batch, batch.goal
+        )
+        state = apply_gradients(rl, adam, state, {"critics": critics})
+        state, metrics = delayed(improve, state, self.actor_every)
+        return state, errors, found | metrics
+
+    def learn(
+        self, rl: RL, state: LearnerState, batches: Batch, enough: jax.Array
+    ) -> tuple[LearnerState, jax.Array, Metrics]:
+        """(state, errors [K, n], metrics): a gradient step on each of K batches [K, n, …], if there
+        is enough to learn from."""
+        keys = gradient_keys(rl, state, batches)
+        step = partial(self.gradient_step, rl)
+        return gradient_loop(
+            step, state, batches, keys, enough, delay=self.actor_every, prepare=self.with_goals
+        )
+
+    def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
+        """Actors insert their steps into the replay; the learner learns from sampled batches."""
+        replay, sampling = state.replay, self.sampling
+        steps = replayed = recorded = None
+        if isinstance(replay, Replay):  # unless it learns from recorded data alone
+            acting = rl.broadcast(self.acting(state))
+            steps = rl.unroll(self.act, acting, self.unroll_length)
+            replay = rl.insert(replay, steps, *rows_of(steps))
+            replay, replayed = rl.sample(replay, sampling.draws(state))
+        if isinstance(state.data, Data):
+            recorded = rl.recall(state.data, sampling.recorded_draws(state))
+        moments = sampling.moments(rl, state.moments, steps, recorded)
+        enough = sampling.enough(replayed)
+        batches = sampling.batches(rl, moments, replayed, recorded)
+        state, errors, metrics = self.learn(rl, state._replace(moments=moments), batches, enough)
+        if self.prioritized:
+            replay = update_priorities(rl, replay, replayed, errors)
+        return state._replace(replay=replay, updates=state.updates + 1), metrics
+
+    @property
+    def offline_steps(self) -> int:
+        """Gradient steps of an update on recorded data alone."""
+        return self.sampling.steps
+
+    @property
+    def recorded_window(self) -> int:
+        """Steps of a recorded transition."""
+        return self.n_step
+
+    @property
+    def recorded_draws_each(self) -> int:
+        """Recorded transitions of an update."""
+        return self.sampling.steps * self.sampling.recorded
+
+    def recorded_row(self, rows: Any) -> Row:
+        """Rows of a dataset as the learner keeps them."""
+        return recorded_rows(self.task.env.action, rows)

@@ -10,8 +10,12 @@ import pytest
 from small import Started, numbers
 
 import dovetail as dt
-from dovetail.algorithms import D4PG, DDPG, SAC, TD3, SACDiscrete, off_policy
-from dovetail.algorithms.off_policy import KEYS, Batch, OffPolicyAlgorithm, Row
+from dovetail.algorithm import Algorithm
+from dovetail.algorithms import D4PG, DDPG, SAC, TD3, SACDiscrete
+from dovetail.blocks import gradient_loop
+from dovetail.blocks.gradient_loop import KEYS
+from dovetail.blocks.replayed import Batch, Row
+from dovetail.blocks.targets import random_subset
 from dovetail.envs.interface import Continuous, EnvSpec
 from dovetail.errors import UserError
 from dovetail.functions.value_distributions import expected
@@ -48,7 +52,7 @@ def batches(batch: Batch, count: int = 1) -> Batch:
     return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
 
 
-def begun(algorithm: OffPolicyAlgorithm) -> Any:
+def begun(algorithm: Algorithm) -> Any:
     """A first state whose target networks differ from the networks."""
     state = jax.jit(algorithm.init)(jax.random.key(0))
     other = jax.jit(algorithm.init)(jax.random.key(1))
@@ -71,7 +75,7 @@ def test_an_ended_episode_counts_no_further_and_a_cut_one_does() -> None:
     ones = jnp.ones(3)
     sample = Sample(rows, mask, ItemKeys(ones, ones), ones, jnp.full(3, 3), ones)
     algorithm = bound(DDPG, n_step=2, discount=0.5)
-    batch = algorithm.batch(ALONE, begun(algorithm), sample)
+    batch = algorithm.sampling.batch(ALONE, begun(algorithm).moments, sample)
     np.testing.assert_allclose(batch.reward, [6.0, 6.0, 1.0])
     np.testing.assert_allclose(batch.discount, [0.25, 0.0, 0.5])
     np.testing.assert_allclose(batch.following, rows.observation[jnp.arange(3), mask.sum(1)])
@@ -85,7 +89,8 @@ def test_a_time_limit_leads_to_the_true_last_observation() -> None:
     with Started(algorithm, env, dt.strategies.Fused(num_envs=2)) as running:
         running.advance(3)
         _, sample = running.state.replay.sample((jnp.arange(40)[None] + 0.5) / 40)
-        batch = bound(SAC).batch(ALONE, running.state, jax.tree.map(lambda x: x[0], sample))
+        first, moments = jax.tree.map(lambda x: x[0], sample), running.state.moments
+        batch = bound(SAC).sampling.batch(ALONE, moments, first)
     np.testing.assert_allclose(batch.discount, np.full(40, 0.99), rtol=1e-6)
     assert len(np.unique(np.asarray(batch.observation)[:, 2])) > 30
     # the angle goes on by 0.05 s of the new speed; a reset would put it anywhere
@@ -99,7 +104,7 @@ def test_ddpg_asks_its_targets() -> None:
     state = begun(algorithm)
     action = algorithm.policy(state.target["actor"], batch.following)
     value = algorithm.critic.apply(state.target["critics"], batch.following, action)[0, :, 0]
-    goal = algorithm.goal(state, batch, keys())
+    goal = algorithm.goal(state, batch)
     np.testing.assert_allclose(goal, batch.reward + batch.discount * value, rtol=1e-6)
     assert float(goal[0]) == -1.0
     loss, (errors, metrics) = algorithm.critic_loss(state.params["critics"], batch, goal)
@@ -111,30 +116,32 @@ def test_ddpg_asks_its_targets() -> None:
 
 def test_td3_takes_the_lower_critic_and_blurs_the_action() -> None:
     plain, batch = bound(TD3, target_noise=0.0), random_batch()
+    noise = jax.random.normal(jax.random.key(5), batch.action.shape)
     state = begun(plain)
     action = plain.policy(state.target["actor"], batch.following)
     values = plain.critic.apply(state.target["critics"], batch.following, action)[..., 0]
     wanted = batch.reward + batch.discount * jnp.minimum(values[0], values[1])
-    np.testing.assert_allclose(plain.goal(state, batch, keys()), wanted, rtol=1e-6)
+    np.testing.assert_allclose(plain.goal(state, batch, noise), wanted, rtol=1e-6)
     blurred = bound(TD3, target_noise=100.0, target_noise_clip=0.25)
     edges = [
         plain.critic.apply(state.target["critics"], batch.following, action + noise)[..., 0]
         for noise in (-0.25, 0.25)
     ]
-    goal = np.asarray(blurred.goal(state, batch, keys()))
+    goal = np.asarray(blurred.goal(state, batch, noise))
     either = [batch.reward + batch.discount * edge.min(axis=0) for edge in edges]
     near = np.minimum(*[np.abs(goal - np.asarray(edge)) for edge in either])
     assert near.max() < 1e-5 < np.abs(goal[1:] - np.asarray(wanted)[1:]).min()
 
 
-def test_td3_prepares_the_goals_of_a_rhythm_at_once() -> None:
+def test_td3_computes_the_goals_of_delayed_steps_at_once() -> None:
     algorithm = bound(TD3, target_noise=0.3)
     state, parts = begun(algorithm), batches(random_batch(6), 2)
-    own = jax.random.split(jax.random.key(3), (2, off_policy.KEYS))
-    prepared = algorithm.prepared(state, parts, own)
+    own = jax.random.split(jax.random.key(3), (2, gradient_loop.KEYS))
+    prepared = algorithm.with_goals(state, parts, own)
     for i in range(2):
         batch = jax.tree.map(lambda x, i=i: x[i], parts)
-        wanted = algorithm.goal(state, batch, own[i])
+        noise = jax.random.normal(own[i, 0], batch.action.shape)
+        wanted = algorithm.goal(state, batch, noise)
         np.testing.assert_allclose(prepared.goal[i], wanted, rtol=1e-5)
     assert not np.allclose(prepared.goal[0], prepared.goal[1])
     assert jax.tree.all(jax.tree.map(np.array_equal, prepared._replace(goal=()), parts))
@@ -155,7 +162,7 @@ def test_td3_moves_the_policy_every_other_step() -> None:
 
 
 @pytest.mark.parametrize(("kind", "every"), [(TD3, 2), (SAC, 3)])
-def test_steps_of_a_rhythm_are_the_same_compiled_together(
+def test_delayed_steps_are_the_same_compiled_together(
     kind: Any, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six gradient steps: each with a loop for what is done at times, and without."""
@@ -166,8 +173,8 @@ def test_steps_of_a_rhythm_are_the_same_compiled_together(
         return algorithm.learn(ALONE, state, parts, True)
 
     found = []
-    for together in (off_policy.TOGETHER, 1):
-        monkeypatch.setattr(off_policy, "TOGETHER", together)
+    for together in (gradient_loop.TOGETHER, 1):
+        monkeypatch.setattr(gradient_loop, "TOGETHER", together)
         traced = jax.make_jaxpr(lambda state: learn(state))(state)
         found.append((jax.jit(lambda state: learn(state))(state), str(traced)))
     (together, program), (single, other) = found
@@ -182,7 +189,7 @@ def test_d4pg_moves_the_distribution() -> None:
     state, batch = begun(algorithm), random_batch()
     action = algorithm.policy(state.target["actor"], batch.following)
     logits = algorithm.critic.apply(state.target["critics"], batch.following, action)[0]
-    goal = algorithm.goal(state, batch, keys())
+    goal = algorithm.goal(state, batch)
     np.testing.assert_allclose(goal.sum(axis=-1), np.ones(3), rtol=1e-5)
     value = expected(logits, algorithm.support)
     mean = (goal * algorithm.support).sum(axis=-1)
@@ -227,7 +234,7 @@ def test_a_subset_of_the_critics_makes_the_target() -> None:
     weights = state.target["critics"]["critic"]["layer_0"]["weight"]
     seen = set()
     for seed in range(12):
-        some = algorithm.some(state.target["critics"], jax.random.key(seed))
+        some = random_subset(state.target["critics"], 2, jax.random.key(seed))
         chosen = some["critic"]["layer_0"]["weight"]
         numbers_ = [int(np.argmin(np.abs(weights - one).sum(axis=(1, 2)))) for one in chosen]
         assert len(set(numbers_)) == 2
@@ -283,9 +290,9 @@ def test_several_gradient_steps_are_one_after_another() -> None:
 
 
 def test_one_gradient_step_for_each_step_of_an_environment() -> None:
-    assert bound(SAC, num_envs=1).steps_per_update == 1
-    assert bound(SAC, num_envs=4, unroll_length=3).steps_per_update == 12
-    assert bound(SAC, num_envs=4, gradient_steps=20).steps_per_update == 20
+    assert bound(SAC, num_envs=1).sampling.steps == 1
+    assert bound(SAC, num_envs=4, unroll_length=3).sampling.steps == 12
+    assert bound(SAC, num_envs=4, gradient_steps=20).sampling.steps == 20
 
 
 def test_actions_are_random_until_something_is_learned() -> None:
@@ -317,7 +324,8 @@ def test_observations_are_normalized_by_what_actors_met() -> None:
     distinct = np.unique(rows, axis=0)  # all but the 4 rows that still wait for what follows them
     assert len(distinct) == 56
     np.testing.assert_allclose(moments.mean, distinct.mean(axis=0), atol=0.3)
-    shown = bound(SAC, normalize_observations=True).normalized(moments, jnp.asarray(moments.mean))
+    sampling = bound(SAC, normalize_observations=True).sampling
+    shown = sampling.normalized(moments, jnp.asarray(moments.mean))
     np.testing.assert_allclose(shown, np.zeros(3), atol=1e-6)
 
 
@@ -364,7 +372,7 @@ def test_actions_without_bounds_are_refused() -> None:
 
 
 @pytest.mark.parametrize("updates", [1, 4])
-def test_what_a_gradient_step_does_is_traced_once_for_each_place_in_the_rhythm(
+def test_a_gradient_step_is_traced_once_for_each_place_within_the_delay(
     monkeypatch: pytest.MonkeyPatch, updates: int
 ) -> None:
     traced: list[str] = []

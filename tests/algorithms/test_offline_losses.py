@@ -11,8 +11,10 @@ import pytest
 from small import numbers
 
 import dovetail as dt
+from dovetail.algorithm import Algorithm
 from dovetail.algorithms import AWAC, BC, CQL, IQL, TD3BC, DiscreteCQL
-from dovetail.algorithms.off_policy import KEYS, Batch, OffPolicyAlgorithm
+from dovetail.blocks.gradient_loop import KEYS
+from dovetail.blocks.replayed import Batch
 from dovetail.envs.interface import Continuous, EnvSpec
 from dovetail.errors import UserError
 from dovetail.functions.distributions import Gaussian
@@ -43,7 +45,7 @@ def recorded(env: EnvSpec = PENDULUM) -> Batch:
     )
 
 
-def begun(algorithm: OffPolicyAlgorithm) -> Any:
+def begun(algorithm: Algorithm) -> Any:
     """A first state whose target networks differ from the networks."""
     state = jax.jit(algorithm.init)(jax.random.key(0))
     other = jax.jit(algorithm.init)(jax.random.key(1))
@@ -52,6 +54,11 @@ def begun(algorithm: OffPolicyAlgorithm) -> Any:
 
 def keys() -> jax.Array:
     return jax.random.split(jax.random.key(5), KEYS)
+
+
+def alone(x: jax.Array) -> jax.Array:
+    """The mean over one learner."""
+    return x
 
 
 def assert_slope(loss: Any, params: Any) -> None:
@@ -95,17 +102,19 @@ def test_td3_bc_weighs_value_against_distance() -> None:
     action = algorithm.policy(params, batch.observation)
     values = np.asarray(algorithm.critic.apply(critics, batch.observation, action))[0, :, 0]
     distance = np.square(np.asarray(action - batch.action))[:4].sum() / 5
-    found, metrics = algorithm.actor_loss(params, critics, batch)
+    found, metrics = algorithm.actor_loss(params, critics, batch, alone)
     wanted = distance - 2.5 * values.mean() / np.abs(values).mean()
     assert float(found) == pytest.approx(float(wanted), rel=1e-5)
     assert float(metrics["imitation_loss"]) == pytest.approx(float(distance), rel=1e-5)
-    alone = bound(TD3BC, value_weight=0.0)
-    assert float(alone.actor_loss(params, critics, batch)[0]) == pytest.approx(float(distance))
+    cloning = bound(TD3BC, value_weight=0.0)
+    assert float(cloning.actor_loss(params, critics, batch, alone)[0]) == pytest.approx(
+        float(distance)
+    )
     # ten times the value weigh as much as before
     larger = jax.tree.map(lambda x: x, critics)
     last = larger["critic"]["layer_1"]
     larger["critic"]["layer_1"] = jax.tree.map(lambda x: 10 * x, last)
-    again, _ = algorithm.actor_loss(params, larger, batch)
+    again, _ = algorithm.actor_loss(params, larger, batch, alone)
     assert float(again) == pytest.approx(float(found), rel=1e-5)
 
 

@@ -14,7 +14,8 @@ import dovetail
 from dovetail.algorithm import Algorithm
 from dovetail.algorithms import ALGORITHMS as KNOWN
 from dovetail.algorithms import DQN
-from dovetail.algorithms.off_policy import INSIDE, OFFLINE_STEPS
+from dovetail.blocks.offline import INSIDE
+from dovetail.blocks.sampling import OFFLINE_STEPS
 from dovetail.cli.main import main
 from dovetail.data import Reader, info
 from dovetail.estimation.estimate import FEW, METHODS
