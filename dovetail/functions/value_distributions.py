@@ -45,6 +45,25 @@ def divergence(logits: jax.Array, probabilities: jax.Array) -> jax.Array:
     )
 
 
+def categorical_td(
+    logits: jax.Array,
+    reward: jax.Array,
+    discount: jax.Array,
+    following: jax.Array,
+    support: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """(losses, errors) [n] of distributions with `logits` [n, A] on `support` [A], where the target
+    is that with the logits `following` [n, A], discounted and moved by `reward` [n].
+
+    The loss is the cross-entropy, https://arxiv.org/abs/1707.06887 (algorithm 1). The error is the
+    divergence: the cross-entropy would call large what is merely uncertain.
+    """
+    moved = reward[:, None] + discount[:, None] * support
+    target = project(moved, jax.nn.softmax(following), support)
+    errors = divergence(jax.lax.stop_gradient(logits), target)
+    return cross_entropy(logits, target), jnp.maximum(errors, 0.0)  # negative only by rounding
+
+
 def quantile_huber_loss(
     quantiles: jax.Array, targets: jax.Array, threshold: float = 1.0
 ) -> jax.Array:

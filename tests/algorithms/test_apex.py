@@ -83,10 +83,7 @@ def test_some_actors_explore_and_others_hardly(strategy: Any) -> None:
 def test_the_share_goes_by_all_environments() -> None:
     algorithm = bound(epsilon_first=0.5, epsilon_power=3.0)
     seen = dt.Timestep(jnp.zeros(4), jnp.float32(0), jnp.array(True))
-    shares = [
-        float(algorithm.epsilon(None, seen._replace(number=jnp.int32(i))))  # type: ignore[arg-type]
-        for i in range(4)
-    ]
+    shares = [float(algorithm.epsilon(seen._replace(number=jnp.int32(i)))) for i in range(4)]
     assert shares == pytest.approx([0.5, 0.25, 0.125, 0.0625])
 
 

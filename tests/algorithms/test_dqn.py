@@ -12,8 +12,9 @@ from small import Started
 
 import dovetail as dt
 from dovetail.algorithms import DQN
-from dovetail.algorithms.value_based import Batch, Row
+from dovetail.blocks.value_based import Batch, Row
 from dovetail.errors import UserError
+from dovetail.functions.vectors import to_vector
 from dovetail.replay.data import DataSpec
 from dovetail.replay.device import table as device
 from dovetail.replay.table import Table, Transitions
@@ -37,7 +38,8 @@ def test_the_error_is_that_of_the_chosen_action() -> None:
     )
     mask = jnp.array([[True, False], [True, False]])
     batch = Batch(rows, mask, jnp.ones(2))
-    _, (errors, metrics) = algorithm.loss(params, params, batch, None)
+    vector = to_vector(params)
+    _, (errors, metrics) = algorithm.loss(vector, vector, batch, None)
     values = algorithm.network.apply(params, observation[:, 0])[..., 0]
     after = algorithm.network.apply(params, observation[:, 1])[..., 0]
     goals = [2.0 + 0.5 * float(after[0].max()), 3.0]
@@ -52,7 +54,7 @@ def test_distributions_are_compared_on_the_same_atoms() -> None:
     algorithm = bound(distributional=True, atoms=2, value_low=0.0, value_high=4.0)
     taken = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.75]]))
     following = jnp.log(jnp.array([[0.25, 0.75], [0.25, 0.75]]))
-    losses, errors = algorithm.compare(
+    losses, errors = algorithm.td_loss(
         taken, jnp.array([1.0, 3.0]), jnp.array([0.5, 0.0]), following
     )
     last = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))  # terminated: 3 is ¼ of 0 and ¾ of 4
@@ -98,22 +100,23 @@ def with_parts(**on: bool) -> tuple[DQN, Any, Any]:
 def test_every_combination_of_parts_can_be_traced() -> None:
     for chosen in itertools.product([False, True], repeat=len(PARTS)):
         algorithm, batch, noise = with_parts(**dict(zip(PARTS, chosen, strict=True)))
-        params = jax.eval_shape(algorithm.network.init, jax.random.key(0))
+        params = algorithm.init(jax.random.key(0)).params
         gradients, (errors, _) = jax.eval_shape(
             jax.grad(algorithm.loss, has_aux=True), params, params, batch, noise
         )
-        assert jax.tree.structure(gradients) == jax.tree.structure(params)
+        assert gradients.shape == params.shape
         assert errors.shape == (2,)
 
 
 @pytest.mark.parametrize("alone", [*PARTS, "none", "all"])
 def test_a_gradient_step_moves_every_weight(alone: str) -> None:
     algorithm, batch, noise = with_parts(**{part: alone in (part, "all") for part in PARTS})
-    params = algorithm.network.init(jax.random.key(0))
+    params = algorithm.init(jax.random.key(0)).params
     gradients, (errors, _) = jax.jit(jax.grad(algorithm.loss, has_aux=True))(
         params, params, batch, noise
     )
-    assert min(float(jnp.abs(g).max()) for g in jax.tree.leaves(gradients)) > 0
+    of_layers = jax.tree.leaves(algorithm.weights(gradients))
+    assert min(float(jnp.abs(g).max()) for g in of_layers) > 0
     assert errors.min() > 0 and np.isfinite(errors).all()
 
 
@@ -140,7 +143,7 @@ def test_with_recorded_data_few_actions_are_random_from_the_start() -> None:
     algorithm = bound(epsilon_start=0.9, epsilon_end=0.1)
     told = algorithm.bind(dataclasses.replace(algorithm.task, data=data))
     state = told.init(jax.random.key(0))
-    assert float(told.exploration(state)) == pytest.approx(0.1)
+    assert float(told.acting(state).epsilon) == pytest.approx(0.1)
 
 
 def test_an_episode_that_was_broken_off_teaches_nothing_wrong() -> None:

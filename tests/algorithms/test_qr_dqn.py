@@ -19,7 +19,7 @@ def bound(**options: Any) -> QRDQN:
 def test_quantiles_are_compared_with_those_of_where_it_led() -> None:
     algorithm = bound(quantiles=2)
     taken, following = jnp.array([[1.0, 4.0]]), jnp.array([[4.0, -2.0]])
-    losses, errors = algorithm.compare(taken, jnp.array([1.0]), jnp.array([0.5]), following)
+    losses, errors = algorithm.td_loss(taken, jnp.array([1.0]), jnp.array([0.5]), following)
     # the goals are 1 + 2 and 1 - 1; the loss is that of tests/functions
     np.testing.assert_allclose(losses, [0.375 + 0.5], rtol=1e-6)
     np.testing.assert_allclose(errors, [2.5 - 1.5], rtol=1e-6)
@@ -29,7 +29,7 @@ def test_quantiles_are_compared_with_those_of_where_it_led() -> None:
 def test_after_a_termination_the_reward_is_all() -> None:
     algorithm = bound(quantiles=2)
     same = jnp.array([[3.0, 3.0]])
-    losses, errors = algorithm.compare(same, jnp.array([3.0]), jnp.array([0.0]), 9 * same)
+    losses, errors = algorithm.td_loss(same, jnp.array([3.0]), jnp.array([0.0]), 9 * same)
     assert losses.tolist() == [0.0] == errors.tolist()
 
 

@@ -11,9 +11,10 @@ from small import Started
 import dovetail as dt
 from dovetail.algorithms import R2D2
 from dovetail.algorithms.r2d2 import SequenceRow
-from dovetail.algorithms.value_based import Batch
+from dovetail.blocks.value_based import Batch
 from dovetail.errors import UserError
 from dovetail.functions.rescaling import rescale, restore
+from dovetail.functions.vectors import to_vector
 from dovetail.strategies import Fused
 
 BURN_IN, LEARNED = 2, 8
@@ -65,7 +66,7 @@ def test_errors_by_hand(double: bool) -> None:
     target = algorithm.network.init(jax.random.key(1))
     rows, mask = sequence()
     loss, (priorities, _) = jax.jit(algorithm.loss)(
-        params, target, Batch(rows, mask, jnp.full(1, 0.5)), None
+        to_vector(params), to_vector(target), Batch(rows, mask, jnp.full(1, 0.5))
     )
     found, later = read(algorithm, params, rows), read(algorithm, target, rows)
     reward = np.asarray(rows.reward[0])
@@ -103,7 +104,8 @@ def test_the_burn_in_is_read_but_not_learned_from() -> None:
     @jax.jit
     @jax.grad
     def grad(params: Any, rows: Any) -> jax.Array:
-        return algorithm.loss(params, params, Batch(rows, mask, weights), None)[0]
+        vector = to_vector(params)
+        return algorithm.loss(vector, vector, Batch(rows, mask, weights))[0]
 
     params = algorithm.network.init(jax.random.key(0))
     whole = grad(params, rows)

@@ -19,6 +19,7 @@ from dovetail.loading import load_object
 
 FILE = ROOT / "examples" / "actor_critic.py"
 EXAMPLE = FILE.read_text(encoding="utf-8")
+APEX = (ROOT / "dovetail" / "algorithms" / "apex.py").read_text(encoding="utf-8")
 PAGE = DOCS["write-your-own-algorithm.md"]
 ActorCritic: Any = load_object(f"{FILE}:ActorCritic", "algorithm")
 
@@ -36,11 +37,17 @@ def test_the_page_shows_the_whole_file() -> None:
     assert lines("".join(shown)) == lines(EXAMPLE)
 
 
+def test_the_page_shows_the_loop_of_a_replay() -> None:
+    (loop,) = [block for block in blocks(PAGE, "python") if block.strip("\n") in APEX]
+    assert "rl.insert(" in loop and loop.strip("\n") in APEX.partition("def iteration(")[2]
+
+
 @pytest.mark.slow
 def test_the_page_runs_and_the_example_learns_under_both_strategies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs = [block for block in blocks(PAGE, "python") if block.strip("\n") not in EXAMPLE]
+    shown = EXAMPLE, APEX
+    programs = [b for b in blocks(PAGE, "python") if not any(b.strip("\n") in s for s in shown)]
     assert len(programs) == 4
     monkeypatch.syspath_prepend(FILE.parent)
     names: dict[str, Any] = {"__name__": importlib.import_module("actor_critic").__name__}

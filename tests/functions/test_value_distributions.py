@@ -7,6 +7,7 @@ import pytest
 
 from dovetail.functions.value_distributions import (
     atoms,
+    categorical_td,
     cross_entropy,
     divergence,
     expected,
@@ -64,6 +65,20 @@ def test_divergence() -> None:
     logits = jnp.log(jnp.array([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25]])) + 3.0
     found = divergence(logits, jnp.array([[0.5, 0.5, 0], [0.5, 0.25, 0.25]]))
     np.testing.assert_allclose(found, [0.5 * np.log(2), 0.0], atol=1e-6)
+
+
+def test_categorical_td_by_hand() -> None:
+    """On atoms 0 and 4, a following ¼ and ¾ discounted by ½ stand at 1 and 3 after a reward of 1:
+    ¾·¼ + ¼·¾ = ⅜ go to the lower atom. Without a discount the reward 3 is ¼ and ¾."""
+    logits = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.75]]))
+    following = jnp.log(jnp.array([[0.25, 0.75], [0.9, 0.1]]))
+    losses, errors = categorical_td(
+        logits, jnp.array([1.0, 3.0]), jnp.array([0.5, 0.0]), following, jnp.array([0.0, 4.0])
+    )
+    entropy = -(0.25 * np.log(0.25) + 0.75 * np.log(0.75))
+    np.testing.assert_allclose(losses, [np.log(2), entropy], rtol=1e-6)
+    apart = np.log(2) + 0.375 * np.log(0.375) + 0.625 * np.log(0.625)
+    np.testing.assert_allclose(errors, [apart, 0.0], atol=1e-6)
 
 
 def test_quantile_regression_by_hand() -> None:
