@@ -16,7 +16,7 @@ from benchmarks import ours
 from benchmarks.handwritten import fused_ppo, impala_update, ppo_update
 from benchmarks.protocol import Job
 from dovetail.algorithm import Task, Timestep, Trajectory
-from dovetail.algorithms.actor_critic import Acted, ActorCarry
+from dovetail.blocks.actor_critic import Acted, ActorCarry
 
 UPDATES = 5
 

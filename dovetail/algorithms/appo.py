@@ -1,50 +1,300 @@
 """APPO: PPO for actors that run ahead, https://arxiv.org/abs/1912.00167, https://arxiv.org/abs/2006.11751.
 
-The clipped ratio is that of the learner to whoever acted, so a batch may be some versions old;
-advantages and targets are V-trace's, from the learner's own values. They are found once per batch,
-before its epochs, and are not weighed by the ratio, which the surrogate already is. On trajectories
-of its own policy it is PPO.
+The clipped ratio is that of the learner to the policy that acted, so a batch may be some versions
+old; advantages and targets are V-trace's, from the learner's own values. They are computed once per
+batch, before its epochs. Unusual here: the advantages are not weighted by the importance ratio,
+since the surrogate already is. On trajectories of its own policy it is PPO.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import optax
 
-from dovetail.algorithm import Correction, Trajectory
-from dovetail.algorithms.actor_critic import LearnerState, Prepared
-from dovetail.algorithms.impala import corrected
-from dovetail.algorithms.ppo import PPO
-from dovetail.errors import check_option
-from dovetail.functions.returns import Clips
+from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Timestep, Trajectory
+from dovetail.blocks.actor_critic import Acted, Acting, ActorCarry, Samples, first_row
+from dovetail.blocks.minibatches import (
+    Progress,
+    environment_groups,
+    epochs_of_minibatches,
+    stop_at_divergence,
+    time_rows,
+)
+from dovetail.blocks.normalizing import discounted_return, normalized, normalized_batch
+from dovetail.blocks.optimizers import adam_with_clipping, annealed, apply_gradients, updates_in
+from dovetail.blocks.options import check_network, check_options
+from dovetail.blocks.vtrace import evaluate_unroll, vtrace_of
+from dovetail.functions.distributions import Distribution
+from dovetail.functions.gradients import gradient
+from dovetail.functions.losses import (
+    approximate_kl,
+    clip_fraction,
+    clipped_surrogate,
+    clipped_value_loss,
+    entropy_loss,
+    explained_variance,
+    loss_weights,
+    standardize,
+    value_loss,
+)
+from dovetail.functions.normalization import Moments, initial_moments
+from dovetail.functions.returns import Clips, VTrace
+from dovetail.networks.actor_critic import ActorCritic
+
+
+class APPOState(NamedTuple):
+    """The learner's state."""
+
+    params: Any
+    optimizer: Any
+    moments: Moments
+    """Of the observations."""
+    return_moments: Moments
+    """Of the discounted returns."""
+    key: jax.Array
+    updates: jax.Array
 
 
 @dataclass(frozen=True)
-class APPO(PPO):
+class APPO(Algorithm):
     """Asynchronous PPO: clipped policy gradients with V-trace's advantages."""
 
     correction: ClassVar[Correction] = Correction("V-trace", None)
 
     unroll_length: int = 64
     """Steps each environment takes between two updates."""
+    epochs: int = 4
+    """Passes over each batch."""
+    minibatches: int = 4
+    """Gradient steps per pass; divides the unroll length (the environments, if recurrent)."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    anneal: bool = True
+    """Whether the learning rate falls linearly to 0 over the run."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this norm."""
+    discount: float = 0.99
+    """How much a reward one step later counts."""
+    lambda_: float = 0.95
+    """Trade-off of bias and variance in the advantages."""
     rho_clip: float = 1.0
     """Where ratios are cut off in a step's own error: decides which policy's value is learned."""
     c_clip: float = 1.0
     """Where ratios are cut off in what a step passes back."""
+    normalize_advantages: bool = True
+    """Whether each batch's advantages are standardized."""
+    clip: float = 0.2
+    """How far the probability ratio may move in one update."""
+    clip_value: bool = False
+    """Whether the value's step is clipped too."""
+    target_kl: float = 0.0
+    """Stop an update's gradient steps once the divergence passes 1.5 times this; 0 for never."""
+    value_coefficient: float = 0.5
+    """Weight of the value loss."""
+    entropy_coefficient: float = 0.01
+    """Weight of the entropy bonus."""
+    normalize_observations: bool = False
+    """Whether observations are shifted and scaled by their running moments."""
+    normalize_rewards: bool = False
+    """Whether rewards are scaled by the running deviation of discounted returns."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers."""
+    activation: str = "tanh"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    recurrent: int = 0
+    """Size of the recurrent memory; 0 for none."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("rho_clip", "c_clip"):
-            check_option(name, getattr(self, name), getattr(self, name) > 0, "more than 0")
+        check_options(
+            self,
+            positive=(
+                "unroll_length",
+                "learning_rate",
+                "max_grad_norm",
+                "clip",
+                "rho_clip",
+                "c_clip",
+            ),
+            non_negative=("value_coefficient", "entropy_coefficient", "recurrent", "target_kl"),
+            at_least_one=("epochs", "minibatches"),
+            fraction=("discount", "lambda_"),
+        )
+        check_network(self.hidden, self.activation)
 
-    def estimate(
-        self, state: LearnerState, batch: Trajectory, prepared: Prepared
-    ) -> tuple[jax.Array, jax.Array]:
-        """(advantages, targets of the value) by V-trace, once per batch."""
-        distribution, values = self.revisit(state.params, state.moments, batch)
+    @property
+    def network(self) -> ActorCritic:
+        """Policy and value for the task's spaces."""
+        env = self.task.env
+        return ActorCritic(
+            env.observation, env.action, self.hidden, self.activation, self.recurrent
+        )
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """Adam on clipped gradients."""
+        steps = updates_in(self.task, self.unroll_length) * self.epochs * self.minibatches
+        rate = annealed(self.learning_rate, steps) if self.anneal else self.learning_rate
+        return adam_with_clipping(rate, self.max_grad_norm)
+
+    def init(self, key: jax.Array) -> APPOState:
+        """New weights, a fresh optimizer, no steps seen."""
+        network_key, key = jax.random.split(key)
+        params = self.network.init(network_key)
+        return APPOState(
+            params=params,
+            optimizer=self.optimizer().init(params),
+            moments=initial_moments(self.task.env.observation),
+            return_moments=initial_moments(jnp.zeros(())),
+            key=key,
+            updates=jnp.zeros((), jnp.int32),
+        )
+
+    def initial_carry(self) -> ActorCarry:
+        """An empty memory, and a return of 0 where rewards are normalized."""
+        returned = jnp.zeros(()) if self.normalize_rewards else ()
+        return ActorCarry(self.network.initial_carry(), returned)
+
+    def acting(self, state: APPOState) -> Acting:
+        """Weights and moments."""
+        return Acting(state.params, state.moments)
+
+    def policy_and_value(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep
+    ) -> tuple[Distribution, jax.Array, Any]:
+        """π(·|s), V(s) and the network's next memory, for one environment."""
+        observation = normalized(timestep.observation, params.moments, self.normalize_observations)
+        return self.network.step(params.network, carry.memory, observation)
+
+    def act(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep, key: jax.Array
+    ) -> tuple[Any, Acted, ActorCarry]:
+        """Samples from the policy."""
+        distribution, value, memory = self.policy_and_value(params, carry, timestep)
+        action = distribution.sample(key)
+        returned = discounted_return(carry.discounted_return, timestep.reward, self.discount)
+        extras = Acted(distribution.log_prob(action), value, returned)
+        return action, extras, ActorCarry(memory, returned)
+
+    def greedy(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep
+    ) -> tuple[Any, ActorCarry]:
+        """The policy's mode."""
+        distribution, _, memory = self.policy_and_value(params, carry, timestep)
+        return distribution.mode(), carry._replace(memory=memory)
+
+    def log_prob(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep, action: Any
+    ) -> jax.Array:
+        """log π(action|s)."""
+        return self.policy_and_value(params, carry, timestep)[0].log_prob(action)
+
+    def value(self, params: Acting, carry: ActorCarry, timestep: Timestep) -> jax.Array:
+        """V(s), the bootstrap where an unroll or an episode is cut."""
+        return self.policy_and_value(params, carry, timestep)[1]
+
+    def loss(self, params: Any, samples: Samples) -> tuple[jax.Array, Metrics]:
+        """Clipped surrogate, value loss and entropy bonus of one minibatch."""
+        weights = samples.weights
+        if self.recurrent:
+            memory = first_row(samples.memory)
+            distribution, values = self.network.unroll(
+                params, memory, samples.observation, samples.first
+            )
+        else:
+            distribution, values, _ = self.network.step(params, (), samples.observation)
+        log_probs = distribution.log_prob(samples.action)
+        policy = clipped_surrogate(
+            log_probs, samples.log_prob, samples.advantage, self.clip, weights
+        )
+        if self.clip_value:
+            value = clipped_value_loss(values, samples.value, samples.target, self.clip, weights)
+        else:
+            value = value_loss(values, samples.target, weights)
+        entropy = -entropy_loss(distribution.entropy(), weights)
+        loss = policy + self.value_coefficient * value - self.entropy_coefficient * entropy
+        return loss, {
+            "loss": loss,
+            "policy_loss": policy,
+            "value_loss": value,
+            "entropy": entropy,
+            "approx_kl": approximate_kl(log_probs, samples.log_prob, weights),
+            "clip_fraction": clip_fraction(log_probs, samples.log_prob, self.clip, weights),
+        }
+
+    def gradient_step(
+        self, rl: RL, progress: Progress, samples: Samples
+    ) -> tuple[Progress, Metrics]:
+        """One gradient step on a minibatch, undone if the policy has moved too far."""
+        if self.recurrent:
+            gradients, metrics = jax.grad(self.loss, has_aux=True)(progress.params, samples)
+        else:
+            gradients, metrics = gradient(self.loss, progress.params, samples)
+        params, optimizer = apply_gradients(
+            self.optimizer(), rl.mean(gradients), progress.optimizer, progress.params
+        )
+        after = Progress(params, optimizer, progress.going)
+        if self.target_kl:
+            kl = rl.mean(metrics["approx_kl"])
+            after = stop_at_divergence(progress, after, kl, self.target_kl)
+        return after, metrics
+
+    def estimates(self, state: APPOState, batch: Trajectory, reward: jax.Array) -> VTrace:
+        """Advantages and the value's targets [T, B] by V-trace under the learner's weights."""
+        distribution, values = evaluate_unroll(
+            self.network, state.params, state.moments, batch, self.normalize_observations
+        )
         log_probs = distribution.log_prob(batch.action)
         clips = Clips(self.rho_clip, self.c_clip)
-        trace = corrected(
-            batch, prepared.reward, log_probs, values, self.discount, self.lambda_, clips
+        return vtrace_of(batch, reward, log_probs, values, self.discount, self.lambda_, clips)
+
+    def learn(self, rl: RL, state: APPOState, batch: Trajectory) -> tuple[APPOState, Metrics]:
+        """V-trace once, then epochs of minibatches."""
+        prepared = normalized_batch(
+            rl,
+            batch,
+            state.moments,
+            state.return_moments,
+            self.discount,
+            observations=self.normalize_observations,
+            rewards=self.normalize_rewards,
         )
-        return trace.advantages, trace.targets
+        weights = loss_weights(batch.valid, rl.mean)
+        trace = self.estimates(state, batch, prepared.reward)
+        advantages, targets = trace.advantages, trace.targets
+        if self.normalize_advantages:
+            advantages = standardize(advantages, weights, rl.mean)
+        samples = Samples(
+            observation=prepared.observation,
+            action=batch.action,
+            log_prob=batch.extras.log_prob,
+            value=batch.extras.value,
+            advantage=advantages,
+            target=targets,
+            weights=weights,
+            first=batch.first,
+            memory=batch.carry.memory,
+        )
+        split = environment_groups if self.recurrent else time_rows
+        after, metrics = epochs_of_minibatches(
+            lambda progress, minibatch: self.gradient_step(rl, progress, minibatch),
+            Progress(state.params, state.optimizer, jnp.array(True)),
+            split(samples, self.minibatches, type(self).__name__),
+            self.epochs,
+            jax.random.fold_in(state.key, state.updates),
+        )
+        metrics["explained_variance"] = explained_variance(samples.value, targets, weights)
+        return state._replace(
+            params=after.params,
+            optimizer=after.optimizer,
+            moments=prepared.moments,
+            return_moments=prepared.return_moments,
+            updates=state.updates + 1,
+        ), metrics
+
+    def iteration(self, rl: RL, state: APPOState) -> tuple[APPOState, Metrics]:
+        """Actors unroll the broadcast policy; the learner learns from all their steps."""
+        params = rl.broadcast(self.acting(state))
+        trajectory = rl.unroll(self.act, params, self.unroll_length, bootstrap=self.value)
+        batch = rl.gather(trajectory)
+        return self.learn(rl, state, batch)

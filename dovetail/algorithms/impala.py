@@ -1,8 +1,9 @@
 """IMPALA, https://arxiv.org/abs/1802.01561: actors that run ahead, corrected by V-trace.
 
-Actors act on weights that are some versions old. The learner weighs what they did by how likely it
-still is, cut off at 1 so that the variance stays small, and values every step by its own weights,
-what follows the unroll included. On trajectories of its own policy it is A2C.
+Actors act on weights that are some versions old. The learner weights their steps by importance
+ratios, cut off at 1 so that the variance stays small, and evaluates every step, and the observation
+after the unroll, with its own weights. On trajectories of its own policy it is A2C.
+Unusual here: Adam, where the paper has RMSProp, because it learns better on small tasks.
 """
 
 from dataclasses import dataclass
@@ -10,32 +11,68 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from dovetail.algorithm import RL, Correction, Metrics, Trajectory
-from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
-from dovetail.errors import check_option
+from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Timestep, Trajectory
+from dovetail.blocks.actor_critic import Acted, Acting, ActorCarry
+from dovetail.blocks.normalizing import discounted_return, normalized, normalized_batch
+from dovetail.blocks.optimizers import adam_with_clipping, annealed, apply_gradients, updates_in
+from dovetail.blocks.options import check_network, check_options
+from dovetail.blocks.vtrace import evaluate_unroll, vtrace_of
+from dovetail.functions.distributions import Distribution
 from dovetail.functions.gradients import gradient
-from dovetail.functions.losses import explained_variance, weighted_mean
-from dovetail.functions.normalization import Moments
-from dovetail.functions.returns import Clips, VTrace, vtrace
+from dovetail.functions.losses import (
+    entropy_loss,
+    explained_variance,
+    loss_weights,
+    policy_gradient,
+    value_loss,
+    weighted_mean,
+)
+from dovetail.functions.normalization import Moments, initial_moments
+from dovetail.functions.returns import Clips
+from dovetail.networks.actor_critic import ActorCritic
 
 
-class Samples(NamedTuple):
+class IMPALAState(NamedTuple):
+    """The learner's state."""
+
+    params: Any
+    optimizer: Any
+    moments: Moments
+    """Of the observations."""
+    return_moments: Moments
+    """Of the discounted returns."""
+    key: jax.Array
+    updates: jax.Array
+
+
+class WeightedBatch(NamedTuple):
     """What a gradient step learns from: leaves [T, B, …]."""
 
     batch: Trajectory
     reward: jax.Array
+    """Normalized, if rewards are."""
     weights: jax.Array
+    """Of each step in the loss; 0 where it is not valid."""
 
 
 @dataclass(frozen=True)
-class IMPALA(ActorCriticAlgorithm):
+class IMPALA(Algorithm):
     """Importance-weighted actor-learner: one policy-gradient step per unroll, however old."""
 
     correction: ClassVar[Correction] = Correction("V-trace", None)
 
     unroll_length: int = 32
     """Steps each environment takes between two updates."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    anneal: bool = True
+    """Whether the learning rate falls linearly to 0 over the run."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this norm."""
+    discount: float = 0.99
+    """How much a reward one step later counts."""
     lambda_: float = 1.0
     """Trade-off of bias and variance in targets and advantages; 1 as in the paper."""
     rho_clip: float = 1.0
@@ -44,63 +81,164 @@ class IMPALA(ActorCriticAlgorithm):
     """Where ratios are cut off in what a step passes back."""
     gradient_clip: float = 1.0
     """Where ratios are cut off in the policy's gradient."""
+    value_coefficient: float = 0.5
+    """Weight of the value loss."""
+    entropy_coefficient: float = 0.01
+    """Weight of the entropy bonus."""
+    normalize_observations: bool = False
+    """Whether observations are shifted and scaled by their running moments."""
+    normalize_rewards: bool = False
+    """Whether rewards are scaled by the running deviation of discounted returns."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers."""
+    activation: str = "tanh"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    recurrent: int = 0
+    """Size of the recurrent memory; 0 for none."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_option("lambda_", self.lambda_, 0 <= self.lambda_ <= 1, "0 to 1")
-        for name in ("rho_clip", "c_clip", "gradient_clip"):
-            check_option(name, getattr(self, name), getattr(self, name) > 0, "more than 0")
+        check_options(
+            self,
+            positive=(
+                "unroll_length",
+                "learning_rate",
+                "max_grad_norm",
+                "rho_clip",
+                "c_clip",
+                "gradient_clip",
+            ),
+            non_negative=("value_coefficient", "entropy_coefficient", "recurrent"),
+            fraction=("discount", "lambda_"),
+        )
+        check_network(self.hidden, self.activation)
 
-    # The optimizer is Adam, where the paper has RMSProp: it learns better on small tasks.
+    @property
+    def network(self) -> ActorCritic:
+        """Policy and value for the task's spaces."""
+        env = self.task.env
+        return ActorCritic(
+            env.observation, env.action, self.hidden, self.activation, self.recurrent
+        )
 
-    def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
-        """One gradient step on the whole batch."""
-        prepared = self.prepare(rl, state, batch)
-        samples = Samples(batch._replace(next_observation=()), prepared.reward, prepared.weights)
-        gradients, metrics = gradient(self._loss, state.params, samples, state.moments, axis=1)
-        params, optimizer = self.descend(state, rl.mean(gradients))
-        return self.next_state(state, prepared, params, optimizer), metrics
+    def optimizer(self) -> optax.GradientTransformation:
+        """Adam on clipped gradients."""
+        steps = updates_in(self.task, self.unroll_length)
+        rate = annealed(self.learning_rate, steps) if self.anneal else self.learning_rate
+        return adam_with_clipping(rate, self.max_grad_norm)
 
-    def _loss(self, params: Any, samples: Samples, moments: Moments) -> tuple[jax.Array, Metrics]:
-        """One pass of the network gives the estimates, and what learns from them."""
+    def init(self, key: jax.Array) -> IMPALAState:
+        """New weights, a fresh optimizer, no steps seen."""
+        network_key, key = jax.random.split(key)
+        params = self.network.init(network_key)
+        return IMPALAState(
+            params=params,
+            optimizer=self.optimizer().init(params),
+            moments=initial_moments(self.task.env.observation),
+            return_moments=initial_moments(jnp.zeros(())),
+            key=key,
+            updates=jnp.zeros((), jnp.int32),
+        )
+
+    def initial_carry(self) -> ActorCarry:
+        """An empty memory, and a return of 0 where rewards are normalized."""
+        returned = jnp.zeros(()) if self.normalize_rewards else ()
+        return ActorCarry(self.network.initial_carry(), returned)
+
+    def acting(self, state: IMPALAState) -> Acting:
+        """Weights and moments."""
+        return Acting(state.params, state.moments)
+
+    def policy_and_value(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep
+    ) -> tuple[Distribution, jax.Array, Any]:
+        """π(·|s), V(s) and the network's next memory, for one environment."""
+        observation = normalized(timestep.observation, params.moments, self.normalize_observations)
+        return self.network.step(params.network, carry.memory, observation)
+
+    def act(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep, key: jax.Array
+    ) -> tuple[Any, Acted, ActorCarry]:
+        """Samples from the policy."""
+        distribution, value, memory = self.policy_and_value(params, carry, timestep)
+        action = distribution.sample(key)
+        returned = discounted_return(carry.discounted_return, timestep.reward, self.discount)
+        extras = Acted(distribution.log_prob(action), value, returned)
+        return action, extras, ActorCarry(memory, returned)
+
+    def greedy(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep
+    ) -> tuple[Any, ActorCarry]:
+        """The policy's mode."""
+        distribution, _, memory = self.policy_and_value(params, carry, timestep)
+        return distribution.mode(), carry._replace(memory=memory)
+
+    def log_prob(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep, action: Any
+    ) -> jax.Array:
+        """log π(action|s)."""
+        return self.policy_and_value(params, carry, timestep)[0].log_prob(action)
+
+    def value(self, params: Acting, carry: ActorCarry, timestep: Timestep) -> jax.Array:
+        """V(s), the bootstrap where an unroll or an episode is cut."""
+        return self.policy_and_value(params, carry, timestep)[1]
+
+    def loss(
+        self, params: Any, samples: WeightedBatch, moments: Moments
+    ) -> tuple[jax.Array, Metrics]:
+        """V-trace's policy gradient and value loss, and the entropy bonus.
+
+        One pass of the network gives the estimates and the terms that learn from them. Observations
+        are normalized by the learner's present moments, as its policy would see them.
+        """
         batch, reward, weights = samples
-        # The present moments, as the present weights: what the learner's policy would make of it.
-        distribution, values = self.revisit(params, moments, batch)
+        distribution, values = evaluate_unroll(
+            self.network, params, moments, batch, self.normalize_observations
+        )
         log_probs = distribution.log_prob(batch.action)
         clips = Clips(self.rho_clip, self.c_clip, self.gradient_clip)
-        trace = corrected(batch, reward, log_probs, values, self.discount, self.lambda_, clips)
-        loss, metrics = self.policy_gradient_loss(
-            (distribution, values[:-1]),
-            batch.action,
-            trace.weights * trace.advantages,
-            trace.targets,
-            weights,
+        trace = vtrace_of(batch, reward, log_probs, values, self.discount, self.lambda_, clips)
+        policy = policy_gradient(log_probs, trace.weights * trace.advantages, weights)
+        value = value_loss(values[:-1], trace.targets, weights)
+        entropy = -entropy_loss(distribution.entropy(), weights)
+        loss = policy + self.value_coefficient * value - self.entropy_coefficient * entropy
+        return loss, {
+            "loss": loss,
+            "policy_loss": policy,
+            "value_loss": value,
+            "entropy": entropy,
+            "explained_variance": explained_variance(values[:-1], trace.targets, weights),
+            "mean_ratio": weighted_mean(trace.weights, weights),
+        }
+
+    def learn(self, rl: RL, state: IMPALAState, batch: Trajectory) -> tuple[IMPALAState, Metrics]:
+        """One gradient step on the whole batch."""
+        prepared = normalized_batch(
+            rl,
+            batch,
+            state.moments,
+            state.return_moments,
+            self.discount,
+            observations=self.normalize_observations,
+            rewards=self.normalize_rewards,
         )
-        metrics["explained_variance"] = explained_variance(values[:-1], trace.targets, weights)
-        metrics["mean_ratio"] = weighted_mean(trace.weights, weights)
-        return loss, metrics
+        weights = loss_weights(batch.valid, rl.mean)
+        # No loss reads the next observations: dropping them keeps them out of the pieces' loop.
+        samples = WeightedBatch(batch._replace(next_observation=()), prepared.reward, weights)
+        gradients, metrics = gradient(self.loss, state.params, samples, state.moments, axis=1)
+        params, optimizer = apply_gradients(
+            self.optimizer(), rl.mean(gradients), state.optimizer, state.params
+        )
+        return state._replace(
+            params=params,
+            optimizer=optimizer,
+            moments=prepared.moments,
+            return_moments=prepared.return_moments,
+            updates=state.updates + 1,
+        ), metrics
 
-
-def corrected(
-    batch: Trajectory,
-    reward: jax.Array,
-    log_probs: jax.Array,
-    values: jax.Array,
-    discount: float,
-    lambda_: float,
-    clips: Clips,
-) -> VTrace:
-    """V-trace of a batch, from the learner's log-probabilities [T, B] and values [T + 1, B]."""
-    trace = vtrace(
-        log_ratios=log_probs - batch.extras.log_prob,
-        rewards=reward,
-        values=values[:-1],
-        # A truncated episode's final observation is in no row: its value is the actor's.
-        next_values=jnp.where(batch.truncated, batch.bootstrap, values[1:]),
-        terminated=batch.terminated,
-        truncated=batch.truncated,
-        discount=discount,
-        lambda_=lambda_,
-        clips=clips,
-    )
-    return jax.lax.stop_gradient(trace)
+    def iteration(self, rl: RL, state: IMPALAState) -> tuple[IMPALAState, Metrics]:
+        """Actors unroll the broadcast policy; the learner learns from all their steps."""
+        params = rl.broadcast(self.acting(state))
+        trajectory = rl.unroll(self.act, params, self.unroll_length, bootstrap=self.value)
+        batch = rl.gather(trajectory)
+        return self.learn(rl, state, batch)

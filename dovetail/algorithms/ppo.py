@@ -13,14 +13,26 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dovetail.algorithm import RL, Correction, Metrics, Trajectory
-from dovetail.algorithms.actor_critic import (
-    ActorCriticAlgorithm,
-    LearnerState,
-    Prepared,
-    first_memory,
+from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Timestep, Trajectory
+from dovetail.blocks.actor_critic import (
+    Acted,
+    Acting,
+    ActorCarry,
+    Samples,
+    advantages_and_targets,
+    first_row,
 )
-from dovetail.errors import UserError, check_option
+from dovetail.blocks.minibatches import (
+    Progress,
+    environment_groups,
+    epochs_of_minibatches,
+    stop_at_divergence,
+    time_rows,
+)
+from dovetail.blocks.normalizing import discounted_return, normalized, normalized_batch
+from dovetail.blocks.optimizers import adam_with_clipping, annealed, apply_gradients, updates_in
+from dovetail.blocks.options import check_network, check_options
+from dovetail.functions.distributions import Distribution
 from dovetail.functions.gradients import gradient
 from dovetail.functions.losses import (
     approximate_kl,
@@ -29,172 +41,162 @@ from dovetail.functions.losses import (
     clipped_value_loss,
     entropy_loss,
     explained_variance,
+    loss_weights,
     standardize,
     value_loss,
 )
+from dovetail.functions.normalization import Moments, initial_moments
+from dovetail.networks.actor_critic import ActorCritic
 
 
-class Samples(NamedTuple):
-    """What a gradient step learns from: [T, B, …], or one minibatch of it."""
-
-    observation: Any
-    action: Any
-    log_prob: jax.Array
-    value: jax.Array
-    advantage: jax.Array
-    target: jax.Array
-    weights: jax.Array
-    first: jax.Array
-
-
-class Progress(NamedTuple):
-    """What goes round the minibatch loop."""
+class PPOState(NamedTuple):
+    """The learner's state."""
 
     params: Any
     optimizer: Any
-    going: jax.Array
-    """Whether the divergence is still below the target."""
+    moments: Moments
+    """Of the observations."""
+    return_moments: Moments
+    """Of the discounted returns."""
+    key: jax.Array
+    updates: jax.Array
 
 
 @dataclass(frozen=True)
-class PPO(ActorCriticAlgorithm):
+class PPO(Algorithm):
     """Proximal policy optimization: several epochs of clipped policy gradients per batch."""
 
     correction: ClassVar[Correction] = Correction("the clipped ratio", 1)
 
+    unroll_length: int = 128
+    """Steps each environment takes between two updates."""
     epochs: int = 4
     """Passes over each batch."""
     minibatches: int = 4
     """Gradient steps per pass; divides the unroll length (the environments, if recurrent)."""
+    learning_rate: float = 1e-3
+    """Adam's step size."""
+    anneal: bool = True
+    """Whether the learning rate falls linearly to 0 over the run."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this norm."""
+    discount: float = 0.99
+    """How much a reward one step later counts."""
     lambda_: float = 0.95
     """Trade-off of bias and variance in the advantages."""
+    normalize_advantages: bool = True
+    """Whether each batch's advantages are standardized."""
     clip: float = 0.2
     """How far the probability ratio may move in one update."""
     clip_value: bool = False
     """Whether the value's step is clipped too."""
     target_kl: float = 0.0
     """Stop an update's gradient steps once the divergence passes 1.5 times this; 0 for never."""
-    normalize_advantages: bool = True
-    """Whether each batch's advantages are standardized."""
+    value_coefficient: float = 0.5
+    """Weight of the value loss."""
+    entropy_coefficient: float = 0.01
+    """Weight of the entropy bonus."""
+    normalize_observations: bool = False
+    """Whether observations are shifted and scaled by their running moments."""
+    normalize_rewards: bool = False
+    """Whether rewards are scaled by the running deviation of discounted returns."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers."""
+    activation: str = "tanh"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    recurrent: int = 0
+    """Size of the recurrent memory; 0 for none."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("epochs", "minibatches"):
-            check_option(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
-        check_option("clip", self.clip, self.clip > 0, "more than 0")
-        check_option("target_kl", self.target_kl, self.target_kl >= 0, "0 or more")
-        check_option("lambda_", self.lambda_, 0 <= self.lambda_ <= 1, "0 to 1")
-
-    def gradient_steps(self) -> int:
-        """Optimizer steps per update."""
-        return self.epochs * self.minibatches
-
-    def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
-        """Advantages once, then epochs of minibatches."""
-        prepared = self.prepare(rl, state, batch)
-        advantages, targets = self.estimate(state, batch, prepared)
-        if self.normalize_advantages:
-            advantages = standardize(advantages, prepared.weights, rl.mean)
-        samples = Samples(
-            observation=prepared.observation,
-            action=batch.action,
-            log_prob=batch.extras.log_prob,
-            value=batch.extras.value,
-            advantage=advantages,
-            target=targets,
-            weights=prepared.weights,
-            first=batch.first,
+        check_options(
+            self,
+            positive=("unroll_length", "learning_rate", "max_grad_norm", "clip"),
+            non_negative=("value_coefficient", "entropy_coefficient", "recurrent", "target_kl"),
+            at_least_one=("epochs", "minibatches"),
+            fraction=("discount", "lambda_"),
         )
-        key = jax.random.fold_in(state.key, state.updates)
-        start = Progress(state.params, state.optimizer, jnp.array(True))
-        after, metrics = self._epochs(rl, start, samples, first_memory(batch), key)
-        metrics["explained_variance"] = explained_variance(
-            samples.value, samples.target, samples.weights
+        check_network(self.hidden, self.activation)
+
+    @property
+    def network(self) -> ActorCritic:
+        """Policy and value for the task's spaces."""
+        env = self.task.env
+        return ActorCritic(
+            env.observation, env.action, self.hidden, self.activation, self.recurrent
         )
-        return self.next_state(state, prepared, after.params, after.optimizer), metrics
 
-    def estimate(
-        self, state: LearnerState, batch: Trajectory, prepared: Prepared
-    ) -> tuple[jax.Array, jax.Array]:
-        """(advantages, targets of the value), once per batch."""
-        return self.advantages_and_targets(batch, prepared.reward, self.lambda_)
+    def optimizer(self) -> optax.GradientTransformation:
+        """Adam on clipped gradients."""
+        steps = updates_in(self.task, self.unroll_length) * self.epochs * self.minibatches
+        rate = annealed(self.learning_rate, steps) if self.anneal else self.learning_rate
+        return adam_with_clipping(rate, self.max_grad_norm)
 
-    def _epochs(
-        self, rl: RL, start: Progress, samples: Samples, memory: Any, key: jax.Array
-    ) -> tuple[Progress, Metrics]:
-        """All gradient steps of one update; the metrics are their averages."""
-        take = self._environment_groups(samples, memory) if self.recurrent else self._rows(samples)
-        count = samples.first.shape[0] if not self.recurrent else self.minibatches
-        shuffle = jax.vmap(lambda key: jax.random.permutation(key, count))
-        order = shuffle(jax.random.split(key, self.epochs)).reshape(self.gradient_steps(), -1)
-        progress, metrics = jax.lax.scan(
-            lambda progress, chosen: self._step(rl, progress, *take(chosen)), start, order
+    def init(self, key: jax.Array) -> PPOState:
+        """New weights, a fresh optimizer, no steps seen."""
+        network_key, key = jax.random.split(key)
+        params = self.network.init(network_key)
+        return PPOState(
+            params=params,
+            optimizer=self.optimizer().init(params),
+            moments=initial_moments(self.task.env.observation),
+            return_moments=initial_moments(jnp.zeros(())),
+            key=key,
+            updates=jnp.zeros((), jnp.int32),
         )
-        return progress, jax.tree.map(jnp.mean, metrics)
 
-    def _rows(self, samples: Samples) -> Any:
-        """Minibatches of time rows, flattened to [rows × B, …] (which XLA multiplies faster)."""
-        length = samples.first.shape[0]
-        if length % self.minibatches:
-            raise UserError(
-                f"{type(self).__name__} splits an unroll of {length} steps into "
-                f"{self.minibatches} minibatches, but {length} is not a multiple of "
-                f"{self.minibatches}: change --unroll-length or --minibatches."
-            )
+    def initial_carry(self) -> ActorCarry:
+        """An empty memory, and a return of 0 where rewards are normalized."""
+        returned = jnp.zeros(()) if self.normalize_rewards else ()
+        return ActorCarry(self.network.initial_carry(), returned)
 
-        def take(rows: jax.Array) -> tuple[Samples, Any]:
-            return jax.tree.map(lambda x: x[rows].reshape(-1, *x.shape[2:]), samples), ()
+    def acting(self, state: PPOState) -> Acting:
+        """Weights and moments."""
+        return Acting(state.params, state.moments)
 
-        return take
+    def policy_and_value(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep
+    ) -> tuple[Distribution, jax.Array, Any]:
+        """π(·|s), V(s) and the network's next memory, for one environment."""
+        observation = normalized(timestep.observation, params.moments, self.normalize_observations)
+        return self.network.step(params.network, carry.memory, observation)
 
-    def _environment_groups(self, samples: Samples, memory: Any) -> Any:
-        """Minibatches of whole unrolls: group g is every environment i with i ≡ g (mod groups)."""
-        batch, groups = samples.first.shape[1], self.minibatches
-        if batch % groups:
-            raise UserError(
-                f"Recurrent {type(self).__name__} splits {batch} environments into {groups} "
-                f"minibatches, but {batch} is not a multiple of {groups}: change --num-envs or "
-                f"--minibatches."
-            )
+    def act(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep, key: jax.Array
+    ) -> tuple[Any, Acted, ActorCarry]:
+        """Samples from the policy."""
+        distribution, value, memory = self.policy_and_value(params, carry, timestep)
+        action = distribution.sample(key)
+        returned = discounted_return(carry.discounted_return, timestep.reward, self.discount)
+        extras = Acted(distribution.log_prob(action), value, returned)
+        return action, extras, ActorCarry(memory, returned)
 
-        def split(x: jax.Array, axis: int) -> jax.Array:
-            return x.reshape(*x.shape[:axis], batch // groups, groups, *x.shape[axis + 1 :])
+    def greedy(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep
+    ) -> tuple[Any, ActorCarry]:
+        """The policy's mode."""
+        distribution, _, memory = self.policy_and_value(params, carry, timestep)
+        return distribution.mode(), carry._replace(memory=memory)
 
-        def take(group: jax.Array) -> tuple[Samples, Any]:
-            chosen = jax.tree.map(lambda x: split(x, 1)[:, :, group[0]], samples)
-            return chosen, jax.tree.map(lambda x: split(x, 0)[:, group[0]], memory)
+    def log_prob(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep, action: Any
+    ) -> jax.Array:
+        """log π(action|s)."""
+        return self.policy_and_value(params, carry, timestep)[0].log_prob(action)
 
-        return take
+    def value(self, params: Acting, carry: ActorCarry, timestep: Timestep) -> jax.Array:
+        """V(s), the bootstrap where an unroll or an episode is cut."""
+        return self.policy_and_value(params, carry, timestep)[1]
 
-    def _step(
-        self, rl: RL, progress: Progress, samples: Samples, memory: Any
-    ) -> tuple[Progress, Metrics]:
-        """One gradient step."""
-        if self.recurrent:
-            gradients, metrics = jax.grad(self._loss, has_aux=True)(
-                progress.params, samples, memory
-            )
-        else:
-            gradients, metrics = gradient(self._loss, progress.params, samples, memory)
-        gradients = rl.mean(gradients)
-        updates, optimizer = self.optimizer().update(gradients, progress.optimizer, progress.params)
-        after = Progress(optax.apply_updates(progress.params, updates), optimizer, progress.going)
-        if self.target_kl:
-            kl = rl.mean(metrics["approx_kl"])
-            going = progress.going & (kl <= 1.5 * self.target_kl)
-            after = jax.tree.map(lambda new, old: jnp.where(going, new, old), after, progress)
-            after = after._replace(going=going)
-        return after, metrics
-
-    def _loss(self, params: Any, samples: Samples, memory: Any) -> tuple[jax.Array, Metrics]:
+    def loss(self, params: Any, samples: Samples) -> tuple[jax.Array, Metrics]:
         """Clipped surrogate, value loss and entropy bonus of one minibatch."""
         weights = samples.weights
         if self.recurrent:
+            memory = first_row(samples.memory)
             distribution, values = self.network.unroll(
                 params, memory, samples.observation, samples.first
             )
         else:
-            distribution, values, _ = self.network.step(params, memory, samples.observation)
+            distribution, values, _ = self.network.step(params, (), samples.observation)
         log_probs = distribution.log_prob(samples.action)
         policy = clipped_surrogate(
             log_probs, samples.log_prob, samples.advantage, self.clip, weights
@@ -213,3 +215,72 @@ class PPO(ActorCriticAlgorithm):
             "approx_kl": approximate_kl(log_probs, samples.log_prob, weights),
             "clip_fraction": clip_fraction(log_probs, samples.log_prob, self.clip, weights),
         }
+
+    def gradient_step(
+        self, rl: RL, progress: Progress, samples: Samples
+    ) -> tuple[Progress, Metrics]:
+        """One gradient step on a minibatch, undone if the policy has moved too far."""
+        if self.recurrent:
+            gradients, metrics = jax.grad(self.loss, has_aux=True)(progress.params, samples)
+        else:
+            gradients, metrics = gradient(self.loss, progress.params, samples)
+        params, optimizer = apply_gradients(
+            self.optimizer(), rl.mean(gradients), progress.optimizer, progress.params
+        )
+        after = Progress(params, optimizer, progress.going)
+        if self.target_kl:
+            kl = rl.mean(metrics["approx_kl"])
+            after = stop_at_divergence(progress, after, kl, self.target_kl)
+        return after, metrics
+
+    def learn(self, rl: RL, state: PPOState, batch: Trajectory) -> tuple[PPOState, Metrics]:
+        """Advantages once, then epochs of minibatches."""
+        prepared = normalized_batch(
+            rl,
+            batch,
+            state.moments,
+            state.return_moments,
+            self.discount,
+            observations=self.normalize_observations,
+            rewards=self.normalize_rewards,
+        )
+        weights = loss_weights(batch.valid, rl.mean)
+        advantages, targets = advantages_and_targets(
+            batch, prepared.reward, self.discount, self.lambda_
+        )
+        if self.normalize_advantages:
+            advantages = standardize(advantages, weights, rl.mean)
+        samples = Samples(
+            observation=prepared.observation,
+            action=batch.action,
+            log_prob=batch.extras.log_prob,
+            value=batch.extras.value,
+            advantage=advantages,
+            target=targets,
+            weights=weights,
+            first=batch.first,
+            memory=batch.carry.memory,
+        )
+        split = environment_groups if self.recurrent else time_rows
+        after, metrics = epochs_of_minibatches(
+            lambda progress, minibatch: self.gradient_step(rl, progress, minibatch),
+            Progress(state.params, state.optimizer, jnp.array(True)),
+            split(samples, self.minibatches, type(self).__name__),
+            self.epochs,
+            jax.random.fold_in(state.key, state.updates),
+        )
+        metrics["explained_variance"] = explained_variance(samples.value, targets, weights)
+        return state._replace(
+            params=after.params,
+            optimizer=after.optimizer,
+            moments=prepared.moments,
+            return_moments=prepared.return_moments,
+            updates=state.updates + 1,
+        ), metrics
+
+    def iteration(self, rl: RL, state: PPOState) -> tuple[PPOState, Metrics]:
+        """Actors unroll the broadcast policy; the learner learns from all their steps."""
+        params = rl.broadcast(self.acting(state))
+        trajectory = rl.unroll(self.act, params, self.unroll_length, bootstrap=self.value)
+        batch = rl.gather(trajectory)
+        return self.learn(rl, state, batch)

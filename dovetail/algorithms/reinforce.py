@@ -1,35 +1,220 @@
 """REINFORCE with a learned baseline, https://doi.org/10.1007/BF00992696.
 
-Monte-Carlo returns, less the baseline, weigh the policy's gradient. An episode that the end of an
-unroll cuts goes on in the next one: its return is completed by the baseline's value there.
+Monte-Carlo returns, less the baseline, weigh the policy's gradient. Unusual here: an episode that
+the end of an unroll cuts continues in the next unroll, so its return is completed by the baseline's
+value at the cut.
 """
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from dovetail.algorithm import RL, Metrics, Trajectory
-from dovetail.algorithms.actor_critic import ActorCriticAlgorithm, LearnerState
-from dovetail.functions.losses import standardize
+import jax
+import jax.numpy as jnp
+import optax
+
+from dovetail.algorithm import RL, Algorithm, Metrics, Timestep, Trajectory
+from dovetail.blocks.actor_critic import Acted, Acting, ActorCarry, Samples, first_row
+from dovetail.blocks.normalizing import discounted_return, normalized, normalized_batch
+from dovetail.blocks.optimizers import adam_with_clipping, annealed, apply_gradients, updates_in
+from dovetail.blocks.options import check_network, check_options
+from dovetail.functions.distributions import Distribution
+from dovetail.functions.gradients import gradient
+from dovetail.functions.losses import (
+    entropy_loss,
+    explained_variance,
+    loss_weights,
+    policy_gradient,
+    standardize,
+    value_loss,
+)
+from dovetail.functions.normalization import Moments, initial_moments
 from dovetail.functions.returns import discounted_returns, successor_values
+from dovetail.networks.actor_critic import ActorCritic
+
+
+class ReinforceState(NamedTuple):
+    """The learner's state."""
+
+    params: Any
+    optimizer: Any
+    moments: Moments
+    """Of the observations."""
+    return_moments: Moments
+    """Of the discounted returns."""
+    key: jax.Array
+    updates: jax.Array
 
 
 @dataclass(frozen=True)
-class REINFORCE(ActorCriticAlgorithm):
+class REINFORCE(Algorithm):
     """REINFORCE with baseline: Monte-Carlo policy gradients."""
 
     unroll_length: int = 128
     """Steps each environment takes between two updates."""
     learning_rate: float = 3e-3
     """Adam's step size."""
+    anneal: bool = True
+    """Whether the learning rate falls linearly to 0 over the run."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this norm."""
+    discount: float = 0.99
+    """How much a reward one step later counts."""
     normalize_advantages: bool = True
     """Whether each batch's advantages are standardized."""
+    value_coefficient: float = 0.5
+    """Weight of the value loss."""
+    entropy_coefficient: float = 0.01
+    """Weight of the entropy bonus."""
+    normalize_observations: bool = False
+    """Whether observations are shifted and scaled by their running moments."""
+    normalize_rewards: bool = False
+    """Whether rewards are scaled by the running deviation of discounted returns."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the hidden layers."""
+    activation: str = "tanh"
+    """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    recurrent: int = 0
+    """Size of the recurrent memory; 0 for none."""
 
-    def learn(self, rl: RL, state: LearnerState, batch: Trajectory) -> tuple[LearnerState, Metrics]:
+    def __post_init__(self) -> None:
+        check_options(
+            self,
+            positive=("unroll_length", "learning_rate", "max_grad_norm"),
+            non_negative=("value_coefficient", "entropy_coefficient", "recurrent"),
+            fraction=("discount",),
+        )
+        check_network(self.hidden, self.activation)
+
+    @property
+    def network(self) -> ActorCritic:
+        """Policy and value for the task's spaces."""
+        env = self.task.env
+        return ActorCritic(
+            env.observation, env.action, self.hidden, self.activation, self.recurrent
+        )
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """Adam on clipped gradients."""
+        steps = updates_in(self.task, self.unroll_length)
+        rate = annealed(self.learning_rate, steps) if self.anneal else self.learning_rate
+        return adam_with_clipping(rate, self.max_grad_norm)
+
+    def init(self, key: jax.Array) -> ReinforceState:
+        """New weights, a fresh optimizer, no steps seen."""
+        network_key, key = jax.random.split(key)
+        params = self.network.init(network_key)
+        return ReinforceState(
+            params=params,
+            optimizer=self.optimizer().init(params),
+            moments=initial_moments(self.task.env.observation),
+            return_moments=initial_moments(jnp.zeros(())),
+            key=key,
+            updates=jnp.zeros((), jnp.int32),
+        )
+
+    def initial_carry(self) -> ActorCarry:
+        """An empty memory, and a return of 0 where rewards are normalized."""
+        returned = jnp.zeros(()) if self.normalize_rewards else ()
+        return ActorCarry(self.network.initial_carry(), returned)
+
+    def acting(self, state: ReinforceState) -> Acting:
+        """Weights and moments."""
+        return Acting(state.params, state.moments)
+
+    def policy_and_value(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep
+    ) -> tuple[Distribution, jax.Array, Any]:
+        """π(·|s), V(s) and the network's next memory, for one environment."""
+        observation = normalized(timestep.observation, params.moments, self.normalize_observations)
+        return self.network.step(params.network, carry.memory, observation)
+
+    def act(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep, key: jax.Array
+    ) -> tuple[Any, Acted, ActorCarry]:
+        """Samples from the policy."""
+        distribution, value, memory = self.policy_and_value(params, carry, timestep)
+        action = distribution.sample(key)
+        returned = discounted_return(carry.discounted_return, timestep.reward, self.discount)
+        extras = Acted(distribution.log_prob(action), value, returned)
+        return action, extras, ActorCarry(memory, returned)
+
+    def greedy(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep
+    ) -> tuple[Any, ActorCarry]:
+        """The policy's mode."""
+        distribution, _, memory = self.policy_and_value(params, carry, timestep)
+        return distribution.mode(), carry._replace(memory=memory)
+
+    def log_prob(
+        self, params: Acting, carry: ActorCarry, timestep: Timestep, action: Any
+    ) -> jax.Array:
+        """log π(action|s)."""
+        return self.policy_and_value(params, carry, timestep)[0].log_prob(action)
+
+    def value(self, params: Acting, carry: ActorCarry, timestep: Timestep) -> jax.Array:
+        """V(s), the bootstrap where an unroll or an episode is cut."""
+        return self.policy_and_value(params, carry, timestep)[1]
+
+    def loss(self, params: Any, samples: Samples) -> tuple[jax.Array, Metrics]:
+        """Policy gradient, value loss and entropy bonus of unrolls [T, B]."""
+        weights, memory = samples.weights, first_row(samples.memory)
+        distribution, values = self.network.unroll(
+            params, memory, samples.observation, samples.first
+        )
+        log_probs = distribution.log_prob(samples.action)
+        policy = policy_gradient(log_probs, samples.advantage, weights)
+        value = value_loss(values, samples.target, weights)
+        entropy = -entropy_loss(distribution.entropy(), weights)
+        loss = policy + self.value_coefficient * value - self.entropy_coefficient * entropy
+        return loss, {"loss": loss, "policy_loss": policy, "value_loss": value, "entropy": entropy}
+
+    def learn(
+        self, rl: RL, state: ReinforceState, batch: Trajectory
+    ) -> tuple[ReinforceState, Metrics]:
         """One gradient step on the whole batch."""
-        prepared = self.prepare(rl, state, batch)
+        prepared = normalized_batch(
+            rl,
+            batch,
+            state.moments,
+            state.return_moments,
+            self.discount,
+            observations=self.normalize_observations,
+            rewards=self.normalize_rewards,
+        )
+        weights = loss_weights(batch.valid, rl.mean)
         values, ends = batch.extras.value, (batch.terminated, batch.truncated)
         next_values = successor_values(values, batch.bootstrap, *ends)
         returns = discounted_returns(prepared.reward, next_values, *ends, self.discount)
         advantages = returns - values
         if self.normalize_advantages:
-            advantages = standardize(advantages, prepared.weights, rl.mean)
-        return self.policy_gradient_step(rl, state, batch, prepared, advantages, returns)
+            advantages = standardize(advantages, weights, rl.mean)
+        samples = Samples(
+            observation=prepared.observation,
+            action=batch.action,
+            log_prob=(),
+            value=(),
+            advantage=advantages,
+            target=returns,
+            weights=weights,
+            first=batch.first,
+            memory=batch.carry.memory,
+        )
+        gradients, metrics = gradient(self.loss, state.params, samples, axis=1)
+        metrics["explained_variance"] = explained_variance(values, returns, weights)
+        params, optimizer = apply_gradients(
+            self.optimizer(), rl.mean(gradients), state.optimizer, state.params
+        )
+        return state._replace(
+            params=params,
+            optimizer=optimizer,
+            moments=prepared.moments,
+            return_moments=prepared.return_moments,
+            updates=state.updates + 1,
+        ), metrics
+
+    def iteration(self, rl: RL, state: ReinforceState) -> tuple[ReinforceState, Metrics]:
+        """Actors unroll the broadcast policy; the learner learns from all their steps."""
+        params = rl.broadcast(self.acting(state))
+        trajectory = rl.unroll(self.act, params, self.unroll_length, bootstrap=self.value)
+        batch = rl.gather(trajectory)
+        return self.learn(rl, state, batch)

@@ -56,6 +56,19 @@ def batch_sums(moments: Moments, x: Any, weights: jax.Array) -> Sums:
     return Sums(jnp.sum(weights.astype(jnp.float32)), first, second)
 
 
+def around(mean: Any, sums: Sums) -> Sums:
+    """Sums of deviations from 0 as those from `mean`."""
+    weight = sums.weight
+    first = jax.tree.map(lambda first, m: first - weight * m, sums.first, mean)
+    second = jax.tree.map(
+        lambda second, first, m: second - 2.0 * m * first + weight * jnp.square(m),
+        sums.second,
+        sums.first,
+        mean,
+    )
+    return Sums(weight, first, second)
+
+
 def update(moments: Moments, sums: Sums) -> Moments:
     """The moments of what was seen before and the batch together."""
     weight = moments.weight + sums.weight

@@ -87,3 +87,9 @@ def test_nothing_seen_changes_nothing() -> None:
     unseen = normalization.update(moments, sums)
     np.testing.assert_array_equal(unseen.variance, [1, 1])
     np.testing.assert_array_equal(unseen.mean, [0, 0])
+
+
+def test_sums_around_another_mean() -> None:
+    # Of 1 and 3: around 0 they sum to 4 and 10, around 2 to 0 and 2.
+    sums = normalization.Sums(jnp.float32(2), jnp.float32(4), jnp.float32(10))
+    np.testing.assert_allclose(normalization.around(jnp.float32(2), sums), [2, 0, 2])
