@@ -3,7 +3,45 @@
 Everything public is here; nothing heavy is imported before it is used.
 """
 
+from typing import TYPE_CHECKING
+
 from dovetail.lazy import lazy_attributes
+
+if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the list below
+    from dovetail import algorithms as algorithms
+    from dovetail import data as data
+    from dovetail import envs as envs
+    from dovetail import functions as functions
+    from dovetail import networks as networks
+    from dovetail import strategies as strategies
+    from dovetail.algorithm import RL as RL
+    from dovetail.algorithm import Algorithm as Algorithm
+    from dovetail.algorithm import Correction as Correction
+    from dovetail.algorithm import Task as Task
+    from dovetail.algorithm import Timestep as Timestep
+    from dovetail.algorithm import Trajectory as Trajectory
+    from dovetail.batching import batched as batched
+    from dovetail.boundaries import at as at
+    from dovetail.errors import UserError as UserError
+    from dovetail.estimation.estimate import estimate as estimate
+    from dovetail.evaluation.export import load_policy as load_policy
+    from dovetail.evaluation.trained import evaluate_run as evaluate_run
+    from dovetail.evaluation.trained import watch as watch
+    from dovetail.hosts.deployment import Deployment as Deployment
+    from dovetail.inspection.analyze import analyze as analyze
+    from dovetail.inspection.doctor import doctor as doctor
+    from dovetail.inspection.doctor import stacks as stacks
+    from dovetail.inspection.explain import explain as explain
+    from dovetail.inspection.interpret import interpret as interpret
+    from dovetail.run.folder import Run as Run
+    from dovetail.run.settings import Settings as Settings
+    from dovetail.telemetry.plot import plot as plot
+    from dovetail.telemetry.trace import write_trace as write_trace
+    from dovetail.training.planning import trace as trace
+    from dovetail.training.replay_servers import ServedReplay as ServedReplay
+    from dovetail.training.replay_servers import serve_replay as serve_replay
+    from dovetail.training.train import resume as resume
+    from dovetail.training.train import train as train
 
 __getattr__, __dir__, __all__ = lazy_attributes(
     [
@@ -33,8 +71,8 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.telemetry.trace:write_trace",
         "dovetail.evaluation.trained:evaluate_run",
         "dovetail.evaluation.trained:watch",
-        "dovetail.training:resume",
-        "dovetail.training:train",
+        "dovetail.training.train:resume",
+        "dovetail.training.train:train",
     ],
     modules=["algorithms", "data", "envs", "functions", "networks", "strategies"],
     package="dovetail",

@@ -35,6 +35,7 @@ class ActorCritic(dt.Algorithm):
     def init(self, key: jax.Array) -> State:
         """A network of one hidden layer, and a fresh optimizer."""
         env = self.task.env
+        assert isinstance(env.action, dt.envs.Discrete)  # as `actions` says
         inputs, outputs = env.observation.shape[0], env.action.n + 1
         first, second = jax.random.split(key)
         params = {

@@ -47,6 +47,7 @@ class CriticApart(dt.Algorithm):
     def init(self, key: jax.Array) -> State:
         """Two networks of one hidden layer; the critic's is marked."""
         env, (one, two) = self.task.env, jax.random.split(key)
+        assert isinstance(env.action, dt.envs.Discrete)  # as `actions` says
         params = self.layers(one, env.observation.shape[0], env.action.n)
         critic = self.layers(two, env.observation.shape[0], 1)
         optimizer = optax.adam(self.learning_rate)

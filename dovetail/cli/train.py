@@ -91,7 +91,7 @@ def _train(words: Words, quiet: bool) -> Any:
     _show(train_text(wanted, given, spelled, settings, data.get("data"), kept_text), quiet)
     strategy = wanted.strategy.build() if wanted.strategy else None
     if quiet:
-        settings = {"display": "none", **settings}
+        settings.setdefault("display", "none")
     return dovetail.train(
         wanted.algorithm.build(),
         wanted.env,

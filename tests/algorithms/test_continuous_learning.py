@@ -15,9 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized")]
 def train(
     tmp_path: Path, algorithm: Any, env: str, strategy: Any, steps: int, **more: Any
 ) -> float:
-    settings = dt.Settings(
-        folder=str(tmp_path / "run"), video=False, display="none", **{"evaluate_every": 2} | more
-    )
+    more.setdefault("evaluate_every", 2)
+    settings = dt.Settings(folder=str(tmp_path / "run"), video=False, display="none", **more)
     run = dt.train(algorithm, env, strategy, total_steps=steps, seed=0, settings=settings)
     return run.summary["final_return"]
 

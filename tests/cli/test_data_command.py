@@ -155,6 +155,7 @@ def test_estimate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert [one["low"] for one in shown["estimates"]] == [10.0, None]
 
 
+@pytest.mark.slow
 def test_estimate_of_a_run_that_had_no_environment(capsys: pytest.CaptureFixture[str]) -> None:
     record_random(Path("d"), "CartPole-v1", 6, 9, environment="")
     record_random(Path("other"), "Acrobot-v1", 2, 9, environment="")

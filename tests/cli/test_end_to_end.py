@@ -30,6 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_train_leaves_a_run_and_resume_goes_on_with_it(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,6 +148,7 @@ def large() -> dict[str, ope.Contributions]:
     return contributions(lived)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_many_episodes_lead_to_the_known_value(name: str) -> None:
     np.testing.assert_allclose(value(TARGET), 2.2224, atol=1e-4)
@@ -170,6 +171,7 @@ def test_values_without_ratios_are_right_too() -> None:
     assert abs(ope.weighted_mean(found) - value(TARGET)) < 0.04
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_intervals_cover_the_value_as_often_as_they_say(name: str) -> None:
     """Of 80 datasets of 200 episodes; heavy weights make a few per cent less of 95 %."""

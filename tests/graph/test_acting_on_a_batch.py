@@ -58,6 +58,7 @@ def interpreted(algorithm: Decoder) -> tuple[Any, Any, float]:
     return state, actor, begun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "strategy"), CASES, ids=[f"{type(a).__name__}-{name}" for a, name in CASES]
 )
@@ -83,6 +84,7 @@ def test_a_reset_that_forgets_only_lengths_learns_the_same_behavior() -> None:
         leaves_close(forgetful.carry[name], plain.carry[name])
 
 
+@pytest.mark.slow
 def test_debugging_calls_it_with_values() -> None:
     seen: list[np.ndarray] = []
 

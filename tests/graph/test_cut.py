@@ -60,6 +60,7 @@ def assert_as_interpreted(algorithm: Toy) -> dict[str, float]:
     return {name: float(value) for (name, _), value in zip(graph.metrics, found[2], strict=True)}
 
 
+@pytest.mark.slow
 def test_a_plain_loop() -> None:
     graph = graph_of(Toy())
     assert names(graph) == ["unroll", "learner"]
@@ -247,6 +248,7 @@ def test_every_value_of_a_fragment_is_on_its_side() -> None:
             assert {value.side for value in node.outputs} == {node.side}
 
 
+@pytest.mark.slow
 def test_carries_are_reset_where_an_episode_begins() -> None:
     def iteration(self: Any, rl: RL, state: Any) -> Any:
         trajectory = rl.gather(rl.unroll(self.act, rl.broadcast(state.params), 12))

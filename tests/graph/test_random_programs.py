@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from small import Started
@@ -145,18 +146,21 @@ def around_unrolls(before: list[Op], between: list[Op], after: list[Op], i: int)
     return (*before, weights, unroll, *between, *again, *after, ("cross", "actor", -1, 2 * i))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, database=None, derandomize=True)
 @given(ops(*ANYWHERE, most=14))
 def test_programs_without_unrolls(program: list[Op]) -> None:
     assert_as_interpreted(Program(ops=tuple(program)), compiled=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None, database=None, derandomize=True)
 @given(ops(*ANYWHERE, most=5), ops(*ANYWHERE, most=4), st.integers(0, 7))
 def test_programs_with_unrolls(before: list[Op], between: list[Op], i: int) -> None:
     assert_as_interpreted(Program(ops=around_unrolls(before, between, [], i)), compiled=True)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=6,
     deadline=None,

@@ -76,6 +76,7 @@ def interpreted(name: str) -> tuple[Any, dict[str, float], Any, list[np.ndarray]
     return state, sums, actor, ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "strategy"), [(name, strategy) for name, cases in CASES.items() for strategy in cases]
 )
@@ -101,6 +102,7 @@ def test_the_comparison_sees_episodes_end() -> None:
     assert np.abs(returns).sum() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["local", "2 actors", "inference, half at a time"])
 def test_a_host_environment_steps_as_often_as_it_should(strategy: str) -> None:
     env = "gymnasium:CartPole-v1?vectorization=sync"

@@ -25,6 +25,7 @@ def observations(spec: Any, *batch: int) -> Any:
     return jax.tree.map(leaf, spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "action"),
     [

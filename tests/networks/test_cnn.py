@@ -28,6 +28,7 @@ def test_a_convolution_by_hand() -> None:
     np.testing.assert_array_equal(found[0], [[[5, 12], [6, 14]], [[9, 20], [10, 22]]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 3, 16])
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (4, 2), (2, 2), (6, 3), (8, 4), (1, 1)])
 def test_a_layer_is_a_convolution(kernel: int, stride: int, channels: int) -> None:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from dovetail.networks.critics import Critics
 from dovetail.networks.policy_network import PolicyNetwork
@@ -41,6 +42,7 @@ def test_each_critic_begins_alone_and_some_can_be_asked() -> None:
     np.testing.assert_allclose(critics.apply(two, observation), whole[jnp.array([3, 1])], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_images_have_features_of_their_own() -> None:
     critics = Critics(IMAGE, 2, count=3, hidden=(4,))
     params = critics.init(jax.random.key(0))

@@ -48,6 +48,7 @@ def noisy_layers(**options: Any) -> list[str]:
     return [name for name, layer in params["advantage"].items() if "weight_noise" in layer]
 
 
+@pytest.mark.slow
 def test_what_reads_a_vector_is_not_noisy() -> None:
     image = jax.ShapeDtypeStruct((8, 8, 1), jnp.uint8)
     assert noisy_layers(hidden=(4, 4)) == ["layer_1", "layer_2"]
@@ -56,6 +57,7 @@ def test_what_reads_a_vector_is_not_noisy() -> None:
     assert noisy_layers(hidden=(4,), recurrent=4) == ["layer_0", "layer_1"]
 
 
+@pytest.mark.slow
 def test_a_memory_steps_as_it_unrolls() -> None:
     network, params = built(recurrent=5)
     seen = jax.random.normal(jax.random.key(1), (6, 2, 3))

@@ -79,12 +79,14 @@ def assert_survives(plan: Plan) -> None:
     assert set(written) == {field.name for field in fields(Plan)}
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None, database=None, derandomize=True)
 @given(PLANS)
 def test_a_plan_survives_json(plan: Plan) -> None:
     assert_survives(plan)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, database=None, derandomize=True)
 @given(st.one_of(STRATEGIES), st.sampled_from([Drift(), HOST]))
 def test_the_plan_of_any_strategy_survives_json(strategy: Strategy, env: Any) -> None:

@@ -202,6 +202,7 @@ quick = settings(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 @settings(quick, max_examples=40)
 @given(program=programs())
@@ -209,6 +210,7 @@ def test_the_host_table_is_the_model(name: str, program: list[Any]) -> None:
     follow("host", name, program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TABLES if "compressed" not in name])
 @settings(quick, max_examples=8)
 @given(program=programs(few=True))
@@ -223,6 +225,7 @@ def test_the_service_is_the_model(name: str, program: list[Any]) -> None:
     follow("service", name, program)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["server", "shards", "tcp"])
 @pytest.mark.parametrize(
     "name", ["n-step", "prioritized", "prioritized frames", "sequences", "weighed leave"]

@@ -72,6 +72,7 @@ CASES = {
 """Algorithm, strategy, shards, and whether over TCP."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_served_replay_equals_the_interpreter(case: str) -> None:
     algorithm, strategy, shards, tcp = CASES[case]
@@ -101,20 +102,17 @@ def test_a_served_replay_equals_the_interpreter(case: str) -> None:
     assert links["insert"].target == links["sample"].source == "replay"
 
 
+@pytest.mark.slow
 def test_the_interpreter_reaches_servers_too() -> None:
     state, _ = interpreted("dqn-prioritized", HOST, 2)
-    told = {
-        "iterations": UPDATES,
-        "num_envs": ENVS,
-        "total_steps": STEPS,
-        "seed": SEED,
-        "debug": False,
-    }
-    kept = ServedReplay(shards=2)
-    found = dovetail.interpret(ALGORITHMS["dqn-prioritized"], HOST, **told, replay=kept)
+    found = dovetail.interpret(
+        ALGORITHMS["dqn-prioritized"], HOST, iterations=UPDATES, num_envs=ENVS, total_steps=STEPS,
+        seed=SEED, debug=False, replay=ServedReplay(shards=2),
+    )  # fmt: skip
     assert_close(found.state._replace(replay=()), state._replace(replay=()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [HOST, CARTPOLE])
 def test_actors_ahead_of_the_learner_insert_by_themselves(env: str) -> None:
     strategy = ActorLearner(ENVS, actors=2, staleness=2)

@@ -30,6 +30,7 @@ TABLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_an_episode_that_is_broken_off_ends_as_on_the_device(name: str) -> None:
     table, random = TABLES[name], np.random.default_rng(1)

@@ -78,6 +78,7 @@ def in_pairs(**options: Any) -> Any:
     return load_object("in_pairs.py:InPairs", "strategy")(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [JAX, HOST])
 def test_it_computes_what_everybody_computes(env: str) -> None:
     with Started(a2c(), env, Local(8)) as expected:
@@ -91,6 +92,7 @@ def test_it_computes_what_everybody_computes(env: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_python_trains_resumes_and_explains_with_it() -> None:
     strategy = in_pairs(pairs=2)
     assert "note: 2 pairs of actors" in str(dovetail.explain(a2c(), JAX, strategy))
@@ -110,6 +112,7 @@ def test_the_command_line_explains_with_it(capsys: pytest.CaptureFixture[str]) -
     assert plan["staleness"] == 1 and plan["ordered"]  # PPO bears it
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_and_resumes_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = (
         f"train a2c --env {HOST} --strategy in_pairs.py:InPairs --pairs 2 {TINY} --run out --json"

@@ -360,8 +360,8 @@ def test_a_dataset_on_the_disk_is_read_as_it_is_needed(
         return take(feed, update)
 
     monkeypatch.setattr(rounds.Feed, "take", noted)
-    told: dict[str, Any] = {"data": folder, "data_memory": 1, "total_steps": 24}
-    run = dovetail.train(ALGORITHM, **told, settings=quiet(tmp_path / "run"))
+    told: dict[str, Any] = {"data": folder, "data_memory": 1}
+    run = dovetail.train(ALGORITHM, **told, total_steps=24, settings=quiet(tmp_path / "run"))
     assert taken[:3] == [0, 2, 4] and len(taken) == 3  # 72 steps at a time, 32 of each update
     whole = dovetail.interpret(
         ALGORITHM, "Pendulum-v1", iterations=6, num_envs=64, total_steps=24, data=folder, data_memory=1,
@@ -369,7 +369,5 @@ def test_a_dataset_on_the_disk_is_read_as_it_is_needed(
     )  # fmt: skip
     own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 64, 24)).acting(whole.state)
     np.testing.assert_allclose(params(run), numbers([own]), rtol=1e-5, atol=1e-5)
-    half = dovetail.train(
-        ALGORITHM, **told | {"total_steps": 12}, settings=quiet(tmp_path / "half")
-    )
+    half = dovetail.train(ALGORITHM, **told, total_steps=12, settings=quiet(tmp_path / "half"))
     np.testing.assert_array_equal(params(dovetail.resume(half, total_steps=24)), params(run))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ ALGORITHM = DQN(4, 2, 4, capacity=4096, begin_at=8, hidden=(8,))
 
 
 def quiet(folder: Path) -> dovetail.Settings:
-    return dovetail.Settings(**{**vars(QUIET), "folder": str(folder)})
+    return replace(QUIET, folder=str(folder))
 
 
 LOCAL = Local(ENVS)
