@@ -9,8 +9,9 @@ CORE := .venv/.core-installed
 TEST := .venv/.test-installed
 DOCS := .venv-docs/.installed
 # What `make check` runs, without the tests marked slow. Chosen by measuring: each takes well under a second.
-FAST := $(addprefix tests/,blocks cli functions graph networks plan strategies replay test_door.py \
-	test_imports.py docs/test_contributing.py docs/test_page_links.py docs/test_site.py)
+FAST := $(addprefix tests/,blocks cli functions graph networks plan strategies \
+	$(addprefix replay/test_replay_,input.py limiter.py numbers.py trees.py) \
+	$(addprefix docs/test_,contributing.py page_links.py site.py) test_door.py test_imports.py)
 RESOLVE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock"
 COMPILE = $(RESOLVE) pyproject.toml

@@ -23,7 +23,7 @@ from dovetail.strategies import Fused  # noqa: E402
 
 RUNS, PICTURES = ROOT / "runs" / "curves", ROOT / "docs" / "images" / "curves"
 CARTPOLE, PENDULUM = "dovetail:CartPole-v1", "gymnax:Pendulum-v1"
-SMALL: dict[str, Any] = {"hidden": (64, 64), "batch_size": 128, "learning_rate": 1e-3}
+SMALL: dict[str, Any] = {"hidden_sizes": (64, 64), "batch_size": 128, "learning_rate": 1e-3}
 OFFLINE: dict[str, Any] = SMALL | {"gradient_steps": 100}
 
 
@@ -57,7 +57,7 @@ PICTURES_OF = {
             "dqn": a.DQN(),
             "qr-dqn": a.QRDQN(),
             "apex": a.ApeX(),
-            "sac-discrete": a.SACDiscrete(gradient_steps=8, hidden=(64, 64)),
+            "sac-discrete": a.SACDiscrete(gradient_steps=8, hidden_sizes=(64, 64)),
         },
     ),
     "memory": Picture("dovetail:MemoryCue-v0", 40_000, {"r2d2": a.R2D2()}),
@@ -72,7 +72,7 @@ PICTURES_OF = {
         20_000,
         {
             "bc": a.BC(**OFFLINE),
-            "td3-bc": a.TD3BC(**OFFLINE, discount=0.97, target_rate=0.02, value_weight=40.0),
+            "td3-bc": a.TD3BC(**OFFLINE, gamma=0.97, tau=0.02, alpha=40.0),
             "cql": a.CQL(**OFFLINE, samples=3),
             "iql": a.IQL(**OFFLINE, normalize_observations=True),
             "awac": a.AWAC(**OFFLINE),

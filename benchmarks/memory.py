@@ -35,7 +35,7 @@ def sample(command: tuple[str, ...], seconds: float) -> list[float]:
     """The resident size, in MB, every second of a run that would go on for much longer."""
     with tempfile.TemporaryDirectory() as folder:
         full = [sys.executable, "-m", "dovetail", "train", "ppo", *command]
-        full += ["--total-steps", "2_000_000_000", "--no-anneal", "--no-video"]
+        full += ["--total-steps", "2_000_000_000", "--no-anneal-lr", "--no-video"]
         full += ["--run", str(Path(folder) / "run"), "--quiet"]
         process = subprocess.Popen(full, stdout=subprocess.DEVNULL)
         samples: list[float] = []

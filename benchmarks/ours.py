@@ -1,7 +1,7 @@
 """Dovetail's side of every comparison.
 
     python -m benchmarks.ours --strategy fused --num-envs 64 --total-steps 2000000
-    python -m benchmarks.ours --algorithm impala --strategy actor-learner --set actors=2 --num-envs 64
+    python -m benchmarks.ours --algorithm impala --strategy actor-learner --set actors=2
 
 Mode `speed` is a whole `dovetail.train` as a user would start it, metrics, checkpoints and all.
 Only the moments at which iterations are done are noted from outside; the speed is that from the
@@ -56,18 +56,23 @@ def algorithm(name: str = "ppo", unroll: int = p.UNROLL) -> Any:
         return offline(name, unroll)
     shared = {
         "unroll_length": unroll,
-        "hidden": p.HIDDEN,
-        "anneal": False,
-        "discount": p.DISCOUNT,
-        "value_coefficient": p.VALUE_COEFFICIENT,
-        "entropy_coefficient": p.ENTROPY_COEFFICIENT,
+        "hidden_sizes": p.HIDDEN,
+        "anneal_lr": False,
+        "gamma": p.DISCOUNT,
+        "vf_coef": p.VALUE_COEFFICIENT,
+        "ent_coef": p.ENTROPY_COEFFICIENT,
         "max_grad_norm": p.MAX_GRAD_NORM,
     }
     if name == "impala":
         return dt.algorithms.IMPALA(learning_rate=p.IMPALA_LEARNING_RATE, **shared)
-    ppo = {"epochs": p.EPOCHS, "minibatches": p.MINIBATCHES, "lambda_": p.LAMBDA, "clip": p.CLIP}
+    ppo = {
+        "epochs": p.EPOCHS,
+        "num_minibatches": p.MINIBATCHES,
+        "gae_lambda": p.LAMBDA,
+        "clip_range": p.CLIP,
+    }
     if name.startswith("atari"):  # the Nature CNN's 512 features go straight into the two heads
-        shared |= {"hidden": (), "learning_rate": p.ATARI_LEARNING_RATE}
+        shared |= {"hidden_sizes": (), "learning_rate": p.ATARI_LEARNING_RATE}
         if name == "atari-impala":
             return dt.algorithms.IMPALA(**shared)
         kind = dt.algorithms.APPO if name == "atari-appo" else dt.algorithms.PPO
@@ -83,11 +88,11 @@ def control(name: str, unroll: int) -> Any:
         gradient_steps=p.HIGH_RATIO * unroll if name == "sac-high-ratio" else 0,
         batch_size=p.CONTROL_BATCH,
         learning_rate=p.CONTROL_LEARNING_RATE,
-        discount=p.DISCOUNT,
-        capacity=p.CONTROL_CAPACITY,
-        begin_at=p.CONTROL_BEGIN_AT,
-        target_rate=p.CONTROL_TARGET_RATE,
-        hidden=p.CONTROL_HIDDEN,
+        gamma=p.DISCOUNT,
+        buffer_size=p.CONTROL_CAPACITY,
+        learning_starts=p.CONTROL_BEGIN_AT,
+        tau=p.CONTROL_TARGET_RATE,
+        hidden_sizes=p.CONTROL_HIDDEN,
     )
 
 
@@ -97,12 +102,12 @@ def offline(name: str, unroll: int) -> Any:
         "gradient_steps": unroll,
         "batch_size": p.CONTROL_BATCH,
         "learning_rate": p.CONTROL_LEARNING_RATE,
-        "discount": p.DISCOUNT,
-        "target_rate": p.CONTROL_TARGET_RATE,
-        "hidden": p.CONTROL_HIDDEN,
+        "gamma": p.DISCOUNT,
+        "tau": p.CONTROL_TARGET_RATE,
+        "hidden_sizes": p.CONTROL_HIDDEN,
     }
     if name == "td3-bc":
-        return dt.algorithms.TD3BC(value_weight=p.TD3_BC_VALUE_WEIGHT, **shared)
+        return dt.algorithms.TD3BC(alpha=p.TD3_BC_VALUE_WEIGHT, **shared)
     return dt.algorithms.IQL(
         expectile=p.IQL_EXPECTILE, inverse_temperature=p.IQL_INVERSE_TEMPERATURE, **shared
     )
@@ -115,12 +120,12 @@ def dqn(unroll: int) -> Any:
         gradient_steps=unroll,
         batch_size=p.DQN_BATCH,
         learning_rate=p.CONTROL_LEARNING_RATE,
-        discount=p.DISCOUNT,
-        capacity=p.CONTROL_CAPACITY,
-        begin_at=p.CONTROL_BEGIN_AT,
-        target_rate=p.CONTROL_TARGET_RATE,
+        gamma=p.DISCOUNT,
+        buffer_size=p.CONTROL_CAPACITY,
+        learning_starts=p.CONTROL_BEGIN_AT,
+        tau=p.CONTROL_TARGET_RATE,
         double=False,
-        hidden=p.DQN_HIDDEN,
+        hidden_sizes=p.DQN_HIDDEN,
     )
 
 

@@ -25,8 +25,8 @@ class ActorCritic(dt.Algorithm):
     """Steps each environment takes between two updates."""
     learning_rate: float = 3e-3
     """Adam's step size."""
-    discount: float = 0.99
-    """How much a reward one step later counts."""
+    gamma: float = 0.99
+    """Discount factor γ."""
     hidden: int = 64
     """Size of the hidden layer."""
 
@@ -73,7 +73,7 @@ class ActorCritic(dt.Algorithm):
 
         def back(following: jax.Array, row: Any) -> tuple[jax.Array, jax.Array]:
             reward, ended, beyond = row
-            total = reward + self.discount * jnp.where(ended, beyond, following)
+            total = reward + self.gamma * jnp.where(ended, beyond, following)
             return total, total
 
         return jax.lax.scan(back, beyond[-1], (batch.reward, ended, beyond), reverse=True)[1]

@@ -35,8 +35,8 @@ class CriticApart(dt.Algorithm):
     """Steps each environment takes between two updates."""
     learning_rate: float = 3e-3
     """Adam's step size, for both networks."""
-    discount: float = 0.99
-    """How much a reward one step later counts."""
+    gamma: float = 0.99
+    """Discount factor γ."""
     trace: float = 0.95
     """The weight of longer estimates of the advantage: λ of GAE."""
     hidden: int = 64
@@ -78,7 +78,7 @@ class CriticApart(dt.Algorithm):
         )
         ends = batch.terminated, batch.truncated
         advantages = generalized_advantages(
-            batch.reward, values, following, *ends, self.discount, self.trace
+            batch.reward, values, following, *ends, self.gamma, self.trace
         )
         goals = values + advantages
 

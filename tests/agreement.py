@@ -38,7 +38,7 @@ EVERYTHING: dict[str, Any] = {
     "normalize_observations": True,
     "normalize_rewards": True,
 }
-REPLAY: dict[str, Any] = {"capacity": 64, "begin_at": 1, "hidden": (8,)}
+REPLAY: dict[str, Any] = {"buffer_size": 64, "learning_starts": 1, "hidden_sizes": (8,)}
 RAINBOW: dict[str, Any] = {
     "n_step": 3,
     "prioritized": True,
@@ -51,20 +51,20 @@ REPLAYED: dict[str, Any] = {
     "unroll_length": LENGTH,
     "gradient_steps": 2,
     "batch_size": 4,
-    "capacity": 64,
-    "begin_at": 1,
-    "hidden": (8,),
+    "buffer_size": 64,
+    "learning_starts": 1,
+    "hidden_sizes": (8,),
 }
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": ppo(),
     "a2c": a2c(),
     "reinforce": reinforce(),
-    "impala": IMPALA(LENGTH, hidden=(8,)),
-    "a3c": A3C(LENGTH, hidden=(8,)),
+    "impala": IMPALA(LENGTH, hidden_sizes=(8,)),
+    "a3c": A3C(LENGTH, hidden_sizes=(8,)),
     "ppo-recurrent": ppo(**EVERYTHING, clip_value=True, target_kl=0.02),
     "a2c-recurrent": a2c(**EVERYTHING, normalize_advantages=True),
     "reinforce-recurrent": reinforce(**EVERYTHING),
-    "impala-recurrent": IMPALA(LENGTH, hidden=(8,), **EVERYTHING),
+    "impala-recurrent": IMPALA(LENGTH, hidden_sizes=(8,), **EVERYTHING),
     "dqn": DQN(LENGTH, 2, 4, **REPLAY),
     "dqn-prioritized": DQN(LENGTH, 2, 4, **REPLAY, n_step=3, prioritized=True),
     "rainbow": DQN(LENGTH, 2, 4, **REPLAY, **RAINBOW),
@@ -76,7 +76,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "td3": TD3(**REPLAYED),
     "sac": SAC(**REPLAYED),
     "sac-droq": SAC(
-        **REPLAYED, critics=3, mean_critic=True, actor_every=2, layer_norm=True, dropout=0.1
+        **REPLAYED, num_critics=3, mean_critic=True, policy_delay=2, layer_norm=True, dropout=0.1
     ),
     "sac-discrete": SACDiscrete(**REPLAYED, normalize_observations=True),
 }

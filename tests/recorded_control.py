@@ -10,7 +10,7 @@ import numpy as np
 from dovetail.algorithms import TD3
 from dovetail.data import Episode, Metadata, Source, Writer
 
-OFFLINE: dict[str, Any] = {"gradient_steps": 4, "batch_size": 8, "hidden": (8,)}
+OFFLINE: dict[str, Any] = {"gradient_steps": 4, "batch_size": 8, "hidden_sizes": (8,)}
 """Options of small updates."""
 
 

@@ -45,17 +45,19 @@ QUIET = Settings(episodes=2, evaluate_every=0, checkpoint_every=1e9, video=False
 
 def ppo(**options: Any) -> PPO:
     """PPO with eight hidden units."""
-    return dataclasses.replace(PPO(LENGTH, hidden=(8,), epochs=2, minibatches=2), **options)
+    return dataclasses.replace(
+        PPO(LENGTH, hidden_sizes=(8,), epochs=2, num_minibatches=2), **options
+    )
 
 
 def a2c(**options: Any) -> A2C:
     """A2C with eight hidden units."""
-    return dataclasses.replace(A2C(LENGTH, hidden=(8,)), **options)
+    return dataclasses.replace(A2C(LENGTH, hidden_sizes=(8,)), **options)
 
 
 def reinforce(**options: Any) -> REINFORCE:
     """REINFORCE with eight hidden units."""
-    return dataclasses.replace(REINFORCE(LENGTH, hidden=(8,)), **options)
+    return dataclasses.replace(REINFORCE(LENGTH, hidden_sizes=(8,)), **options)
 
 
 class Started:

@@ -28,8 +28,12 @@ def trained(tmp_path: Path, algorithm: Any, env: str, strategy: Strategy, steps:
 CASES: dict[str, tuple[Any, str, Strategy]] = {
     "local": (ppo(unroll_length=32), HOST, Local(8)),
     "fused": (ppo(unroll_length=32), JAX, Fused(8)),
-    "actors": (IMPALA(32, hidden=(8,)), HOST, ActorLearner(16, actors=2, processes=False)),
-    "inference": (IMPALA(32, hidden=(8,)), HOST, CentralInference(16, workers=4, processes=False)),
+    "actors": (IMPALA(32, hidden_sizes=(8,)), HOST, ActorLearner(16, actors=2, processes=False)),
+    "inference": (
+        IMPALA(32, hidden_sizes=(8,)),
+        HOST,
+        CentralInference(16, workers=4, processes=False),
+    ),
 }
 
 
@@ -176,7 +180,7 @@ def test_links_say_how_long_and_how_many_wait_in_them(tmp_path: Path) -> None:
 
 def test_waiting_for_room_is_told_apart(tmp_path: Path) -> None:
     """A learner that does much more than its actors: these are ahead, and wait for room."""
-    algorithm = IMPALA(8, hidden=(256, 256))
+    algorithm = IMPALA(8, hidden_sizes=(256, 256))
     strategy = ActorLearner(16, actors=2, processes=False)
     found = dovetail.analyze(trained(tmp_path, algorithm, HOST, strategy, 10_000))
     actor, learner = found.of_worker("actor-0"), found.of_worker("learner")

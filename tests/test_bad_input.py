@@ -17,7 +17,8 @@ from dovetail.cli.main import main
 from dovetail.run.folder import Run
 from dovetail.strategies.fused import Fused
 
-TINY = f"--num-envs 4 --unroll-length {LENGTH} --hidden 8 --total-steps 64 --episodes 2 --no-video"
+TINY = f"--num-envs 4 --unroll-length {LENGTH} --hidden-sizes 8 --total-steps 64 --episodes 2"
+TINY += " --no-video"
 OWN = '''
 from dataclasses import dataclass
 
@@ -124,7 +125,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ("train ppo --env CartPole-v1 --seed -1", "--seed is -1: give 0 or more"),
         ("train ppo --env CartPole-v1 --seed 2147483648", "less than 2147483648"),
         ("train ppo --env CartPole-v1 --until 9 --evaluate-every 0", "--evaluate-every is 0"),
-        ("train ppo --env CartPole-v1 --minibatches 3", "not a multiple of 3"),
+        ("train ppo --env CartPole-v1 --num-minibatches 3", "not a multiple of 3"),
         ("train ppo", "Name an environment"),
         ("train --env CartPole-v1", "Name an algorithm"),
         ("train absent.py:Mine --env CartPole-v1", "There is no file absent.py"),
@@ -260,7 +261,7 @@ def test_a_truncated_checkpoint(refused: Refused, copied: Path, damage: str, com
 def test_a_checkpoint_of_another_algorithm(refused: Refused, copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     config["algorithm"] = "reinforce"
-    del config["options"]["lambda_"]
+    del config["options"]["gae_lambda"]
     (copied / "config.json").write_text(json.dumps(config))
     sentence = refused(f"train --resume {copied}")
     assert "was saved with algorithm 'a2c', but 'reinforce' is asked for" in sentence
@@ -268,9 +269,9 @@ def test_a_checkpoint_of_another_algorithm(refused: Refused, copied: Path) -> No
 
 def test_a_checkpoint_of_other_shapes(refused: Refused, copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
-    config["options"]["hidden"] = [9]
+    config["options"]["hidden_sizes"] = [9]
     (copied / "config.json").write_text(json.dumps(config))
-    assert "hidden was [8], is [9]" in refused(f"train --resume {copied} --total-steps 128")
+    assert "hidden_sizes was [8], is [9]" in refused(f"train --resume {copied} --total-steps 128")
 
 
 def test_a_checkpoint_of_another_version(refused: Refused, copied: Path) -> None:
@@ -283,7 +284,7 @@ def test_a_checkpoint_of_another_version(refused: Refused, copied: Path) -> None
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"options": {"hiden": [8]}}, "did you mean 'hidden'?"),
+        ({"options": {"hiden_sizes": [8]}}, "did you mean 'hidden_sizes'?"),
         ({"strategy": "fuzed"}, "fuzed"),
         ({"algorithm": "absent.py:Mine"}, "absent.py"),
         ({"settings": {"sparkle": 1}}, "config.json"),

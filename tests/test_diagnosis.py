@@ -53,7 +53,7 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @contextmanager
 def live(folder: Path, *more: str) -> Generator[subprocess.Popen[str]]:
     words = ["train", "ppo", "--env", "CartPole-v1", "--total-steps", "1_000_000_000", "--no-video"]
-    words += ["--hidden", "8", "--display", "none", "--run", str(folder), "--episodes", "2"]
+    words += ["--hidden-sizes", "8", "--display", "none", "--run", str(folder), "--episodes", "2"]
     with subprocess.Popen([*COMMAND, *words, *more], stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process

@@ -33,7 +33,7 @@ def bound(env: str, algorithm: Any) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("explore", [False, True])
 @pytest.mark.parametrize("env", ENVS)
 def test_the_episodes_that_count_are_recorded(env: str, explore: bool, tmp_path: Path) -> None:
-    found, algorithm, params = bound(env, PPO(hidden=(4,)))
+    found, algorithm, params = bound(env, PPO(hidden_sizes=(4,)))
     options: dict[str, Any] = {"episodes": 5, "seed": 3, "max_steps": 60, "explore": explore}
     if found.host is not None:
         options["num_envs"] = 2
@@ -88,7 +88,10 @@ def test_what_knows_its_probabilities() -> None:
 
 def test_a_run_is_evaluated_and_recorded(tmp_path: Path) -> None:
     run = dovetail.train(
-        PPO(unroll_length=8, hidden=(4,)), "dovetail:CartPole-v1", total_steps=64, settings=QUIET
+        PPO(unroll_length=8, hidden_sizes=(4,)),
+        "dovetail:CartPole-v1",
+        total_steps=64,
+        settings=QUIET,
     )
     found = dovetail.evaluate_run(run, 3, record=tmp_path / "d", explore=True)
     with Reader(tmp_path / "d") as reader:

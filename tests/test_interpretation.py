@@ -22,7 +22,7 @@ class Looking(dt.algorithms.A2C):
 @pytest.mark.parametrize("env", ["dovetail:CartPole-v1", "gymnasium:CartPole-v1"])
 def test_debugging_changes_nothing_and_shows_values(env: str) -> None:
     Looking.seen.clear()
-    algorithm = Looking(unroll_length=2, hidden=(4,))
+    algorithm = Looking(unroll_length=2, hidden_sizes=(4,))
     debugged = dt.interpret(algorithm, env, num_envs=2, debug=True)
     assert len(Looking.seen) == 4  # two steps of two environments, one after another
     assert all(np.asarray(observation).shape == (4,) for observation in Looking.seen)

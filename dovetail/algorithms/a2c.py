@@ -1,7 +1,7 @@
 """Advantage actor-critic, the synchronous form of https://arxiv.org/abs/1602.01783.
 
 One gradient step on each short unroll: fast per step, but it needs more samples than PPO.
-Unusual here: Adam in place of RMSProp, and generalized advantages; `lambda_` 1 gives the paper's
+Unusual here: Adam in place of RMSProp, and generalized advantages; `gae_lambda` 1 gives the paper's
 n-step returns.
 """
 
@@ -59,25 +59,25 @@ class A2C(Algorithm):
     """Steps each environment takes between two updates."""
     learning_rate: float = 1e-3
     """Adam's step size."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Whether the learning rate falls linearly to 0 over the run."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
-    discount: float = 0.99
-    """How much a reward one step later counts."""
-    lambda_: float = 0.95
+    gamma: float = 0.99
+    """Discount factor γ."""
+    gae_lambda: float = 0.95
     """Trade-off of bias and variance in the advantages; 1 for the paper's n-step returns."""
     normalize_advantages: bool = False
     """Whether each batch's advantages are standardized."""
-    value_coefficient: float = 0.5
+    vf_coef: float = 0.5
     """Weight of the value loss."""
-    entropy_coefficient: float = 0.01
+    ent_coef: float = 0.01
     """Weight of the entropy bonus."""
     normalize_observations: bool = False
     """Whether observations are shifted and scaled by their running moments."""
     normalize_rewards: bool = False
     """Whether rewards are scaled by the running deviation of discounted returns."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
     activation: str = "tanh"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -88,23 +88,23 @@ class A2C(Algorithm):
         check_options(
             self,
             positive=("unroll_length", "learning_rate", "max_grad_norm"),
-            non_negative=("value_coefficient", "entropy_coefficient", "recurrent"),
-            fraction=("discount", "lambda_"),
+            non_negative=("vf_coef", "ent_coef", "recurrent"),
+            fraction=("gamma", "gae_lambda"),
         )
-        check_network(self.hidden, self.activation)
+        check_network(self.hidden_sizes, self.activation)
 
     @property
     def network(self) -> ActorCritic:
         """Policy and value for the task's spaces."""
         env = self.task.env
         return ActorCritic(
-            env.observation, env.action, self.hidden, self.activation, self.recurrent
+            env.observation, env.action, self.hidden_sizes, self.activation, self.recurrent
         )
 
     def optimizer(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
         steps = updates_in(self.task, self.unroll_length)
-        rate = annealed(self.learning_rate, steps) if self.anneal else self.learning_rate
+        rate = annealed(self.learning_rate, steps) if self.anneal_lr else self.learning_rate
         return adam_with_clipping(rate, self.max_grad_norm)
 
     def init(self, key: jax.Array) -> A2CState:
@@ -142,7 +142,7 @@ class A2C(Algorithm):
         """Samples from the policy."""
         distribution, value, memory = self.policy_and_value(params, carry, timestep)
         action = distribution.sample(key)
-        returned = discounted_return(carry.discounted_return, timestep.reward, self.discount)
+        returned = discounted_return(carry.discounted_return, timestep.reward, self.gamma)
         extras = Acted(distribution.log_prob(action), value, returned)
         return action, extras, ActorCarry(memory, returned)
 
@@ -173,7 +173,7 @@ class A2C(Algorithm):
         policy = policy_gradient(log_probs, samples.advantage, weights)
         value = value_loss(values, samples.target, weights)
         entropy = -entropy_loss(distribution.entropy(), weights)
-        loss = policy + self.value_coefficient * value - self.entropy_coefficient * entropy
+        loss = policy + self.vf_coef * value - self.ent_coef * entropy
         return loss, {"loss": loss, "policy_loss": policy, "value_loss": value, "entropy": entropy}
 
     def learn(self, rl: RL, state: A2CState, batch: Trajectory) -> tuple[A2CState, Metrics]:
@@ -183,13 +183,13 @@ class A2C(Algorithm):
             batch,
             state.moments,
             state.return_moments,
-            self.discount,
+            self.gamma,
             observations=self.normalize_observations,
             rewards=self.normalize_rewards,
         )
         weights = loss_weights(batch.valid, rl.mean)
         advantages, targets = advantages_and_targets(
-            batch, prepared.reward, self.discount, self.lambda_
+            batch, prepared.reward, self.gamma, self.gae_lambda
         )
         if self.normalize_advantages:
             advantages = standardize(advantages, weights, rl.mean)

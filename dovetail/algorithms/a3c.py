@@ -75,23 +75,23 @@ class A3C(Algorithm):
     """Steps each environment takes between two updates."""
     learning_rate: float = 1e-3
     """Adam's step size."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Whether the learning rate falls linearly to 0 over the run."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
-    discount: float = 0.99
-    """How much a reward one step later counts."""
-    lambda_: float = 0.95
+    gamma: float = 0.99
+    """Discount factor γ."""
+    gae_lambda: float = 0.95
     """Trade-off of bias and variance in the advantages; 1 for the paper's n-step returns."""
-    value_coefficient: float = 0.5
+    vf_coef: float = 0.5
     """Weight of the value loss."""
-    entropy_coefficient: float = 0.01
+    ent_coef: float = 0.01
     """Weight of the entropy bonus."""
     normalize_observations: bool = False
     """Whether observations are shifted and scaled by their running moments."""
     normalize_rewards: bool = False
     """Whether rewards are scaled by the running deviation of discounted returns."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
     activation: str = "tanh"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -102,23 +102,23 @@ class A3C(Algorithm):
         check_options(
             self,
             positive=("unroll_length", "learning_rate", "max_grad_norm"),
-            non_negative=("value_coefficient", "entropy_coefficient", "recurrent"),
-            fraction=("discount", "lambda_"),
+            non_negative=("vf_coef", "ent_coef", "recurrent"),
+            fraction=("gamma", "gae_lambda"),
         )
-        check_network(self.hidden, self.activation)
+        check_network(self.hidden_sizes, self.activation)
 
     @property
     def network(self) -> ActorCritic:
         """Policy and value for the task's spaces."""
         env = self.task.env
         return ActorCritic(
-            env.observation, env.action, self.hidden, self.activation, self.recurrent
+            env.observation, env.action, self.hidden_sizes, self.activation, self.recurrent
         )
 
     def optimizer(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
         steps = updates_in(self.task, self.unroll_length)
-        rate = annealed(self.learning_rate, steps) if self.anneal else self.learning_rate
+        rate = annealed(self.learning_rate, steps) if self.anneal_lr else self.learning_rate
         return adam_with_clipping(rate, self.max_grad_norm)
 
     def init(self, key: jax.Array) -> A3CState:
@@ -156,7 +156,7 @@ class A3C(Algorithm):
         """Samples from the policy."""
         distribution, value, memory = self.policy_and_value(params, carry, timestep)
         action = distribution.sample(key)
-        returned = discounted_return(carry.discounted_return, timestep.reward, self.discount)
+        returned = discounted_return(carry.discounted_return, timestep.reward, self.gamma)
         extras = Acted(distribution.log_prob(action), value, returned)
         return action, extras, ActorCarry(memory, returned)
 
@@ -187,7 +187,7 @@ class A3C(Algorithm):
         policy = policy_gradient(log_probs, samples.advantage, weights)
         value = value_loss(values, samples.target, weights)
         entropy = -entropy_loss(distribution.entropy(), weights)
-        loss = policy + self.value_coefficient * value - self.entropy_coefficient * entropy
+        loss = policy + self.vf_coef * value - self.ent_coef * entropy
         return loss, {"loss": loss, "policy_loss": policy, "value_loss": value, "entropy": entropy}
 
     def contribute(
@@ -197,7 +197,7 @@ class A3C(Algorithm):
         valid = batch.valid.astype(jnp.float32)
         # Only the learner knows everyone's returns: rewards are scaled as of the update before.
         reward = scale(return_moments, batch.reward) if self.normalize_rewards else batch.reward
-        advantages, targets = advantages_and_targets(batch, reward, self.discount, self.lambda_)
+        advantages, targets = advantages_and_targets(batch, reward, self.gamma, self.gae_lambda)
         samples = Samples(
             observation=normalized(batch.observation, params.moments, self.normalize_observations),
             action=batch.action,
@@ -224,7 +224,7 @@ class A3C(Algorithm):
             start = initial_moments(self.task.env.observation)
             observations = batch_sums(start, batch.observation, valid)
         if self.normalize_rewards:
-            discounted = self.discount * batch.extras.discounted_return + batch.reward
+            discounted = self.gamma * batch.extras.discounted_return + batch.reward
             returns = batch_sums(initial_moments(discounted[0, 0]), discounted, valid)
         return observations, returns
 

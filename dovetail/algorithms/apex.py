@@ -75,11 +75,11 @@ class ApeX(Algorithm):
     """Items per gradient step."""
     learning_rate: float = 1e-3
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
     n_step: int = 3
     """Steps of rewards in a target before a value stands for the rest."""
-    target_rate: float = 0.01
+    tau: float = 0.01
     """How far the target network moves toward the network with each gradient step."""
     double: bool = True
     """Whether the network chooses the action that the target network values,
@@ -88,16 +88,16 @@ class ApeX(Algorithm):
     """Errors up to this size count squared, larger ones linearly."""
     max_grad_norm: float = 10.0
     """Gradients are clipped to this norm."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
     dueling: bool = True
     """Whether the state's value and the actions' advantages have separate heads,
     https://arxiv.org/abs/1511.06581."""
-    capacity: int = 50_000
+    buffer_size: int = 50_000
     """Most items in the replay."""
-    begin_at: int = 1_000
+    learning_starts: int = 1_000
     """Items in the replay before learning begins."""
     priority_exponent: float = 0.6
     """Power of the error that is an item's priority; 0 makes all alike."""
@@ -109,8 +109,15 @@ class ApeX(Algorithm):
     """The last actor's share is `epsilon_first` to the power of one more than this."""
 
     def __post_init__(self) -> None:
-        counts = ("unroll_length", "gradient_steps", "batch_size", "n_step", "capacity", "begin_at")
-        rates = ("discount", "target_rate", "priority_exponent", "importance_exponent")
+        counts = (
+            "unroll_length",
+            "gradient_steps",
+            "batch_size",
+            "n_step",
+            "buffer_size",
+            "learning_starts",
+        )
+        rates = ("gamma", "tau", "priority_exponent", "importance_exponent")
         check_options(
             self,
             positive=("learning_rate", "huber", "max_grad_norm"),
@@ -118,16 +125,20 @@ class ApeX(Algorithm):
             fraction=(*rates, "epsilon_first"),
             non_negative=("epsilon_power",),
         )
-        items = self.capacity
-        check_option("begin_at", self.begin_at, self.begin_at <= items, f"1 to {items}")
-        check_network(self.hidden, self.activation)
+        items = self.buffer_size
+        check_option(
+            "learning_starts", self.learning_starts, self.learning_starts <= items, f"1 to {items}"
+        )
+        check_network(self.hidden_sizes, self.activation)
 
     @property
     def network(self) -> QNetwork:
         """Outputs one value for each action."""
         env = self.task.env
         assert isinstance(env.action, Discrete)
-        return QNetwork(env.observation, env.action.n, self.hidden, self.activation, self.dueling)
+        return QNetwork(
+            env.observation, env.action.n, self.hidden_sizes, self.activation, self.dueling
+        )
 
     def weights(self, vector: jax.Array) -> Any:
         """The network's parameters, from the vector that holds them."""
@@ -143,7 +154,7 @@ class ApeX(Algorithm):
         network_key, key = jax.random.split(key)
         params = to_vector(self.network.init(network_key))
         sampler = Prioritized(self.priority_exponent)
-        table = Table(Transitions(self.n_step), self.capacity, sampler)
+        table = Table(Transitions(self.n_step), self.buffer_size, sampler)
         return ApeXState(
             params=params,
             target=params,
@@ -193,7 +204,7 @@ class ApeX(Algorithm):
         end of the trajectory there are fewer steps to look ahead."""
         ends = steps.terminated, steps.truncated
         following = successor_values(steps.extras.best, steps.bootstrap, *ends)
-        returns = n_step_returns(steps.reward, following, *ends, self.discount, self.n_step)
+        returns = n_step_returns(steps.reward, following, *ends, self.gamma, self.n_step)
         return jnp.abs(returns - steps.extras.taken) + LEAST_PRIORITY
 
     def loss(
@@ -203,7 +214,7 @@ class ApeX(Algorithm):
         where a' is the best action by Q (`double`) or by Q'."""
         network, rows = self.network.apply, batch.rows
         weights, target_weights = self.weights(params), self.weights(target)
-        steps = n_step(rows.reward, rows.terminated, batch.mask, self.discount)
+        steps = n_step(rows.reward, rows.terminated, batch.mask, self.gamma)
         observation = jax.tree.map(lambda x: x[:, 0], rows.observation)
         next_observation = row(rows.observation, steps.last)
         q_next = network(target_weights, next_observation)
@@ -220,19 +231,19 @@ class ApeX(Algorithm):
         self, rl: RL, state: ApeXState, sample: Sample
     ) -> tuple[ApeXState, jax.Array, Metrics]:
         """(state, errors [K, n], metrics): a gradient step on each of the K sampled batches; none
-        before the replay holds `begin_at` items."""
+        before the replay holds `learning_starts` items."""
         grad, adam = jax.grad(self.loss, has_aux=True), self.optimizer()
 
         def step(old: Learned, batch: Batch) -> tuple[Learned, Any]:
             gradients, found = grad(old.params, old.target, batch)
             updates, optimizer = adam.update(rl.mean(gradients), old.optimizer, old.params)
             params = optax.apply_updates(old.params, updates)
-            target = optax.incremental_update(params, old.target, self.target_rate)
+            target = optax.incremental_update(params, old.target, self.tau)
             return Learned(params, target, optimizer), found
 
         learned = Learned(state.params, state.target, state.optimizer)
         batches = batches_of(rl, [sample], self.importance_exponent)
-        enough = jnp.min(sample.size) >= self.begin_at
+        enough = jnp.min(sample.size) >= self.learning_starts
         learned, errors, metrics = scan_batches(step, learned, (batches,), enough)
         return state._replace(**learned._asdict()), errors, metrics
 

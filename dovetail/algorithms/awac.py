@@ -59,21 +59,21 @@ class AWAC(Algorithm):
     """Transitions of a gradient step."""
     learning_rate: float = 3e-4
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
-    target_rate: float = 0.005
+    tau: float = 0.005
     """Step of the target networks toward the networks, with each gradient step."""
     inverse_temperature: float = 1.0
     """Preference β for better actions: 0 weighs all alike, as behavior cloning does."""
     weight_limit: float = 100.0
     """Maximum weight of an action."""
-    critics: int = 2
+    num_critics: int = 2
     """Number of critics, of which the lowest value counts."""
-    capacity: int = 200_000
+    buffer_size: int = 200_000
     """Maximum number of transitions in the replay."""
-    begin_at: int = 1_000
+    learning_starts: int = 1_000
     """Transitions in the replay before learning begins."""
     prioritized: bool = False
     """Whether to sample transitions with larger errors more often,
@@ -86,7 +86,7 @@ class AWAC(Algorithm):
     """Fraction of recorded transitions in a batch when there are replayed ones as well."""
     normalize_observations: bool = False
     """Whether to normalize observations by their running mean and variance."""
-    hidden: tuple[int, ...] = (256, 256)
+    hidden_sizes: tuple[int, ...] = (256, 256)
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -97,7 +97,7 @@ class AWAC(Algorithm):
             self,
             positive=("weight_limit",),
             non_negative=("inverse_temperature",),
-            at_least_one=("critics",),
+            at_least_one=("num_critics",),
         )
 
     def bind(self, task: Task) -> Self:
@@ -114,15 +114,17 @@ class AWAC(Algorithm):
     def actor(self) -> PolicyNetwork:
         """The policy's network: a logit for each action, or the mean of each entry."""
         env = self.task.env
-        return PolicyNetwork(env.observation, output_size(env.action), self.hidden, self.activation)
+        return PolicyNetwork(
+            env.observation, output_size(env.action), self.hidden_sizes, self.activation
+        )
 
     @property
     def critic(self) -> Critics:
         """The critics' networks, Q(s, a): of an action's entries, or with a value per action."""
-        env, layers = self.task.env, (self.hidden, self.activation)
+        env, layers = self.task.env, (self.hidden_sizes, self.activation)
         if isinstance(env.action, Continuous):
-            return Critics(env.observation, env.action.size, 1, self.critics, *layers)
-        return Critics(env.observation, 0, output_size(env.action), self.critics, *layers)
+            return Critics(env.observation, env.action.size, 1, self.num_critics, *layers)
+        return Critics(env.observation, 0, output_size(env.action), self.num_critics, *layers)
 
     @property
     def sampling(self) -> Sampling:
@@ -237,7 +239,7 @@ class AWAC(Algorithm):
         )
         gradients = {"actor": actor, "critics": critics}
         state = apply_gradients(rl, optax.adam(self.learning_rate), state, gradients)
-        target = soft_update(state.target, state.params, self.target_rate)
+        target = soft_update(state.target, state.params, self.tau)
         return state._replace(target=target), errors, found | metrics
 
     def learn(

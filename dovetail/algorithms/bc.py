@@ -53,15 +53,15 @@ class BC(Algorithm):
     """Transitions of a gradient step."""
     learning_rate: float = 3e-4
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
-    target_rate: float = 0.005
+    tau: float = 0.005
     """Step of the target networks toward the networks, with each gradient step."""
-    capacity: int = 200_000
+    buffer_size: int = 200_000
     """Maximum number of transitions in the replay."""
-    begin_at: int = 1_000
+    learning_starts: int = 1_000
     """Transitions in the replay before learning begins."""
     prioritized: bool = False
     """Whether to sample transitions with larger errors more often,
@@ -74,7 +74,7 @@ class BC(Algorithm):
     """Fraction of recorded transitions in a batch when there are replayed ones as well."""
     normalize_observations: bool = False
     """Whether to normalize observations by their running mean and variance."""
-    hidden: tuple[int, ...] = (256, 256)
+    hidden_sizes: tuple[int, ...] = (256, 256)
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -96,7 +96,9 @@ class BC(Algorithm):
     def actor(self) -> PolicyNetwork:
         """The policy's network: a logit for each action, or the mean of each entry."""
         env = self.task.env
-        return PolicyNetwork(env.observation, output_size(env.action), self.hidden, self.activation)
+        return PolicyNetwork(
+            env.observation, output_size(env.action), self.hidden_sizes, self.activation
+        )
 
     @property
     def sampling(self) -> Sampling:

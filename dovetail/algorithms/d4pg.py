@@ -49,24 +49,24 @@ class D4PG(Algorithm):
     """Transitions of a gradient step."""
     learning_rate: float = 1e-3
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
     n_step: int = 3
     """Steps of rewards before the target bootstraps from a value."""
-    target_rate: float = 0.005
+    tau: float = 0.005
     """Step of the target networks toward the networks, with each gradient step."""
     atoms: int = 101
     """Returns over which the critic's distribution is spread."""
-    value_min: float = -500.0
+    v_min: float = -500.0
     """Lowest of these returns; lower ones are clipped to it."""
-    value_max: float = 500.0
+    v_max: float = 500.0
     """Highest of these returns; higher ones are clipped to it."""
 
     exploration_noise: float = 0.1
     """Standard deviation of the noise on actions in [-1, 1] while training."""
-    capacity: int = 200_000
+    buffer_size: int = 200_000
     """Maximum number of transitions in the replay."""
-    begin_at: int = 1_000
+    learning_starts: int = 1_000
     """Transitions in the replay before learning begins; until then actions are random."""
     prioritized: bool = False
     """Whether to sample transitions with larger errors more often,
@@ -79,7 +79,7 @@ class D4PG(Algorithm):
     """Fraction of recorded transitions in a batch when there are replayed ones as well."""
     normalize_observations: bool = False
     """Whether to normalize observations by their running mean and variance."""
-    hidden: tuple[int, ...] = (256, 256)
+    hidden_sizes: tuple[int, ...] = (256, 256)
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -88,8 +88,8 @@ class D4PG(Algorithm):
         check_replay_options(self)
         check_options(self, non_negative=("exploration_noise",))
         check_option("atoms", self.atoms, self.atoms >= 2, "2 or more")
-        low, high = self.value_min, self.value_max
-        check_option("value_max", high, high > low, f"more than --value-min, which is {low}")
+        low, high = self.v_min, self.v_max
+        check_option("v_max", high, high > low, f"more than --v-min, which is {low}")
 
     def bind(self, task: Task) -> Self:
         """The same options with a task; refused where actions have no bounds to explore within."""
@@ -101,20 +101,20 @@ class D4PG(Algorithm):
         """The policy's network: one output for each entry of an action."""
         env = self.task.env
         assert isinstance(env.action, Continuous)
-        return PolicyNetwork(env.observation, env.action.size, self.hidden, self.activation)
+        return PolicyNetwork(env.observation, env.action.size, self.hidden_sizes, self.activation)
 
     @property
     def critic(self) -> Critics:
         """The critic's network: a logit for each atom."""
         env = self.task.env
         assert isinstance(env.action, Continuous)
-        size, layers = env.action.size, (self.hidden, self.activation)
+        size, layers = env.action.size, (self.hidden_sizes, self.activation)
         return Critics(env.observation, size, self.atoms, 1, *layers)
 
     @property
     def support(self) -> jax.Array:
         """The atoms z [k]."""
-        return atoms(self.value_min, self.value_max, self.atoms)
+        return atoms(self.v_min, self.v_max, self.atoms)
 
     @property
     def sampling(self) -> Sampling:
@@ -190,7 +190,7 @@ class D4PG(Algorithm):
         )
         gradients = {"actor": actor, "critics": critics}
         state = apply_gradients(rl, optax.adam(self.learning_rate), state, gradients)
-        target = soft_update(state.target, state.params, self.target_rate)
+        target = soft_update(state.target, state.params, self.tau)
         return state._replace(target=target), errors, found | metrics
 
     def learn(

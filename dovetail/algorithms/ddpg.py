@@ -47,17 +47,17 @@ class DDPG(Algorithm):
     """Transitions of a gradient step."""
     learning_rate: float = 1e-3
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
-    target_rate: float = 0.005
+    tau: float = 0.005
     """Step of the target networks toward the networks, with each gradient step."""
     exploration_noise: float = 0.1
     """Standard deviation of the noise on actions in [-1, 1] while training."""
-    capacity: int = 200_000
+    buffer_size: int = 200_000
     """Maximum number of transitions in the replay."""
-    begin_at: int = 1_000
+    learning_starts: int = 1_000
     """Transitions in the replay before learning begins; until then actions are random."""
     prioritized: bool = False
     """Whether to sample transitions with larger errors more often,
@@ -70,7 +70,7 @@ class DDPG(Algorithm):
     """Fraction of recorded transitions in a batch when there are replayed ones as well."""
     normalize_observations: bool = False
     """Whether to normalize observations by their running mean and variance."""
-    hidden: tuple[int, ...] = (256, 256)
+    hidden_sizes: tuple[int, ...] = (256, 256)
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -89,14 +89,14 @@ class DDPG(Algorithm):
         """The policy's network: one output for each entry of an action."""
         env = self.task.env
         assert isinstance(env.action, Continuous)
-        return PolicyNetwork(env.observation, env.action.size, self.hidden, self.activation)
+        return PolicyNetwork(env.observation, env.action.size, self.hidden_sizes, self.activation)
 
     @property
     def critic(self) -> Critics:
         """The critic's network, Q(s, a)."""
         env = self.task.env
         assert isinstance(env.action, Continuous)
-        size, layers = env.action.size, (self.hidden, self.activation)
+        size, layers = env.action.size, (self.hidden_sizes, self.activation)
         return Critics(env.observation, size, 1, 1, *layers)
 
     @property
@@ -171,7 +171,7 @@ class DDPG(Algorithm):
         )
         gradients = {"actor": actor, "critics": critics}
         state = apply_gradients(rl, optax.adam(self.learning_rate), state, gradients)
-        target = soft_update(state.target, state.params, self.target_rate)
+        target = soft_update(state.target, state.params, self.tau)
         return state._replace(target=target), errors, found | metrics
 
     def learn(

@@ -48,19 +48,19 @@ class DiscreteCQL(Algorithm):
     """Transitions of a gradient step."""
     learning_rate: float = 3e-4
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
-    target_rate: float = 0.005
+    tau: float = 0.005
     """Step of the target networks toward the networks, with each gradient step."""
-    conservatism: float = 1.0
+    cql_alpha: float = 1.0
     """Weight of the gap between the values of all actions and of the recorded one."""
     epsilon: float = 0.05
     """Fraction of random actions in the environment while training."""
-    capacity: int = 200_000
+    buffer_size: int = 200_000
     """Maximum number of transitions in the replay."""
-    begin_at: int = 1_000
+    learning_starts: int = 1_000
     """Transitions in the replay before learning begins."""
     prioritized: bool = False
     """Whether to sample transitions with larger errors more often,
@@ -73,21 +73,21 @@ class DiscreteCQL(Algorithm):
     """Fraction of recorded transitions in a batch when there are replayed ones as well."""
     normalize_observations: bool = False
     """Whether to normalize observations by their running mean and variance."""
-    hidden: tuple[int, ...] = (256, 256)
+    hidden_sizes: tuple[int, ...] = (256, 256)
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
 
     def __post_init__(self) -> None:
         check_replay_options(self)
-        check_options(self, non_negative=("conservatism",), fraction=("epsilon",))
+        check_options(self, non_negative=("cql_alpha",), fraction=("epsilon",))
 
     @property
     def critic(self) -> Critics:
         """The Q-network: Q(s, a) of each action."""
         env = self.task.env
         assert isinstance(env.action, Discrete)
-        return Critics(env.observation, 0, env.action.n, 1, self.hidden, self.activation)
+        return Critics(env.observation, 0, env.action.n, 1, self.hidden_sizes, self.activation)
 
     @property
     def sampling(self) -> Sampling:
@@ -149,7 +149,7 @@ class DiscreteCQL(Algorithm):
         taken = of_actions(values[None], batch.action)[0]
         errors = taken - goal
         gap = conservative_gap(values, taken)
-        loss = jnp.mean(batch.weights * (jnp.square(errors) + self.conservatism * gap))
+        loss = jnp.mean(batch.weights * (jnp.square(errors) + self.cql_alpha * gap))
         metrics = {
             "critic_loss": loss,
             "value": jnp.mean(taken),
@@ -166,7 +166,7 @@ class DiscreteCQL(Algorithm):
         )
         adam = optax.adam(self.learning_rate)
         state = apply_gradients(rl, adam, state, {"critics": critics})
-        target = soft_update(state.target, state.params, self.target_rate)
+        target = soft_update(state.target, state.params, self.tau)
         return state._replace(target=target), errors, metrics
 
     def learn(

@@ -77,27 +77,27 @@ class DQN(Algorithm):
     """Items per gradient step."""
     learning_rate: float = 1e-3
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
-    target_rate: float = 0.01
+    tau: float = 0.01
     """How far the target network moves toward the network with each gradient step."""
     huber: float = 30.0
     """Errors up to this size count squared, larger ones linearly."""
     max_grad_norm: float = 10.0
     """Gradients are clipped to this norm."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
-    capacity: int = 50_000
+    buffer_size: int = 50_000
     """Most items in the replay."""
-    begin_at: int = 1_000
+    learning_starts: int = 1_000
     """Items in the replay before learning begins."""
     epsilon_start: float = 1.0
     """Share of random actions at the start; with recorded data it is `epsilon_end` at once."""
     epsilon_end: float = 0.05
     """Share of random actions in the end."""
-    epsilon_share: float = 0.2
+    exploration_fraction: float = 0.2
     """Share of the run over which it falls linearly to `epsilon_end`."""
     double: bool = True
     """Whether the network chooses the action that the target network values,
@@ -118,9 +118,9 @@ class DQN(Algorithm):
     https://arxiv.org/abs/1707.06887."""
     atoms: int = 51
     """Returns in the support of that distribution."""
-    value_low: float = -100.0
+    v_min: float = -100.0
     """The lowest of them: no return should be lower."""
-    value_high: float = 100.0
+    v_max: float = 100.0
     """The highest of them: no return should be higher."""
     noisy: bool = False
     """Whether random weights explore in place of random actions, https://arxiv.org/abs/1706.10295."""
@@ -128,27 +128,36 @@ class DQN(Algorithm):
     """Share of recorded items in a batch, where there are replayed ones as well."""
 
     def __post_init__(self) -> None:
-        counts = ("unroll_length", "gradient_steps", "batch_size", "n_step", "capacity", "begin_at")
-        rates = ("discount", "target_rate", "priority_exponent", "importance_exponent")
+        counts = (
+            "unroll_length",
+            "gradient_steps",
+            "batch_size",
+            "n_step",
+            "buffer_size",
+            "learning_starts",
+        )
+        rates = ("gamma", "tau", "priority_exponent", "importance_exponent")
         check_options(
             self,
             positive=("learning_rate", "huber", "max_grad_norm"),
             at_least_one=counts,
-            fraction=(*rates, "epsilon_start", "epsilon_end", "epsilon_share"),
+            fraction=(*rates, "epsilon_start", "epsilon_end", "exploration_fraction"),
             inner_fraction=("data_share",),
         )
-        items, above = self.capacity, self.value_high > self.value_low
-        check_option("begin_at", self.begin_at, self.begin_at <= items, f"1 to {items}")
-        check_network(self.hidden, self.activation)
+        items, above = self.buffer_size, self.v_max > self.v_min
+        check_option(
+            "learning_starts", self.learning_starts, self.learning_starts <= items, f"1 to {items}"
+        )
+        check_network(self.hidden_sizes, self.activation)
         check_option("atoms", self.atoms, self.atoms >= 2, "2 or more")
-        check_option("value_high", self.value_high, above, f"more than {self.value_low}")
+        check_option("v_max", self.v_max, above, f"more than {self.v_min}")
 
     @property
     def network(self) -> QNetwork:
         """Its outputs for each action: the value, or the logits of the return's distribution."""
         env = self.task.env
         assert isinstance(env.action, Discrete)
-        sizes = env.observation, env.action.n, self.hidden, self.activation
+        sizes = env.observation, env.action.n, self.hidden_sizes, self.activation
         outputs = self.atoms if self.distributional else 1
         return QNetwork(*sizes, self.dueling, outputs, self.noisy)
 
@@ -166,7 +175,7 @@ class DQN(Algorithm):
         network_key, key = jax.random.split(key)
         params = to_vector(self.network.init(network_key))
         sampler = Prioritized(self.priority_exponent) if self.prioritized else Uniform()
-        table = Table(Transitions(self.n_step), self.capacity, sampler)
+        table = Table(Transitions(self.n_step), self.buffer_size, sampler)
         row = row_shapes(self.task.env)
         return DQNState(
             params=params,
@@ -185,7 +194,7 @@ class DQN(Algorithm):
         # Recorded data already holds what random actions would find at first.
         start = self.epsilon_start if self.task.data is None else self.epsilon_end
         steps = state.updates * (self.unroll_length * self.task.num_envs)
-        over = self.epsilon_share * self.task.steps
+        over = self.exploration_fraction * self.task.steps
         return Acting(state.params, linear(start, self.epsilon_end, over, steps))
 
     def act(
@@ -227,7 +236,7 @@ class DQN(Algorithm):
     @property
     def support(self) -> jax.Array:
         """The returns [atoms] to which distributions give probabilities."""
-        return atoms(self.value_low, self.value_high, self.atoms)
+        return atoms(self.v_min, self.v_max, self.atoms)
 
     def loss(
         self, params: jax.Array, target: jax.Array, batch: Batch, noise: jax.Array | None
@@ -237,7 +246,7 @@ class DQN(Algorithm):
         network, rows = self.network.apply, batch.rows
         weights, target_weights = self.weights(params), self.weights(target)
         now, later, choosing = (None, None, None) if noise is None else noise
-        steps = n_step(rows.reward, rows.terminated, batch.mask, self.discount)
+        steps = n_step(rows.reward, rows.terminated, batch.mask, self.gamma)
         observation = jax.tree.map(lambda x: x[:, 0], rows.observation)
         next_observation = row(rows.observation, steps.last)
         q_next = network(target_weights, next_observation, later)
@@ -279,7 +288,7 @@ class DQN(Algorithm):
             gradients, found = grad(old.params, old.target, batch, noise)
             updates, optimizer = adam.update(rl.mean(gradients), old.optimizer, old.params)
             params = optax.apply_updates(old.params, updates)
-            target = optax.incremental_update(params, old.target, self.target_rate)
+            target = optax.incremental_update(params, old.target, self.tau)
             return Learned(params, target, optimizer), found
 
         learned = Learned(state.params, state.target, state.optimizer)
@@ -299,7 +308,7 @@ class DQN(Algorithm):
             replay = rl.insert(replay, steps, *rows_of(steps))
             count = self.gradient_steps, self.batch_size - self.recorded_items
             replay, sample = rl.sample(replay, jax.random.uniform(key, count))
-            samples, enough = [sample], jnp.min(sample.size) >= self.begin_at
+            samples, enough = [sample], jnp.min(sample.size) >= self.learning_starts
         if isinstance(state.data, Data):
             draws = recorded_draws(key, self.gradient_steps, self.recorded_items)
             samples.append(rl.recall(state.data, draws))

@@ -67,13 +67,13 @@ class IMPALA(Algorithm):
     """Steps each environment takes between two updates."""
     learning_rate: float = 1e-3
     """Adam's step size."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Whether the learning rate falls linearly to 0 over the run."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
-    discount: float = 0.99
-    """How much a reward one step later counts."""
-    lambda_: float = 1.0
+    gamma: float = 0.99
+    """Discount factor γ."""
+    vtrace_lambda: float = 1.0
     """Trade-off of bias and variance in targets and advantages; 1 as in the paper."""
     rho_clip: float = 1.0
     """Where ratios are cut off in a step's own error: decides which policy's value is learned."""
@@ -81,15 +81,15 @@ class IMPALA(Algorithm):
     """Where ratios are cut off in what a step passes back."""
     gradient_clip: float = 1.0
     """Where ratios are cut off in the policy's gradient."""
-    value_coefficient: float = 0.5
+    vf_coef: float = 0.5
     """Weight of the value loss."""
-    entropy_coefficient: float = 0.01
+    ent_coef: float = 0.01
     """Weight of the entropy bonus."""
     normalize_observations: bool = False
     """Whether observations are shifted and scaled by their running moments."""
     normalize_rewards: bool = False
     """Whether rewards are scaled by the running deviation of discounted returns."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
     activation: str = "tanh"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -107,23 +107,23 @@ class IMPALA(Algorithm):
                 "c_clip",
                 "gradient_clip",
             ),
-            non_negative=("value_coefficient", "entropy_coefficient", "recurrent"),
-            fraction=("discount", "lambda_"),
+            non_negative=("vf_coef", "ent_coef", "recurrent"),
+            fraction=("gamma", "vtrace_lambda"),
         )
-        check_network(self.hidden, self.activation)
+        check_network(self.hidden_sizes, self.activation)
 
     @property
     def network(self) -> ActorCritic:
         """Policy and value for the task's spaces."""
         env = self.task.env
         return ActorCritic(
-            env.observation, env.action, self.hidden, self.activation, self.recurrent
+            env.observation, env.action, self.hidden_sizes, self.activation, self.recurrent
         )
 
     def optimizer(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
         steps = updates_in(self.task, self.unroll_length)
-        rate = annealed(self.learning_rate, steps) if self.anneal else self.learning_rate
+        rate = annealed(self.learning_rate, steps) if self.anneal_lr else self.learning_rate
         return adam_with_clipping(rate, self.max_grad_norm)
 
     def init(self, key: jax.Array) -> IMPALAState:
@@ -161,7 +161,7 @@ class IMPALA(Algorithm):
         """Samples from the policy."""
         distribution, value, memory = self.policy_and_value(params, carry, timestep)
         action = distribution.sample(key)
-        returned = discounted_return(carry.discounted_return, timestep.reward, self.discount)
+        returned = discounted_return(carry.discounted_return, timestep.reward, self.gamma)
         extras = Acted(distribution.log_prob(action), value, returned)
         return action, extras, ActorCarry(memory, returned)
 
@@ -196,11 +196,11 @@ class IMPALA(Algorithm):
         )
         log_probs = distribution.log_prob(batch.action)
         clips = Clips(self.rho_clip, self.c_clip, self.gradient_clip)
-        trace = vtrace_of(batch, reward, log_probs, values, self.discount, self.lambda_, clips)
+        trace = vtrace_of(batch, reward, log_probs, values, self.gamma, self.vtrace_lambda, clips)
         policy = policy_gradient(log_probs, trace.weights * trace.advantages, weights)
         value = value_loss(values[:-1], trace.targets, weights)
         entropy = -entropy_loss(distribution.entropy(), weights)
-        loss = policy + self.value_coefficient * value - self.entropy_coefficient * entropy
+        loss = policy + self.vf_coef * value - self.ent_coef * entropy
         return loss, {
             "loss": loss,
             "policy_loss": policy,
@@ -217,7 +217,7 @@ class IMPALA(Algorithm):
             batch,
             state.moments,
             state.return_moments,
-            self.discount,
+            self.gamma,
             observations=self.normalize_observations,
             rewards=self.normalize_rewards,
         )

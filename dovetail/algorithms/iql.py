@@ -60,11 +60,11 @@ class IQL(Algorithm):
     """Transitions of a gradient step."""
     learning_rate: float = 3e-4
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
-    target_rate: float = 0.005
+    tau: float = 0.005
     """Step of the target networks toward the networks, with each gradient step."""
     expectile: float = 0.7
     """Expectile τ of the actions' values that V(s) learns: 0.5 for their mean, near 1 for their
@@ -74,11 +74,11 @@ class IQL(Algorithm):
     """Preference β for better actions: 0 weighs all alike, as behavior cloning does."""
     weight_limit: float = 100.0
     """Maximum weight of an action."""
-    critics: int = 2
+    num_critics: int = 2
     """Number of critics, of which the lowest value counts."""
-    capacity: int = 200_000
+    buffer_size: int = 200_000
     """Maximum number of transitions in the replay."""
-    begin_at: int = 1_000
+    learning_starts: int = 1_000
     """Transitions in the replay before learning begins."""
     prioritized: bool = False
     """Whether to sample transitions with larger errors more often,
@@ -91,7 +91,7 @@ class IQL(Algorithm):
     """Fraction of recorded transitions in a batch when there are replayed ones as well."""
     normalize_observations: bool = False
     """Whether to normalize observations by their running mean and variance."""
-    hidden: tuple[int, ...] = (256, 256)
+    hidden_sizes: tuple[int, ...] = (256, 256)
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -102,7 +102,7 @@ class IQL(Algorithm):
             self,
             positive=("weight_limit",),
             non_negative=("inverse_temperature",),
-            at_least_one=("critics",),
+            at_least_one=("num_critics",),
         )
         fits = 0 < self.expectile < 1
         check_option("expectile", self.expectile, fits, "more than 0, less than 1")
@@ -121,20 +121,22 @@ class IQL(Algorithm):
     def actor(self) -> PolicyNetwork:
         """The policy's network: a logit for each action, or the mean of each entry."""
         env = self.task.env
-        return PolicyNetwork(env.observation, output_size(env.action), self.hidden, self.activation)
+        return PolicyNetwork(
+            env.observation, output_size(env.action), self.hidden_sizes, self.activation
+        )
 
     @property
     def critic(self) -> Critics:
         """The critics' networks, Q(s, a): of an action's entries, or with a value per action."""
-        env, layers = self.task.env, (self.hidden, self.activation)
+        env, layers = self.task.env, (self.hidden_sizes, self.activation)
         if isinstance(env.action, Continuous):
-            return Critics(env.observation, env.action.size, 1, self.critics, *layers)
-        return Critics(env.observation, 0, output_size(env.action), self.critics, *layers)
+            return Critics(env.observation, env.action.size, 1, self.num_critics, *layers)
+        return Critics(env.observation, 0, output_size(env.action), self.num_critics, *layers)
 
     @property
     def valuer(self) -> Critics:
         """The network of V(s)."""
-        return Critics(self.task.env.observation, 0, 1, 1, self.hidden, self.activation)
+        return Critics(self.task.env.observation, 0, 1, 1, self.hidden_sizes, self.activation)
 
     @property
     def sampling(self) -> Sampling:
@@ -248,7 +250,7 @@ class IQL(Algorithm):
         actor, metrics = jax.grad(self.actor_loss, has_aux=True)(params["actor"], batch, advantages)
         gradients = {"actor": actor, "critics": critics, "value": value}
         state = apply_gradients(rl, optax.adam(self.learning_rate), state, gradients)
-        target = soft_update(state.target, state.params, self.target_rate)
+        target = soft_update(state.target, state.params, self.tau)
         return state._replace(target=target), errors, found | metrics | {"expectile_loss": lost}
 
     def learn(

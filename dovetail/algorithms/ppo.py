@@ -72,35 +72,35 @@ class PPO(Algorithm):
     """Steps each environment takes between two updates."""
     epochs: int = 4
     """Passes over each batch."""
-    minibatches: int = 4
+    num_minibatches: int = 4
     """Gradient steps per pass; divides the unroll length (the environments, if recurrent)."""
     learning_rate: float = 1e-3
     """Adam's step size."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Whether the learning rate falls linearly to 0 over the run."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
-    discount: float = 0.99
-    """How much a reward one step later counts."""
-    lambda_: float = 0.95
+    gamma: float = 0.99
+    """Discount factor γ."""
+    gae_lambda: float = 0.95
     """Trade-off of bias and variance in the advantages."""
     normalize_advantages: bool = True
     """Whether each batch's advantages are standardized."""
-    clip: float = 0.2
+    clip_range: float = 0.2
     """How far the probability ratio may move in one update."""
     clip_value: bool = False
     """Whether the value's step is clipped too."""
     target_kl: float = 0.0
     """Stop an update's gradient steps once the divergence passes 1.5 times this; 0 for never."""
-    value_coefficient: float = 0.5
+    vf_coef: float = 0.5
     """Weight of the value loss."""
-    entropy_coefficient: float = 0.01
+    ent_coef: float = 0.01
     """Weight of the entropy bonus."""
     normalize_observations: bool = False
     """Whether observations are shifted and scaled by their running moments."""
     normalize_rewards: bool = False
     """Whether rewards are scaled by the running deviation of discounted returns."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
     activation: str = "tanh"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -110,25 +110,25 @@ class PPO(Algorithm):
     def __post_init__(self) -> None:
         check_options(
             self,
-            positive=("unroll_length", "learning_rate", "max_grad_norm", "clip"),
-            non_negative=("value_coefficient", "entropy_coefficient", "recurrent", "target_kl"),
-            at_least_one=("epochs", "minibatches"),
-            fraction=("discount", "lambda_"),
+            positive=("unroll_length", "learning_rate", "max_grad_norm", "clip_range"),
+            non_negative=("vf_coef", "ent_coef", "recurrent", "target_kl"),
+            at_least_one=("epochs", "num_minibatches"),
+            fraction=("gamma", "gae_lambda"),
         )
-        check_network(self.hidden, self.activation)
+        check_network(self.hidden_sizes, self.activation)
 
     @property
     def network(self) -> ActorCritic:
         """Policy and value for the task's spaces."""
         env = self.task.env
         return ActorCritic(
-            env.observation, env.action, self.hidden, self.activation, self.recurrent
+            env.observation, env.action, self.hidden_sizes, self.activation, self.recurrent
         )
 
     def optimizer(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
-        steps = updates_in(self.task, self.unroll_length) * self.epochs * self.minibatches
-        rate = annealed(self.learning_rate, steps) if self.anneal else self.learning_rate
+        steps = updates_in(self.task, self.unroll_length) * self.epochs * self.num_minibatches
+        rate = annealed(self.learning_rate, steps) if self.anneal_lr else self.learning_rate
         return adam_with_clipping(rate, self.max_grad_norm)
 
     def init(self, key: jax.Array) -> PPOState:
@@ -166,7 +166,7 @@ class PPO(Algorithm):
         """Samples from the policy."""
         distribution, value, memory = self.policy_and_value(params, carry, timestep)
         action = distribution.sample(key)
-        returned = discounted_return(carry.discounted_return, timestep.reward, self.discount)
+        returned = discounted_return(carry.discounted_return, timestep.reward, self.gamma)
         extras = Acted(distribution.log_prob(action), value, returned)
         return action, extras, ActorCarry(memory, returned)
 
@@ -199,21 +199,23 @@ class PPO(Algorithm):
             distribution, values, _ = self.network.step(params, (), samples.observation)
         log_probs = distribution.log_prob(samples.action)
         policy = clipped_surrogate(
-            log_probs, samples.log_prob, samples.advantage, self.clip, weights
+            log_probs, samples.log_prob, samples.advantage, self.clip_range, weights
         )
         if self.clip_value:
-            value = clipped_value_loss(values, samples.value, samples.target, self.clip, weights)
+            value = clipped_value_loss(
+                values, samples.value, samples.target, self.clip_range, weights
+            )
         else:
             value = value_loss(values, samples.target, weights)
         entropy = -entropy_loss(distribution.entropy(), weights)
-        loss = policy + self.value_coefficient * value - self.entropy_coefficient * entropy
+        loss = policy + self.vf_coef * value - self.ent_coef * entropy
         return loss, {
             "loss": loss,
             "policy_loss": policy,
             "value_loss": value,
             "entropy": entropy,
             "approx_kl": approximate_kl(log_probs, samples.log_prob, weights),
-            "clip_fraction": clip_fraction(log_probs, samples.log_prob, self.clip, weights),
+            "clip_fraction": clip_fraction(log_probs, samples.log_prob, self.clip_range, weights),
         }
 
     def gradient_step(
@@ -240,13 +242,13 @@ class PPO(Algorithm):
             batch,
             state.moments,
             state.return_moments,
-            self.discount,
+            self.gamma,
             observations=self.normalize_observations,
             rewards=self.normalize_rewards,
         )
         weights = loss_weights(batch.valid, rl.mean)
         advantages, targets = advantages_and_targets(
-            batch, prepared.reward, self.discount, self.lambda_
+            batch, prepared.reward, self.gamma, self.gae_lambda
         )
         if self.normalize_advantages:
             advantages = standardize(advantages, weights, rl.mean)
@@ -265,7 +267,7 @@ class PPO(Algorithm):
         after, metrics = epochs_of_minibatches(
             lambda progress, minibatch: self.gradient_step(rl, progress, minibatch),
             Progress(state.params, state.optimizer, jnp.array(True)),
-            split(samples, self.minibatches, type(self).__name__),
+            split(samples, self.num_minibatches, type(self).__name__),
             self.epochs,
             jax.random.fold_in(state.key, state.updates),
         )

@@ -73,9 +73,9 @@ class QRDQN(Algorithm):
     """Items per gradient step."""
     learning_rate: float = 1e-3
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
-    target_rate: float = 0.01
+    tau: float = 0.01
     """How far the target network moves toward the network with each gradient step."""
     quantiles: int = 32
     """Values of equal probability that stand for the return's distribution."""
@@ -83,19 +83,19 @@ class QRDQN(Algorithm):
     """Errors up to this size count squared, larger ones linearly."""
     max_grad_norm: float = 10.0
     """Gradients are clipped to this norm."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
-    capacity: int = 50_000
+    buffer_size: int = 50_000
     """Most items in the replay."""
-    begin_at: int = 1_000
+    learning_starts: int = 1_000
     """Items in the replay before learning begins."""
     epsilon_start: float = 1.0
     """Share of random actions at the start; with recorded data it is `epsilon_end` at once."""
     epsilon_end: float = 0.05
     """Share of random actions in the end."""
-    epsilon_share: float = 0.2
+    exploration_fraction: float = 0.2
     """Share of the run over which it falls linearly to `epsilon_end`."""
     double: bool = True
     """Whether the network chooses the action that the target network values,
@@ -117,25 +117,34 @@ class QRDQN(Algorithm):
     """Share of recorded items in a batch, where there are replayed ones as well."""
 
     def __post_init__(self) -> None:
-        counts = ("unroll_length", "gradient_steps", "batch_size", "n_step", "capacity", "begin_at")
-        rates = ("discount", "target_rate", "priority_exponent", "importance_exponent")
+        counts = (
+            "unroll_length",
+            "gradient_steps",
+            "batch_size",
+            "n_step",
+            "buffer_size",
+            "learning_starts",
+        )
+        rates = ("gamma", "tau", "priority_exponent", "importance_exponent")
         check_options(
             self,
             positive=("learning_rate", "huber", "max_grad_norm"),
             at_least_one=(*counts, "quantiles"),
-            fraction=(*rates, "epsilon_start", "epsilon_end", "epsilon_share"),
+            fraction=(*rates, "epsilon_start", "epsilon_end", "exploration_fraction"),
             inner_fraction=("data_share",),
         )
-        items = self.capacity
-        check_option("begin_at", self.begin_at, self.begin_at <= items, f"1 to {items}")
-        check_network(self.hidden, self.activation)
+        items = self.buffer_size
+        check_option(
+            "learning_starts", self.learning_starts, self.learning_starts <= items, f"1 to {items}"
+        )
+        check_network(self.hidden_sizes, self.activation)
 
     @property
     def network(self) -> QNetwork:
         """Its outputs for each action are the quantiles of the return."""
         env = self.task.env
         assert isinstance(env.action, Discrete)
-        sizes = env.observation, env.action.n, self.hidden, self.activation
+        sizes = env.observation, env.action.n, self.hidden_sizes, self.activation
         return QNetwork(*sizes, self.dueling, self.quantiles, self.noisy)
 
     def weights(self, vector: jax.Array) -> Any:
@@ -152,7 +161,7 @@ class QRDQN(Algorithm):
         network_key, key = jax.random.split(key)
         params = to_vector(self.network.init(network_key))
         sampler = Prioritized(self.priority_exponent) if self.prioritized else Uniform()
-        table = Table(Transitions(self.n_step), self.capacity, sampler)
+        table = Table(Transitions(self.n_step), self.buffer_size, sampler)
         row = row_shapes(self.task.env)
         return QRDQNState(
             params=params,
@@ -171,7 +180,7 @@ class QRDQN(Algorithm):
         # Recorded data already holds what random actions would find at first.
         start = self.epsilon_start if self.task.data is None else self.epsilon_end
         steps = state.updates * (self.unroll_length * self.task.num_envs)
-        over = self.epsilon_share * self.task.steps
+        over = self.exploration_fraction * self.task.steps
         return Acting(state.params, linear(start, self.epsilon_end, over, steps))
 
     def act(
@@ -218,7 +227,7 @@ class QRDQN(Algorithm):
         network, rows = self.network.apply, batch.rows
         weights, target_weights = self.weights(params), self.weights(target)
         now, later, choosing = (None, None, None) if noise is None else noise
-        steps = n_step(rows.reward, rows.terminated, batch.mask, self.discount)
+        steps = n_step(rows.reward, rows.terminated, batch.mask, self.gamma)
         observation = jax.tree.map(lambda x: x[:, 0], rows.observation)
         next_observation = row(rows.observation, steps.last)
         q_next = network(target_weights, next_observation, later)
@@ -258,7 +267,7 @@ class QRDQN(Algorithm):
             gradients, found = grad(old.params, old.target, batch, noise)
             updates, optimizer = adam.update(rl.mean(gradients), old.optimizer, old.params)
             params = optax.apply_updates(old.params, updates)
-            target = optax.incremental_update(params, old.target, self.target_rate)
+            target = optax.incremental_update(params, old.target, self.tau)
             return Learned(params, target, optimizer), found
 
         learned = Learned(state.params, state.target, state.optimizer)
@@ -278,7 +287,7 @@ class QRDQN(Algorithm):
             replay = rl.insert(replay, steps, *rows_of(steps))
             count = self.gradient_steps, self.batch_size - self.recorded_items
             replay, sample = rl.sample(replay, jax.random.uniform(key, count))
-            samples, enough = [sample], jnp.min(sample.size) >= self.begin_at
+            samples, enough = [sample], jnp.min(sample.size) >= self.learning_starts
         if isinstance(state.data, Data):
             draws = recorded_draws(key, self.gradient_steps, self.recorded_items)
             samples.append(rl.recall(state.data, draws))

@@ -89,11 +89,11 @@ class R2D2(Algorithm):
     """Sequences per gradient step."""
     learning_rate: float = 1e-3
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
     n_step: int = 5
     """Steps of rewards in a target before a value stands for the rest."""
-    target_rate: float = 0.01
+    tau: float = 0.01
     """How far the target network moves toward the network with each gradient step."""
     double: bool = True
     """Whether the network chooses the action that the target network values,
@@ -104,7 +104,7 @@ class R2D2(Algorithm):
     """Gradients are clipped to this norm."""
     recurrent: int = 64
     """Size of the memory."""
-    hidden: tuple[int, ...] = (64,)
+    hidden_sizes: tuple[int, ...] = (64,)
     """Sizes of the hidden layers behind the memory."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -117,9 +117,9 @@ class R2D2(Algorithm):
     """Steps of a sequence that are learned from."""
     period: int = 8
     """Steps from the beginning of a sequence to that of the next."""
-    capacity: int = 5_000
+    buffer_size: int = 5_000
     """Most sequences in the replay."""
-    begin_at: int = 100
+    learning_starts: int = 100
     """Sequences in the replay before learning begins."""
     priority_exponent: float = 0.9
     """Power of the error that is a sequence's priority; 0 makes all alike."""
@@ -133,8 +133,15 @@ class R2D2(Algorithm):
     """The last actor's share is `epsilon_first` to the power of one more than this."""
 
     def __post_init__(self) -> None:
-        counts = ("unroll_length", "gradient_steps", "batch_size", "n_step", "capacity", "begin_at")
-        rates = ("discount", "target_rate", "priority_exponent", "importance_exponent")
+        counts = (
+            "unroll_length",
+            "gradient_steps",
+            "batch_size",
+            "n_step",
+            "buffer_size",
+            "learning_starts",
+        )
+        rates = ("gamma", "tau", "priority_exponent", "importance_exponent")
         check_options(
             self,
             positive=("learning_rate", "huber", "max_grad_norm"),
@@ -142,17 +149,19 @@ class R2D2(Algorithm):
             fraction=(*rates, "epsilon_first", "priority_mix"),
             non_negative=("epsilon_power", "burn_in"),
         )
-        items, longest = self.capacity, self.burn_in + self.learned
-        check_option("begin_at", self.begin_at, self.begin_at <= items, f"1 to {items}")
+        items, longest = self.buffer_size, self.burn_in + self.learned
+        check_option(
+            "learning_starts", self.learning_starts, self.learning_starts <= items, f"1 to {items}"
+        )
         check_option("period", self.period, 1 <= self.period <= longest, f"1 to {longest}")
-        check_network(self.hidden, self.activation)
+        check_network(self.hidden_sizes, self.activation)
 
     @property
     def network(self) -> QNetwork:
         """Outputs one value for each action, after a memory."""
         env = self.task.env
         assert isinstance(env.action, Discrete)
-        sizes = env.observation, env.action.n, self.hidden, self.activation
+        sizes = env.observation, env.action.n, self.hidden_sizes, self.activation
         return QNetwork(*sizes, self.dueling, recurrent=self.recurrent)
 
     def weights(self, vector: jax.Array) -> Any:
@@ -170,7 +179,7 @@ class R2D2(Algorithm):
         params = to_vector(self.network.init(network_key))
         length = self.burn_in + self.learned + 1  # the last row shows where the last step led
         sampler = Prioritized(self.priority_exponent)
-        table = Table(Sequences(length, self.period), self.capacity, sampler)
+        table = Table(Sequences(length, self.period), self.buffer_size, sampler)
         first, memory = jax.ShapeDtypeStruct((), jnp.bool_), jax.eval_shape(self.initial_carry)
         example = SequenceRow(*row_shapes(self.task.env), first, memory)
         return R2D2State(
@@ -245,7 +254,7 @@ class R2D2(Algorithm):
         cut = jnp.concatenate([~known[1:], jnp.ones_like(known[:1])])
         returns = n_step_returns(
             *(rows.reward[:-1], restore(best[1:]), rows.terminated[:-1], cut),
-            *(self.discount, self.n_step),
+            *(self.gamma, self.n_step),
         )
         goals = jax.lax.stop_gradient(rescale(returns))
         errors = jnp.where(known, jnp.abs(taken - goals), 0.0)
@@ -268,19 +277,19 @@ class R2D2(Algorithm):
         self, rl: RL, state: R2D2State, sample: Sample
     ) -> tuple[R2D2State, jax.Array, Metrics]:
         """(state, errors [K, n], metrics): a gradient step on each of the K sampled batches; none
-        before the replay holds `begin_at` items."""
+        before the replay holds `learning_starts` items."""
         grad, adam = jax.grad(self.loss, has_aux=True), self.optimizer()
 
         def step(old: Learned, batch: Batch) -> tuple[Learned, Any]:
             gradients, found = grad(old.params, old.target, batch)
             updates, optimizer = adam.update(rl.mean(gradients), old.optimizer, old.params)
             params = optax.apply_updates(old.params, updates)
-            target = optax.incremental_update(params, old.target, self.target_rate)
+            target = optax.incremental_update(params, old.target, self.tau)
             return Learned(params, target, optimizer), found
 
         learned = Learned(state.params, state.target, state.optimizer)
         batches = batches_of(rl, [sample], self.importance_exponent)
-        enough = jnp.min(sample.size) >= self.begin_at
+        enough = jnp.min(sample.size) >= self.learning_starts
         learned, errors, metrics = scan_batches(step, learned, (batches,), enough)
         return state._replace(**learned._asdict()), errors, metrics
 

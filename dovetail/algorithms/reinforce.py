@@ -53,23 +53,23 @@ class REINFORCE(Algorithm):
     """Steps each environment takes between two updates."""
     learning_rate: float = 3e-3
     """Adam's step size."""
-    anneal: bool = True
+    anneal_lr: bool = True
     """Whether the learning rate falls linearly to 0 over the run."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm."""
-    discount: float = 0.99
-    """How much a reward one step later counts."""
+    gamma: float = 0.99
+    """Discount factor γ."""
     normalize_advantages: bool = True
     """Whether each batch's advantages are standardized."""
-    value_coefficient: float = 0.5
+    vf_coef: float = 0.5
     """Weight of the value loss."""
-    entropy_coefficient: float = 0.01
+    ent_coef: float = 0.01
     """Weight of the entropy bonus."""
     normalize_observations: bool = False
     """Whether observations are shifted and scaled by their running moments."""
     normalize_rewards: bool = False
     """Whether rewards are scaled by the running deviation of discounted returns."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
     activation: str = "tanh"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -80,23 +80,23 @@ class REINFORCE(Algorithm):
         check_options(
             self,
             positive=("unroll_length", "learning_rate", "max_grad_norm"),
-            non_negative=("value_coefficient", "entropy_coefficient", "recurrent"),
-            fraction=("discount",),
+            non_negative=("vf_coef", "ent_coef", "recurrent"),
+            fraction=("gamma",),
         )
-        check_network(self.hidden, self.activation)
+        check_network(self.hidden_sizes, self.activation)
 
     @property
     def network(self) -> ActorCritic:
         """Policy and value for the task's spaces."""
         env = self.task.env
         return ActorCritic(
-            env.observation, env.action, self.hidden, self.activation, self.recurrent
+            env.observation, env.action, self.hidden_sizes, self.activation, self.recurrent
         )
 
     def optimizer(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
         steps = updates_in(self.task, self.unroll_length)
-        rate = annealed(self.learning_rate, steps) if self.anneal else self.learning_rate
+        rate = annealed(self.learning_rate, steps) if self.anneal_lr else self.learning_rate
         return adam_with_clipping(rate, self.max_grad_norm)
 
     def init(self, key: jax.Array) -> ReinforceState:
@@ -134,7 +134,7 @@ class REINFORCE(Algorithm):
         """Samples from the policy."""
         distribution, value, memory = self.policy_and_value(params, carry, timestep)
         action = distribution.sample(key)
-        returned = discounted_return(carry.discounted_return, timestep.reward, self.discount)
+        returned = discounted_return(carry.discounted_return, timestep.reward, self.gamma)
         extras = Acted(distribution.log_prob(action), value, returned)
         return action, extras, ActorCarry(memory, returned)
 
@@ -165,7 +165,7 @@ class REINFORCE(Algorithm):
         policy = policy_gradient(log_probs, samples.advantage, weights)
         value = value_loss(values, samples.target, weights)
         entropy = -entropy_loss(distribution.entropy(), weights)
-        loss = policy + self.value_coefficient * value - self.entropy_coefficient * entropy
+        loss = policy + self.vf_coef * value - self.ent_coef * entropy
         return loss, {"loss": loss, "policy_loss": policy, "value_loss": value, "entropy": entropy}
 
     def learn(
@@ -177,14 +177,14 @@ class REINFORCE(Algorithm):
             batch,
             state.moments,
             state.return_moments,
-            self.discount,
+            self.gamma,
             observations=self.normalize_observations,
             rewards=self.normalize_rewards,
         )
         weights = loss_weights(batch.valid, rl.mean)
         values, ends = batch.extras.value, (batch.terminated, batch.truncated)
         next_values = successor_values(values, batch.bootstrap, *ends)
-        returns = discounted_returns(prepared.reward, next_values, *ends, self.discount)
+        returns = discounted_returns(prepared.reward, next_values, *ends, self.gamma)
         advantages = returns - values
         if self.normalize_advantages:
             advantages = standardize(advantages, weights, rl.mean)

@@ -49,19 +49,19 @@ class SACDiscrete(Algorithm):
     """Transitions of a gradient step."""
     learning_rate: float = 1e-3
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
-    target_rate: float = 0.02
+    tau: float = 0.02
     """Step of the target networks toward the networks, with each gradient step."""
-    critics: int = 2
+    num_critics: int = 2
     """Number of critics."""
     subset: int = 2
     """Critics, drawn anew for each gradient step, whose lowest value is the target."""
     mean_critic: bool = False
     """Whether the policy maximizes the critics' mean, as in REDQ and DroQ, or their minimum."""
-    actor_every: int = 1
+    policy_delay: int = 1
     """Gradient steps of the critics for each of the policy."""
     layer_norm: bool = False
     """Whether to normalize the critics' hidden layers, as in DroQ."""
@@ -73,9 +73,9 @@ class SACDiscrete(Algorithm):
     """Whether to learn the temperature."""
     entropy_per_action: float = 0.6
     """Entropy at which the learned temperature keeps the policy, as a fraction of log |A|."""
-    capacity: int = 200_000
+    buffer_size: int = 200_000
     """Maximum number of transitions in the replay."""
-    begin_at: int = 1_000
+    learning_starts: int = 1_000
     """Transitions in the replay before learning begins; until then actions are random."""
     prioritized: bool = False
     """Whether to sample transitions with larger errors more often,
@@ -88,7 +88,7 @@ class SACDiscrete(Algorithm):
     """Fraction of recorded transitions in a batch when there are replayed ones as well."""
     normalize_observations: bool = False
     """Whether to normalize observations by their running mean and variance."""
-    hidden: tuple[int, ...] = (256, 256)
+    hidden_sizes: tuple[int, ...] = (256, 256)
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -98,10 +98,10 @@ class SACDiscrete(Algorithm):
         check_options(
             self,
             positive=("temperature",),
-            at_least_one=("critics", "actor_every"),
+            at_least_one=("num_critics", "policy_delay"),
             fraction=("entropy_per_action",),
         )
-        count, rate = self.critics, self.dropout
+        count, rate = self.num_critics, self.dropout
         check_option("subset", self.subset, 1 <= self.subset <= count, f"1 to {count}")
         check_option("dropout", rate, 0 <= rate < 1, "0 or more, less than 1")
 
@@ -115,14 +115,14 @@ class SACDiscrete(Algorithm):
     def actor(self) -> PolicyNetwork:
         """The policy's network: a logit for each action."""
         observation = self.task.env.observation
-        return PolicyNetwork(observation, self.choices, self.hidden, self.activation)
+        return PolicyNetwork(observation, self.choices, self.hidden_sizes, self.activation)
 
     @property
     def critic(self) -> Critics:
         """The critics' networks: Q(s, a) of each action."""
-        env, layers = self.task.env, (self.hidden, self.activation)
+        env, layers = self.task.env, (self.hidden_sizes, self.activation)
         regular = self.layer_norm, self.dropout
-        return Critics(env.observation, 0, self.choices, self.critics, *layers, *regular)
+        return Critics(env.observation, 0, self.choices, self.num_critics, *layers, *regular)
 
     @property
     def target_entropy(self) -> float:
@@ -219,7 +219,7 @@ class SACDiscrete(Algorithm):
     def gradient_step(
         self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array
     ) -> tuple[LearnerState, jax.Array, Metrics]:
-        """One step of the critics, and in every `actor_every`-th step of policy and temperature,
+        """One step of the critics, and in every `policy_delay`-th step of policy and temperature,
         along their gradients; then the target critics follow."""
         adam = optax.adam(self.learning_rate)
         goal = self.goal(state, batch, keys)
@@ -237,8 +237,8 @@ class SACDiscrete(Algorithm):
             return apply_gradients(rl, adam, after, gradients), metrics
 
         after = apply_gradients(rl, adam, state, {"critics": critics})
-        after, metrics = delayed(improve, after, self.actor_every)
-        target = soft_update(after.target, after.params, self.target_rate)
+        after, metrics = delayed(improve, after, self.policy_delay)
+        target = soft_update(after.target, after.params, self.tau)
         return after._replace(target=target), errors, found | metrics
 
     def learn(
@@ -248,7 +248,7 @@ class SACDiscrete(Algorithm):
         is enough to learn from."""
         keys = gradient_keys(rl, state, batches)
         step = partial(self.gradient_step, rl)
-        return gradient_loop(step, state, batches, keys, enough, delay=self.actor_every)
+        return gradient_loop(step, state, batches, keys, enough, delay=self.policy_delay)
 
     def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:
         """Actors insert their steps into the replay; the learner learns from sampled batches."""

@@ -1,7 +1,7 @@
 """TD3 with behavior cloning, https://arxiv.org/abs/2106.06860.
 
 TD3 for recorded data: the policy's loss also contains its squared distance from the recorded
-actions. Values are scaled to a mean size of 1 first, so that one `value_weight` suits rewards of
+actions. Values are scaled to a mean size of 1 first, so that one `alpha` suits rewards of
 any size.
 """
 
@@ -49,27 +49,27 @@ class TD3BC(Algorithm):
     """Transitions of a gradient step."""
     learning_rate: float = 3e-4
     """Adam's step size."""
-    discount: float = 0.99
+    gamma: float = 0.99
     """Discount factor γ."""
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
-    target_rate: float = 0.005
+    tau: float = 0.005
     """Step of the target networks toward the networks, with each gradient step."""
-    value_weight: float = 2.5
+    alpha: float = 2.5
     """Weight of the scaled value against the squared distance from the recorded actions."""
 
-    actor_every: int = 2
+    policy_delay: int = 2
     """Gradient steps of the critics for each of the policy and the target networks."""
-    target_noise: float = 0.2
+    target_policy_noise: float = 0.2
     """Standard deviation of the noise on the target policy's action."""
     target_noise_clip: float = 0.5
     """Bound of that noise."""
 
     exploration_noise: float = 0.1
     """Standard deviation of the noise on actions in [-1, 1] while training."""
-    capacity: int = 200_000
+    buffer_size: int = 200_000
     """Maximum number of transitions in the replay."""
-    begin_at: int = 1_000
+    learning_starts: int = 1_000
     """Transitions in the replay before learning begins."""
     prioritized: bool = False
     """Whether to sample transitions with larger errors more often,
@@ -82,7 +82,7 @@ class TD3BC(Algorithm):
     """Fraction of recorded transitions in a batch when there are replayed ones as well."""
     normalize_observations: bool = False
     """Whether to normalize observations by their running mean and variance."""
-    hidden: tuple[int, ...] = (256, 256)
+    hidden_sizes: tuple[int, ...] = (256, 256)
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
@@ -91,8 +91,8 @@ class TD3BC(Algorithm):
         check_replay_options(self)
         check_options(
             self,
-            non_negative=("value_weight", "target_noise", "target_noise_clip", "exploration_noise"),
-            at_least_one=("actor_every",),
+            non_negative=("alpha", "target_policy_noise", "target_noise_clip", "exploration_noise"),
+            at_least_one=("policy_delay",),
         )
 
     def bind(self, task: Task) -> Self:
@@ -105,14 +105,14 @@ class TD3BC(Algorithm):
         """The policy's network: one output for each entry of an action."""
         env = self.task.env
         assert isinstance(env.action, Continuous)
-        return PolicyNetwork(env.observation, env.action.size, self.hidden, self.activation)
+        return PolicyNetwork(env.observation, env.action.size, self.hidden_sizes, self.activation)
 
     @property
     def critic(self) -> Critics:
         """The two critics' networks, Q(s, a)."""
         env = self.task.env
         assert isinstance(env.action, Continuous)
-        size, layers = env.action.size, (self.hidden, self.activation)
+        size, layers = env.action.size, (self.hidden_sizes, self.activation)
         return Critics(env.observation, size, 1, 2, *layers)
 
     @property
@@ -158,7 +158,7 @@ class TD3BC(Algorithm):
         """The critics' target [n]: y = r + γ min Q'(s', μ'(s') + ε), ε from normal `noise`."""
         limit = self.target_noise_clip
         action = self.policy(state.target["actor"], batch.following)
-        action = action + jnp.clip(self.target_noise * noise, -limit, limit)
+        action = action + jnp.clip(self.target_policy_noise * noise, -limit, limit)
         action = jnp.clip(action, -1.0, 1.0)
         following = self.values(state.target["critics"], batch.following, action)
         return batch.reward + batch.discount * following.min(axis=0)
@@ -192,13 +192,13 @@ class TD3BC(Algorithm):
         size = mean(jnp.mean(jnp.abs(jax.lax.stop_gradient(values))))
         distances = jnp.mean(jnp.square(action - batch.action), axis=-1)
         imitation = jnp.mean(batch.weights * distances)
-        loss = imitation - self.value_weight * jnp.mean(values) / size
+        loss = imitation - self.alpha * jnp.mean(values) / size
         return loss, {"actor_loss": loss, "imitation_loss": imitation}
 
     def gradient_step(
         self, rl: RL, state: LearnerState, batch: Batch, keys: jax.Array
     ) -> tuple[LearnerState, jax.Array, Metrics]:
-        """One step of the critics along their gradient; in every `actor_every`-th step the policy
+        """One step of the critics along their gradient; in every `policy_delay`-th step the policy
         moves as well, and the target networks follow."""
         adam = optax.adam(self.learning_rate)
 
@@ -207,14 +207,14 @@ class TD3BC(Algorithm):
                 state.params["actor"], state.params["critics"], batch, rl.mean
             )
             state = apply_gradients(rl, adam, state, {"actor": actor})
-            target = soft_update(state.target, state.params, self.target_rate)
+            target = soft_update(state.target, state.params, self.tau)
             return state._replace(target=target), metrics
 
         critics, (errors, found) = jax.grad(self.critic_loss, has_aux=True)(
             state.params["critics"], batch, batch.goal
         )
         state = apply_gradients(rl, adam, state, {"critics": critics})
-        state, metrics = delayed(improve, state, self.actor_every)
+        state, metrics = delayed(improve, state, self.policy_delay)
         return state, errors, found | metrics
 
     def learn(
@@ -225,7 +225,7 @@ class TD3BC(Algorithm):
         keys = gradient_keys(rl, state, batches)
         step = partial(self.gradient_step, rl)
         return gradient_loop(
-            step, state, batches, keys, enough, delay=self.actor_every, prepare=self.with_goals
+            step, state, batches, keys, enough, delay=self.policy_delay, prepare=self.with_goals
         )
 
     def iteration(self, rl: RL, state: LearnerState) -> tuple[LearnerState, Metrics]:

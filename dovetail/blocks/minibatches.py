@@ -45,7 +45,7 @@ def time_rows(samples: Samples, count: int, algorithm: str) -> Minibatches:
     if length % count:
         raise UserError(
             f"{algorithm} splits an unroll of {length} steps into {count} minibatches, but "
-            f"{length} is not a multiple of {count}: change --unroll-length or --minibatches."
+            f"{length} is not a multiple of {count}: change --unroll-length or --num-minibatches."
         )
 
     def take(rows: jax.Array) -> Samples:
@@ -64,7 +64,7 @@ def environment_groups(samples: Samples, count: int, algorithm: str) -> Minibatc
     if envs % count:
         raise UserError(
             f"Recurrent {algorithm} splits {envs} environments into {count} minibatches, but "
-            f"{envs} is not a multiple of {count}: change --num-envs or --minibatches."
+            f"{envs} is not a multiple of {count}: change --num-envs or --num-minibatches."
         )
 
     def groups(x: jax.Array) -> jax.Array:

@@ -34,7 +34,7 @@ def normalized_batch(
     batch: Trajectory,
     moments: Moments,
     return_moments: Moments,
-    discount: float,
+    gamma: float,
     *,
     observations: bool,
     rewards: bool,
@@ -47,7 +47,7 @@ def normalized_batch(
     before, reward = moments, batch.reward
     valid = batch.valid.astype(jnp.float32)
     if rewards:
-        returns = discount * batch.extras.discounted_return + reward
+        returns = gamma * batch.extras.discounted_return + reward
         sums = batch_sums(return_moments, returns, valid)
         return_moments = update(return_moments, rl.mean(sums))
         reward = scale(return_moments, reward)

@@ -35,5 +35,5 @@ def check_options(
 
 def check_network(hidden: tuple[int, ...], activation: str) -> None:
     """Refuses hidden layers without units, and an activation that nobody knows."""
-    check_option("hidden", hidden, all(units > 0 for units in hidden), "sizes above 0")
+    check_option("hidden_sizes", hidden, all(units > 0 for units in hidden), "sizes above 0")
     layers.activation(activation)

@@ -42,13 +42,13 @@ class ReplayOptions(Protocol):
     @property
     def batch_size(self) -> int: ...
     @property
-    def discount(self) -> float: ...
+    def gamma(self) -> float: ...
     @property
     def n_step(self) -> int: ...
     @property
-    def capacity(self) -> int: ...
+    def buffer_size(self) -> int: ...
     @property
-    def begin_at(self) -> int: ...
+    def learning_starts(self) -> int: ...
     @property
     def prioritized(self) -> bool: ...
     @property
@@ -60,24 +60,24 @@ class ReplayOptions(Protocol):
     @property
     def normalize_observations(self) -> bool: ...
     @property
-    def hidden(self) -> tuple[int, ...]: ...
+    def hidden_sizes(self) -> tuple[int, ...]: ...
     @property
     def activation(self) -> str: ...
 
 
 def check_replay_options(options: ReplayOptions) -> None:
-    """Refuses options out of their range: those above, `learning_rate` and `target_rate`."""
+    """Refuses options out of their range: those above, `learning_rate` and `tau`."""
     check_options(
         options,
         positive=("learning_rate",),
         non_negative=("gradient_steps",),
-        at_least_one=("unroll_length", "batch_size", "n_step", "capacity", "begin_at"),
-        fraction=("discount", "target_rate", "priority_exponent", "importance_exponent"),
+        at_least_one=("unroll_length", "batch_size", "n_step", "buffer_size", "learning_starts"),
+        fraction=("gamma", "tau", "priority_exponent", "importance_exponent"),
         inner_fraction=("data_share",),
     )
-    begin_at, capacity = options.begin_at, options.capacity
-    check_option("begin_at", begin_at, begin_at <= capacity, f"1 to {capacity}")
-    check_network(options.hidden, options.activation)
+    starts, size = options.learning_starts, options.buffer_size
+    check_option("learning_starts", starts, starts <= size, f"1 to {size}")
+    check_network(options.hidden_sizes, options.activation)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Sampling:
         """The replay's options."""
         options = self.options
         sampler = Prioritized(options.priority_exponent) if options.prioritized else Uniform()
-        return Table(Transitions(options.n_step), options.capacity, sampler)
+        return Table(Transitions(options.n_step), options.buffer_size, sampler)
 
     def draws(self, state: LearnerState) -> jax.Array:
         """Uniform numbers [K, n] for `rl.sample`."""
@@ -125,7 +125,7 @@ class Sampling:
         """Whether the replay holds enough transitions to learn from; recorded data always do."""
         if replayed is None:
             return jnp.ones((), jnp.bool_)
-        return jnp.min(replayed.size) >= self.options.begin_at
+        return jnp.min(replayed.size) >= self.options.learning_starts
 
     def normalized(self, moments: Moments, observation: Any) -> Any:
         """Observations as networks see them."""
@@ -159,7 +159,7 @@ class Sampling:
 
     def batch(self, rl: RL, moments: Moments, sample: Sample) -> Batch:
         """Transitions [n, …] of a sample [n, W, …], normalized and weighted."""
-        batch = transitions(sample, self.options.discount)
+        batch = transitions(sample, self.options.gamma)
         weights = batch.weights
         if self.options.prioritized:
             exponent = self.options.importance_exponent

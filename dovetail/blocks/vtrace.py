@@ -37,8 +37,8 @@ def vtrace_of(
     reward: jax.Array,
     log_probs: jax.Array,
     values: jax.Array,
-    discount: float,
-    lambda_: float,
+    gamma: float,
+    vtrace_lambda: float,
     clips: Clips,
 ) -> VTrace:
     """V-trace of a batch from the learner's log-probabilities [T, B] and values [T + 1, B].
@@ -53,8 +53,8 @@ def vtrace_of(
         next_values=jnp.where(batch.truncated, batch.bootstrap, values[1:]),
         terminated=batch.terminated,
         truncated=batch.truncated,
-        discount=discount,
-        lambda_=lambda_,
+        discount=gamma,
+        lambda_=vtrace_lambda,
         clips=clips,
     )
     return jax.lax.stop_gradient(trace)

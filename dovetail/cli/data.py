@@ -248,7 +248,7 @@ def _estimate(argv: list[str]) -> None:
     parser.add_argument("dataset", metavar="DATASET", help="The dataset's folder")
     parser.add_argument("run", metavar="RUN", help="The run's folder")
     parser.flag("--method", "Methods, comma-separated (default: all that are possible)", "METHODS")
-    parser.flag("--discount", "How much a later reward counts (default: as in training)", "G")
+    parser.flag("--gamma", "How much a later reward counts (default: as in training)", "G")
     parser.flag(
         "--acting",
         "greedy (default), or sampled: as the policy draws its actions in training",
@@ -261,7 +261,7 @@ def _estimate(argv: list[str]) -> None:
     given = parser.read(argv)
     options = {
         name: convert(given[name], float, f"--{name}")
-        for name in ("discount", "epsilon")
+        for name in ("gamma", "epsilon")
         if name in given
     }
     acting = {"acting": given["acting"]} if "acting" in given else {}

@@ -26,7 +26,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """How it is written on the command line: --lambda for `lambda_`."""
+        """How it is written on the command line: --gae-lambda for `lambda_`."""
         return flag(self.name)
 
     @property

@@ -79,7 +79,7 @@ def estimate(
     run: Run | str | Path,
     methods: tuple[str, ...] = (),
     *,
-    discount: float | None = None,
+    gamma: float | None = None,
     acting: str = "greedy",
     epsilon: float = 0.0,
     options: FittedQ = FittedQ(),
@@ -89,7 +89,7 @@ def estimate(
     """What the policy of a run would return where a dataset was recorded.
 
     `acting` is "greedy", or "sampled" for the policy as it draws its actions in training. `methods`
-    are those of `METHODS`, all that the dataset allows unless given; `discount` is the
+    are those of `METHODS`, all that the dataset allows unless given; `gamma` is the
     algorithm's own unless given. With `epsilon` the policy draws that share of its actions evenly.
     A run that had no environment is taken to have seen what the dataset shows.
     """
@@ -97,9 +97,9 @@ def estimate(
     opened = run if isinstance(run, Run) else Run.open(run)
     with Reader(dataset) as reader:
         trained = _loaded(opened, reader, env)
-        own = getattr(trained.algorithm, "discount", FittedQ.discount)
+        own = getattr(trained.algorithm, "gamma", FittedQ.gamma)
         target = Target(trained.algorithm, trained.params[0], epsilon, acting == "sampled")
-        chosen = own if discount is None else discount
+        chosen = own if gamma is None else gamma
         return estimate_policy(reader, target, methods, chosen, options, tell)
 
 
@@ -123,7 +123,7 @@ def estimate_policy(
     reader: Reader,
     target: Target,
     methods: tuple[str, ...] = (),
-    discount: float = FittedQ.discount,
+    gamma: float = FittedQ.gamma,
     options: FittedQ = FittedQ(),
     tell: Tell | None = None,
 ) -> list[Estimate]:
@@ -131,7 +131,7 @@ def estimate_policy(
     for name in methods:
         if name not in METHODS:
             raise UserError(f"There is no method {name!r}: {nearest(name, METHODS)}.")
-    _refuse_discount(discount)
+    _refuse_gamma(gamma)
     _refuse_epsilon(target)
     _refuse_unknown_chances(target)
     if not reader.episodes.begun.any():
@@ -147,12 +147,12 @@ def estimate_policy(
     followed = target.follow(reader)
     fitted = None
     if {"dr", "fqe"} & set(wanted):
-        options = _with_discount(options, discount)
+        options = _with_gamma(options, gamma)
         fitted = fit(reader, followed.actions, options, epsilon=target.epsilon, tell=tell)
     lived = None
     if set(wanted) - {"fqe"}:
         lived = _lived(reader, followed, fitted)
-    return [_one(name, reader, followed, lived, fitted, discount) for name in wanted]
+    return [_one(name, reader, followed, lived, fitted, gamma) for name in wanted]
 
 
 def _one(
@@ -161,7 +161,7 @@ def _one(
     followed: Followed,
     lived: _Lived | None,
     fitted: Values | None,
-    discount: float,
+    gamma: float,
 ) -> Estimate:
     if name == "fqe":
         assert fitted is not None
@@ -169,9 +169,9 @@ def _one(
         return _by_values(fitted, values, reader.episodes.begun)
     assert lived is not None
     if name == "dr":
-        found = ope.doubly_robust(*lived, discount)
+        found = ope.doubly_robust(*lived, gamma)
     else:
-        found = SAMPLING[name](lived.ratios, lived.rewards, discount)
+        found = SAMPLING[name](lived.ratios, lived.rewards, gamma)
     low, high = ope.interval(found, CONFIDENCE)
     effective = ope.effective_episodes(lived.ratios)
     return Estimate(name, ope.weighted_mean(found), low, high, effective, _note(name, effective))
@@ -200,18 +200,18 @@ def _by_values(fitted: Values, values: Array, begun: Array) -> Estimate:
     return Estimate("fqe", value, value - half, value + half, None, note)
 
 
-def _with_discount(options: FittedQ, discount: float) -> FittedQ:
-    if not 0 <= discount < 1:
+def _with_gamma(options: FittedQ, gamma: float) -> FittedQ:
+    if not 0 <= gamma < 1:
         raise UserError(
-            f"Fitted-Q evaluation was given the discount {discount}: give 0 or more and less than "
+            f"Fitted-Q evaluation was given the discount {gamma}: give 0 or more and less than "
             "1, or choose another method."
         )
-    return replace(options, discount=discount)
+    return replace(options, gamma=gamma)
 
 
-def _refuse_discount(discount: float) -> None:
-    if not 0 <= discount <= 1:
-        raise UserError(f"The discount is {discount}: give 0 to 1, less than 1 for dr and fqe.")
+def _refuse_gamma(gamma: float) -> None:
+    if not 0 <= gamma <= 1:
+        raise UserError(f"The discount is {gamma}: give 0 to 1, less than 1 for dr and fqe.")
 
 
 def _refuse_epsilon(target: Target) -> None:

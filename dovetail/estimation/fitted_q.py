@@ -41,7 +41,7 @@ CHECKS = 20
 class FittedQ:
     """Options of fitted-Q evaluation."""
 
-    discount: float = 0.99
+    gamma: float = 0.99
     """How much a reward one step later counts."""
     updates: int = 10_000
     """Gradient steps."""
@@ -51,15 +51,15 @@ class FittedQ:
     """Members that learn from resampled episodes, beside the one that learns from all."""
     learning_rate: float = 1e-3
     """Adam's step size at first; it falls to a tenth."""
-    target_rate: float = 0.1
+    tau: float = 0.1
     """How far the target's weights go to the others at every update: values settle over some
-    horizons, 1 / (1 - discount), of 1 / target_rate updates each."""
-    hidden: tuple[int, ...] = (64, 64)
+    horizons, 1 / (1 - gamma), of 1 / tau updates each."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_option("discount", self.discount, 0 <= self.discount < 1, "0 or more, less than 1")
+        check_option("gamma", self.gamma, 0 <= self.gamma < 1, "0 or more, less than 1")
         for name in ("updates", "batch", "members"):
             check_option(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
 
@@ -198,7 +198,7 @@ def fit(
     rng = np.random.default_rng(options.seed)
     shape = (options.members, reader.num_episodes)
     weights = np.concatenate([np.ones((1, shape[1])), rng.poisson(1.0, shape)]).astype(np.float32)
-    network = ActionValue(reader.codec.observation, reader.codec.action, options.hidden)
+    network = ActionValue(reader.codec.observation, reader.codec.action, options.hidden_sizes)
     schedule = optax.linear_schedule(
         options.learning_rate, 0.1 * options.learning_rate, options.updates
     )
@@ -207,9 +207,9 @@ def fit(
     params = jax.vmap(network.init)(keys)
     target = jax.tree.map(jnp.copy, params)
     learner = _Learner(jax.tree.map(jnp.copy, params), target, jax.vmap(optimizer.init)(params))
-    horizon = min(1 / (1 - options.discount), float(reader.episodes.lengths.mean()))
+    horizon = min(1 / (1 - options.gamma), float(reader.episodes.lengths.mean()))
     scale = max(_typical_reward(reader) * horizon, 1e-6)
-    rule = _Rule(network, options.discount, epsilon, scale)
+    rule = _Rule(network, options.gamma, epsilon, scale)
     advance = jax.jit(_advance(rule, optimizer, options), donate_argnums=0)
     ends = np.cumsum(reader.episodes.lengths)
 
@@ -287,7 +287,7 @@ def _advance(
         gradients = jax.grad(loss)(learner.params, goal, batch, weight)
         updates, state = optimizer.update(gradients, learner.optimizer, learner.params)
         params = optax.apply_updates(learner.params, updates)
-        target = optax.incremental_update(params, learner.target, options.target_rate)
+        target = optax.incremental_update(params, learner.target, options.tau)
         return _Learner(params, target, state)
 
     def one(learner: _Learner, batch: _Batch) -> tuple[_Learner, None]:

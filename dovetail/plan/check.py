@@ -46,8 +46,8 @@ def _who_joins_late_is_not_waited_for(plan: Plan, graph: Graph) -> None:
     if plan.min_actors is not None and plan.ordered:
         raise _refusal(
             plan,
-            f"lets actors join later ({plan.min_actors}..{plan.actors}), but every update waits for "
-            f"all of them; allow a staleness of 1 or more, or give one number of actors",
+            f"lets actors join later ({plan.min_actors}..{plan.actors}), but every update waits "
+            f"for all of them; allow a staleness of 1 or more, or give one number of actors",
         )
 
 

@@ -81,8 +81,8 @@ def part_of(plan: Plan, rank: int) -> Plan:
 def _refuse_elastic(plan: Plan) -> Plan:
     if plan.min_actors is not None:
         raise UserError(
-            f"Actors that join while a run goes on ({plan.min_actors}..{plan.actors}) need a cluster: "
-            f"add --cluster, or give one number of actors."
+            f"Actors that join while a run goes on ({plan.min_actors}..{plan.actors}) need a "
+            f"cluster: add --cluster, or give one number of actors."
         )
     return plan
 

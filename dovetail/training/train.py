@@ -50,8 +50,8 @@ def train(
     machine, "auto" joins the one that runs here, "host:port" another; a `Deployment` says more.
 
     `data` is the folder of a dataset to learn from. An algorithm that is made for recorded data
-    takes `total_steps` gradient steps on it and never acts: `env`, by default the one that the dataset
-    names, is for evaluation alone. With `online_steps` it then goes on in `env` for as many
+    takes `total_steps` gradient steps on it and never acts: `env`, by default the one that the
+    dataset names, is for evaluation alone. With `online_steps` it then goes on in `env` for as many
     environment steps, and `strategy` is for these. Any other takes `data_share` of each batch from
     it. More than `data_memory` megabytes of it are not kept in memory, but read as they are needed.
 
@@ -105,10 +105,10 @@ def resume(
 ) -> Run:
     """Goes on with a run from its last checkpoint, in its own folder.
 
-    Without `total_steps` it ends as the uninterrupted run would have. `total_steps` sets a new total, over
-    which the learning rate is annealed from now on; `online_steps` does so for the steps that a run
-    acts after it has learned from recorded data. `env` is needed again if the run was given a
-    Python object, `cluster` only if it is to be another one.
+    Without `total_steps` it ends as the uninterrupted run would have. `total_steps` sets a new
+    total, over which the learning rate is annealed from now on; `online_steps` does so for the
+    steps that a run acts after it has learned from recorded data. `env` is needed again if the run
+    was given a Python object, `cluster` only if it is to be another one.
     """
     began = time.perf_counter()
     opened = run if isinstance(run, Run) else Run.open(run)

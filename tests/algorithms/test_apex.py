@@ -17,7 +17,7 @@ from dovetail.strategies import Fused, Local
 
 def bound(**options: Any) -> ApeX:
     spec = dt.envs.resolve("dovetail:CartPole-v1").spec
-    return ApeX(hidden=(4,), **options).bind(dt.Task(spec, num_envs=4, steps=1000))
+    return ApeX(hidden_sizes=(4,), **options).bind(dt.Task(spec, num_envs=4, steps=1000))
 
 
 def column(*entries: float) -> jax.Array:
@@ -46,14 +46,16 @@ def test_priorities_by_hand() -> None:
         carry=none,
         last=none,
     )
-    found = bound(n_step=2, discount=0.5).priorities(steps)
+    found = bound(n_step=2, gamma=0.5).priorities(steps)
     returns = np.array([1 + 0.5 + 0.25 * 8, 1 + 0.5, 1, 1 + 0.5 * 6, 1 + 0.5 * 10])
     wanted = np.abs(returns - [1, 2, 3, 4, 5]) + 1e-6
     np.testing.assert_allclose(found[:, 0], wanted, rtol=1e-5)
 
 
 def test_what_is_inserted_has_the_priority_that_its_actor_gave_it() -> None:
-    algorithm = ApeX(4, 1, 2, hidden=(4,), capacity=64, begin_at=64, priority_exponent=1.0)
+    algorithm = ApeX(
+        4, 1, 2, hidden_sizes=(4,), buffer_size=64, learning_starts=64, priority_exponent=1.0
+    )
     with Started(algorithm, "dovetail:CartPole-v1", Fused(4)) as running:
         running.advance(1)
     given = np.asarray(running.state.replay.state.given)
@@ -71,7 +73,9 @@ def test_some_actors_explore_and_others_hardly(strategy: Any) -> None:
         def priorities(self, steps: Any) -> Any:
             return jnp.where(steps.extras.taken < steps.extras.best, 2.0, 1.0)
 
-    algorithm = Watched(100, 1, 2, hidden=(4,), capacity=1000, begin_at=1000, epsilon_power=40.0)
+    algorithm = Watched(
+        100, 1, 2, hidden_sizes=(4,), buffer_size=1000, learning_starts=1000, epsilon_power=40.0
+    )
     with Started(algorithm, "dovetail:CartPole-v1", strategy) as running:
         running.advance(1)
     state = running.state.replay.state

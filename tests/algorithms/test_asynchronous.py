@@ -31,15 +31,17 @@ EVERYTHING: dict[str, Any] = {**RECURRENT, "normalize_rewards": True}
 
 
 def impala(**options: Any) -> IMPALA:
-    return dataclasses.replace(IMPALA(LENGTH, hidden=(8,), max_grad_norm=9.0), **options)
+    return dataclasses.replace(IMPALA(LENGTH, hidden_sizes=(8,), max_grad_norm=9.0), **options)
 
 
 def appo(**options: Any) -> APPO:
-    return dataclasses.replace(APPO(LENGTH, hidden=(8,), epochs=2, minibatches=2), **options)
+    return dataclasses.replace(
+        APPO(LENGTH, hidden_sizes=(8,), epochs=2, num_minibatches=2), **options
+    )
 
 
 def a3c(**options: Any) -> A3C:
-    return dataclasses.replace(A3C(LENGTH, hidden=(8,)), **options)
+    return dataclasses.replace(A3C(LENGTH, hidden_sizes=(8,)), **options)
 
 
 def bound(algorithm: Any) -> Any:
@@ -48,7 +50,7 @@ def bound(algorithm: Any) -> Any:
 
 def after_updates(algorithm: Any) -> Any:
     """The state after two synchronous updates; episodes end in both ways."""
-    algorithm = bound(dataclasses.replace(algorithm, learning_rate=1e-3, anneal=False))
+    algorithm = bound(dataclasses.replace(algorithm, learning_rate=1e-3, anneal_lr=False))
     start = algorithm.init(jax.random.key(3)), drift_actor(algorithm, ENVS)
     return interpreted(algorithm, drift_step, *start, 2)[0]
 
@@ -96,8 +98,11 @@ def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
 @pytest.mark.parametrize(
     ("asynchronous", "synchronous"),
     [
-        (impala(), a2c(lambda_=1.0, max_grad_norm=9.0)),
-        (impala(lambda_=0.9, **EVERYTHING), a2c(lambda_=0.9, max_grad_norm=9.0, **EVERYTHING)),
+        (impala(), a2c(gae_lambda=1.0, max_grad_norm=9.0)),
+        (
+            impala(vtrace_lambda=0.9, **EVERYTHING),
+            a2c(gae_lambda=0.9, max_grad_norm=9.0, **EVERYTHING),
+        ),
         (appo(), ppo()),
         (appo(**EVERYTHING), ppo(**EVERYTHING)),
         (a3c(), a2c()),
@@ -134,11 +139,11 @@ def test_the_page_tells_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "options", "sentence"),
     [
-        (IMPALA, {"lambda_": 1.5}, "--lambda is 1.5: give 0 to 1."),
+        (IMPALA, {"vtrace_lambda": 1.5}, "--vtrace-lambda is 1.5: give 0 to 1."),
         (IMPALA, {"rho_clip": 0.0}, "--rho-clip is 0.0: give more than 0."),
         (IMPALA, {"gradient_clip": -1.0}, "--gradient-clip is -1.0: give more than 0."),
         (APPO, {"c_clip": 0.0}, "--c-clip is 0.0: give more than 0."),
-        (A3C, {"lambda_": -0.1}, "--lambda is -0.1: give 0 to 1."),
+        (A3C, {"gae_lambda": -0.1}, "--gae-lambda is -0.1: give 0 to 1."),
     ],
 )
 def test_options_that_cannot_be(algorithm: Any, options: dict[str, float], sentence: str) -> None:
@@ -187,7 +192,7 @@ def traced(algorithm: Any, log_probs: jax.Array, values: jax.Array, batch: Traje
 
 @pytest.mark.parametrize("options", [{}, RECURRENT], ids=["plain", "recurrent"])
 def test_impala_learns_by_its_own_weights_from_what_others_did(options: dict[str, Any]) -> None:
-    algorithm = bound(impala(rho_clip=1.2, c_clip=0.9, lambda_=0.8, **options))
+    algorithm = bound(impala(rho_clip=1.2, c_clip=0.9, vtrace_lambda=0.8, **options))
     state, batch = late(algorithm)
     log_probs, _, values = by_rows(algorithm, state.params, state.moments, batch)
     trace = traced(algorithm, log_probs, values, batch)

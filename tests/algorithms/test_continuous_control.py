@@ -26,7 +26,12 @@ CARTPOLE = dt.envs.resolve("dovetail:CartPole-v1").spec
 ALONE: Any = SimpleNamespace(
     mean=lambda tree: tree, max=lambda tree: tree, own_keys=lambda keys, items: keys
 )
-TINY: dict[str, Any] = {"hidden": (4,), "capacity": 64, "begin_at": 1, "batch_size": 3}
+TINY: dict[str, Any] = {
+    "hidden_sizes": (4,),
+    "buffer_size": 64,
+    "learning_starts": 1,
+    "batch_size": 3,
+}
 
 
 def bound(kind: Any, env: EnvSpec = PENDULUM, num_envs: int = 2, **options: Any) -> Any:
@@ -74,7 +79,7 @@ def test_an_ended_episode_counts_no_further_and_a_cut_one_does() -> None:
     mask = jnp.array([[True, True, False], [True, True, False], [True, False, False]])
     ones = jnp.ones(3)
     sample = Sample(rows, mask, ItemKeys(ones, ones), ones, jnp.full(3, 3), ones)
-    algorithm = bound(DDPG, n_step=2, discount=0.5)
+    algorithm = bound(DDPG, n_step=2, gamma=0.5)
     batch = algorithm.sampling.batch(ALONE, begun(algorithm).moments, sample)
     np.testing.assert_allclose(batch.reward, [6.0, 6.0, 1.0])
     np.testing.assert_allclose(batch.discount, [0.25, 0.0, 0.5])
@@ -115,14 +120,14 @@ def test_ddpg_asks_its_targets() -> None:
 
 
 def test_td3_takes_the_lower_critic_and_blurs_the_action() -> None:
-    plain, batch = bound(TD3, target_noise=0.0), random_batch()
+    plain, batch = bound(TD3, target_policy_noise=0.0), random_batch()
     noise = jax.random.normal(jax.random.key(5), batch.action.shape)
     state = begun(plain)
     action = plain.policy(state.target["actor"], batch.following)
     values = plain.critic.apply(state.target["critics"], batch.following, action)[..., 0]
     wanted = batch.reward + batch.discount * jnp.minimum(values[0], values[1])
     np.testing.assert_allclose(plain.goal(state, batch, noise), wanted, rtol=1e-6)
-    blurred = bound(TD3, target_noise=100.0, target_noise_clip=0.25)
+    blurred = bound(TD3, target_policy_noise=100.0, target_noise_clip=0.25)
     edges = [
         plain.critic.apply(state.target["critics"], batch.following, action + noise)[..., 0]
         for noise in (-0.25, 0.25)
@@ -134,7 +139,7 @@ def test_td3_takes_the_lower_critic_and_blurs_the_action() -> None:
 
 
 def test_td3_computes_the_goals_of_delayed_steps_at_once() -> None:
-    algorithm = bound(TD3, target_noise=0.3)
+    algorithm = bound(TD3, target_policy_noise=0.3)
     state, parts = begun(algorithm), batches(random_batch(6), 2)
     own = jax.random.split(jax.random.key(3), (2, gradient_loop.KEYS))
     prepared = algorithm.with_goals(state, parts, own)
@@ -166,7 +171,7 @@ def test_delayed_steps_are_the_same_compiled_together(
     kind: Any, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six gradient steps: each with a loop for what is done at times, and without."""
-    algorithm = bound(kind, actor_every=every, gradient_steps=6)
+    algorithm = bound(kind, policy_delay=every, gradient_steps=6)
     state, parts = begun(algorithm), batches(random_batch(18), 6)
 
     def learn(state: Any) -> Any:
@@ -185,7 +190,7 @@ def test_delayed_steps_are_the_same_compiled_together(
 
 
 def test_d4pg_moves_the_distribution() -> None:
-    algorithm = bound(D4PG, atoms=41, value_min=-20.0, value_max=20.0)
+    algorithm = bound(D4PG, atoms=41, v_min=-20.0, v_max=20.0)
     state, batch = begun(algorithm), random_batch()
     action = algorithm.policy(state.target["actor"], batch.following)
     logits = algorithm.critic.apply(state.target["critics"], batch.following, action)[0]
@@ -229,7 +234,7 @@ def test_the_temperature_follows_the_entropy(wanted: float, rises: bool) -> None
 
 
 def test_a_subset_of_the_critics_makes_the_target() -> None:
-    algorithm, batch = bound(SAC, critics=5, subset=2), random_batch()
+    algorithm, batch = bound(SAC, num_critics=5, subset=2), random_batch()
     state = begun(algorithm)
     weights = state.target["critics"]["critic"]["layer_0"]["weight"]
     seen = set()
@@ -332,18 +337,22 @@ def test_observations_are_normalized_by_what_actors_met() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "sentence"),
     [
-        (SAC, {"capacity": 0}, "--capacity is 0: give 1 or more"),
+        (SAC, {"buffer_size": 0}, "--buffer-size is 0: give 1 or more"),
         (SAC, {"gradient_steps": -1}, "--gradient-steps is -1: give 0 or more"),
         (SAC, {"subset": 3}, "--subset is 3: give 1 to 2"),
         (SAC, {"dropout": 1.0}, "--dropout is 1.0: give 0 or more, less than 1"),
         (SAC, {"temperature": 0.0}, "--temperature is 0.0: give more than 0"),
-        (SAC, {"begin_at": 100, "capacity": 50}, "--begin-at is 100: give 1 to 50"),
+        (
+            SAC,
+            {"learning_starts": 100, "buffer_size": 50},
+            "--learning-starts is 100: give 1 to 50",
+        ),
         (SACDiscrete, {"entropy_per_action": -1.0}, "--entropy-per-action is -1.0: give 0 to 1"),
-        (TD3, {"actor_every": 0}, "--actor-every is 0: give 1 or more"),
-        (TD3, {"target_noise": -0.1}, "--target-noise is -0.1: give 0 or more"),
+        (TD3, {"policy_delay": 0}, "--policy-delay is 0: give 1 or more"),
+        (TD3, {"target_policy_noise": -0.1}, "--target-policy-noise is -0.1: give 0 or more"),
         (DDPG, {"exploration_noise": -0.1}, "--exploration-noise is -0.1: give 0 or more"),
         (D4PG, {"atoms": 1}, "--atoms is 1: give 2 or more"),
-        (D4PG, {"value_min": 5.0, "value_max": 5.0}, "more than --value-min, which is 5.0"),
+        (D4PG, {"v_min": 5.0, "v_max": 5.0}, "more than --v-min, which is 5.0"),
     ],
 )
 def test_wrong_options(kind: Any, options: dict[str, Any], sentence: str) -> None:

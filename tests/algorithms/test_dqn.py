@@ -23,11 +23,11 @@ CARTPOLE = dt.envs.resolve("dovetail:CartPole-v1").spec
 
 
 def bound(**options: Any) -> DQN:
-    return DQN(hidden=(4,), **options).bind(dt.Task(CARTPOLE, num_envs=2, steps=1000))
+    return DQN(hidden_sizes=(4,), **options).bind(dt.Task(CARTPOLE, num_envs=2, steps=1000))
 
 
 def test_the_error_is_that_of_the_chosen_action() -> None:
-    algorithm = bound(double=False, discount=0.5)
+    algorithm = bound(double=False, gamma=0.5)
     params = algorithm.network.init(jax.random.key(1))
     observation = jnp.stack([jnp.full((2, 4), 0.1), jnp.full((2, 4), -0.2)])
     rows = Row(
@@ -51,7 +51,7 @@ def test_the_error_is_that_of_the_chosen_action() -> None:
 def test_distributions_are_compared_on_the_same_atoms() -> None:
     """Two atoms at 0 and 4 and a discount of a half: the following distribution, ¼ and ¾, stands
     on 1 and 3 after a reward of 1, so ¾·¼ + ¼·¾ of it go to the lower atom."""
-    algorithm = bound(distributional=True, atoms=2, value_low=0.0, value_high=4.0)
+    algorithm = bound(distributional=True, atoms=2, v_min=0.0, v_max=4.0)
     taken = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.75]]))
     following = jnp.log(jnp.array([[0.25, 0.75], [0.25, 0.75]]))
     losses, errors = algorithm.td_loss(
@@ -121,7 +121,9 @@ def test_a_gradient_step_moves_every_weight(alone: str) -> None:
 
 
 def test_nothing_is_learned_before_there_is_enough() -> None:
-    algorithm = bound(unroll_length=2, begin_at=8, batch_size=4, capacity=40, gradient_steps=1)
+    algorithm = bound(
+        unroll_length=2, learning_starts=8, batch_size=4, buffer_size=40, gradient_steps=1
+    )
     seen = []
     with Started(algorithm, "dovetail:CartPole-v1", dt.strategies.Fused(2)) as running:
         for _ in range(3):
@@ -130,7 +132,9 @@ def test_nothing_is_learned_before_there_is_enough() -> None:
 
 
 def test_the_share_of_random_actions_falls() -> None:
-    algorithm = bound(unroll_length=10, epsilon_start=0.9, epsilon_end=0.1, epsilon_share=0.5)
+    algorithm = bound(
+        unroll_length=10, epsilon_start=0.9, epsilon_end=0.1, exploration_fraction=0.5
+    )
     state = algorithm.init(jax.random.key(0))
     shares = [
         float(algorithm.acting(state._replace(updates=jnp.int32(n))).epsilon) for n in (0, 5, 50)
@@ -175,12 +179,12 @@ def test_an_episode_that_was_broken_off_teaches_nothing_wrong() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"capacity": 0}, "--capacity is 0"),
+        ({"buffer_size": 0}, "--buffer-size is 0"),
         ({"n_step": 0}, "--n-step is 0"),
         ({"epsilon_end": 1.5}, "--epsilon-end is 1.5"),
-        ({"begin_at": 100, "capacity": 50}, "--begin-at is 100"),
+        ({"learning_starts": 100, "buffer_size": 50}, "--learning-starts is 100"),
         ({"atoms": 1}, "--atoms is 1: give 2 or more"),
-        ({"value_low": 5.0, "value_high": 5.0}, "--value-high is 5.0: give more than 5.0"),
+        ({"v_min": 5.0, "v_max": 5.0}, "--v-max is 5.0: give more than 5.0"),
         ({"priority_exponent": -1.0}, "--priority-exponent is -1.0: give 0 to 1"),
         ({"activation": "reloo"}, "no activation 'reloo': did you mean 'relu'?"),
     ],
@@ -191,7 +195,7 @@ def test_wrong_options(options: dict[str, Any], sentence: str) -> None:
 
 
 def test_a_sample_larger_than_the_replay() -> None:
-    algorithm = DQN(gradient_steps=2, batch_size=64, capacity=32, begin_at=1)
+    algorithm = DQN(gradient_steps=2, batch_size=64, buffer_size=32, learning_starts=1)
     with pytest.raises(UserError, match="sample of 64 items .* table that holds 32"):
         dt.explain(algorithm, "CartPole-v1", "local")
 

@@ -44,9 +44,9 @@ def test_pendulum_swings_up(tmp_path: Path) -> None:
     ppo = dt.algorithms.PPO(
         unroll_length=64,
         learning_rate=1e-3,
-        discount=0.95,
+        gamma=0.95,
         epochs=8,
-        entropy_coefficient=0.0,
+        ent_coef=0.0,
         normalize_observations=True,
         normalize_rewards=True,
     )
@@ -56,7 +56,7 @@ def test_pendulum_swings_up(tmp_path: Path) -> None:
 
 def test_a_memory_recalls_the_cue(tmp_path: Path) -> None:
     env = "dovetail:MemoryCue-v0"
-    options: dict[str, Any] = {"unroll_length": 32, "learning_rate": 2e-3, "hidden": (32,)}
+    options: dict[str, Any] = {"unroll_length": 32, "learning_rate": 2e-3, "hidden_sizes": (32,)}
     with_memory = dt.algorithms.PPO(recurrent=32, **options)
     run = train(tmp_path / "with", with_memory, env, dt.strategies.Fused(), 600_000, until=0.95)
     assert run.summary["final_return"] >= 0.95
@@ -67,10 +67,10 @@ def test_a_memory_recalls_the_cue(tmp_path: Path) -> None:
 def test_lunar_lander_lands(tmp_path: Path) -> None:
     ppo = dt.algorithms.PPO(
         unroll_length=256,
-        minibatches=8,
+        num_minibatches=8,
         learning_rate=1e-3,
-        discount=0.995,
-        lambda_=0.97,
+        gamma=0.995,
+        gae_lambda=0.97,
         normalize_rewards=True,
     )
     lander = "LunarLander-v3"
@@ -83,9 +83,9 @@ def test_half_cheetah_moves_forward(tmp_path: Path) -> None:
         unroll_length=128,
         learning_rate=3e-4,
         epochs=8,
-        minibatches=8,
-        entropy_coefficient=0.0,
-        anneal=False,
+        num_minibatches=8,
+        ent_coef=0.0,
+        anneal_lr=False,
         normalize_observations=True,
         normalize_rewards=True,
     )

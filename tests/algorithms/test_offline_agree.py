@@ -23,9 +23,9 @@ PENDULUM = "gymnasium:Pendulum-v1?vectorization=sync&max_episode_steps=5"
 TINY: dict[str, Any] = {
     "gradient_steps": 2,
     "batch_size": 8,
-    "hidden": (8,),
-    "capacity": 64,
-    "begin_at": 1,
+    "hidden_sizes": (8,),
+    "buffer_size": 64,
+    "learning_starts": 1,
     "unroll_length": 3,
 }
 ALGORITHMS: dict[str, tuple[Algorithm, str]] = {
@@ -34,7 +34,7 @@ ALGORITHMS: dict[str, tuple[Algorithm, str]] = {
     "td3-bc": (TD3BC(**TINY, normalize_observations=True), PENDULUM),
     "cql": (CQL(**TINY, samples=2), PENDULUM),
     # as many critics to choose from as a replica has items, and rows for each of these left out
-    "cql, dropout": (CQL(**TINY, samples=2, critics=2, subset=1, dropout=0.3), PENDULUM),
+    "cql, dropout": (CQL(**TINY, samples=2, num_critics=2, subset=1, dropout=0.3), PENDULUM),
     "discrete-cql": (DiscreteCQL(**TINY, n_step=2), CARTPOLE),
     "iql": (IQL(**TINY, normalize_observations=True), PENDULUM),
     "iql, discrete": (IQL(**TINY), CARTPOLE),

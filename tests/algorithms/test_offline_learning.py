@@ -18,12 +18,12 @@ from dovetail.strategies import Fused
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized")]
 
 SMALL: dict[str, Any] = {
-    "hidden": (64, 64),
+    "hidden_sizes": (64, 64),
     "batch_size": 128,
     "learning_rate": 1e-3,
     "gradient_steps": 500,
 }
-QUICK: dict[str, Any] = SMALL | {"discount": 0.97, "target_rate": 0.02, "value_weight": 40.0}
+QUICK: dict[str, Any] = SMALL | {"gamma": 0.97, "tau": 0.02, "alpha": 40.0}
 """Of TD3+BC: the Pendulum's values differ little in their size, so they must weigh more."""
 
 
@@ -92,7 +92,7 @@ def test_imitation_is_no_better_than_who_is_imitated(
 
 
 def test_acting_betters_what_was_learned_offline(tmp_path: Path, pendulum: Recorded) -> None:
-    algorithm = TD3BC(**QUICK | {"gradient_steps": 0, "unroll_length": 25, "value_weight": 100.0})
+    algorithm = TD3BC(**QUICK | {"gradient_steps": 0, "unroll_length": 25, "alpha": 100.0})
     offline = final(learned(tmp_path / "offline", algorithm, pendulum, 600))
     online = final(learned(tmp_path / "online", algorithm, pendulum, 600, online_steps=4000))
     assert online > offline + 100

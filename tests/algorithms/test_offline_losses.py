@@ -27,7 +27,12 @@ COUNT = 5
 
 
 def bound(kind: Any, env: EnvSpec = PENDULUM, **options: Any) -> Any:
-    tiny: dict[str, Any] = {"hidden": (4,), "capacity": 64, "begin_at": 1, "gradient_steps": 1}
+    tiny: dict[str, Any] = {
+        "hidden_sizes": (4,),
+        "buffer_size": 64,
+        "learning_starts": 1,
+        "gradient_steps": 1,
+    }
     return kind(**tiny | options).bind(dt.Task(env, num_envs=1, steps=1000))
 
 
@@ -96,7 +101,7 @@ def test_cloning_among_discrete_actions_is_cross_entropy() -> None:
 
 
 def test_td3_bc_weighs_value_against_distance() -> None:
-    algorithm, batch = bound(TD3BC, value_weight=2.5), recorded()
+    algorithm, batch = bound(TD3BC, alpha=2.5), recorded()
     state = begun(algorithm)
     params, critics = state.params["actor"], state.params["critics"]
     action = algorithm.policy(params, batch.observation)
@@ -106,7 +111,7 @@ def test_td3_bc_weighs_value_against_distance() -> None:
     wanted = distance - 2.5 * values.mean() / np.abs(values).mean()
     assert float(found) == pytest.approx(float(wanted), rel=1e-5)
     assert float(metrics["imitation_loss"]) == pytest.approx(float(distance), rel=1e-5)
-    cloning = bound(TD3BC, value_weight=0.0)
+    cloning = bound(TD3BC, alpha=0.0)
     assert float(cloning.actor_loss(params, critics, batch, alone)[0]) == pytest.approx(
         float(distance)
     )
@@ -136,7 +141,7 @@ def test_cql_draws_other_actions_by_known_densities() -> None:
 
 
 def test_cql_presses_other_actions_down() -> None:
-    plain, batch = bound(CQL, samples=2, conservatism=0.0), recorded()
+    plain, batch = bound(CQL, samples=2, cql_alpha=0.0), recorded()
     state = begun(plain)
     goal, params = plain.goal(state, batch, keys()), state.params["critics"]
     values = np.asarray(plain.critic.apply(params, batch.observation, batch.action))[..., 0]
@@ -154,14 +159,14 @@ def test_cql_presses_other_actions_down() -> None:
     soft = np.log(np.exp(others - np.asarray(goal.log_densities).T[:, None]).sum(axis=0))
     gap = soft - values
     assert float(metrics["conservative_gap"]) == pytest.approx(float(gap.mean()), rel=1e-4)
-    pressed = bound(CQL, samples=2, conservatism=3.0)
+    pressed = bound(CQL, samples=2, cql_alpha=3.0)
     loss, _ = pressed.critic_loss(params, batch, goal, keys()[3])
     assert float(loss) == pytest.approx(float(wanted + 3 * gap[:, :4].sum() / 5), rel=1e-5)
     assert_slope(lambda p: pressed.critic_loss(p, batch, goal, keys()[3])[0], params)
 
 
 def test_discrete_cql_is_double_q_learning_with_a_penalty() -> None:
-    algorithm, batch = bound(DiscreteCQL, CARTPOLE, conservatism=2.0), recorded(CARTPOLE)
+    algorithm, batch = bound(DiscreteCQL, CARTPOLE, cql_alpha=2.0), recorded(CARTPOLE)
     state = begun(algorithm)
     chooses = np.asarray(algorithm.values(state.params["critics"], batch.following))
     judges = np.asarray(algorithm.values(state.target["critics"], batch.following))
@@ -287,12 +292,12 @@ def test_discrete_cql_acts_by_its_values() -> None:
         (IQL, {"expectile": 1.0}, "--expectile is 1.0: give more than 0, less than 1"),
         (IQL, {"inverse_temperature": -1.0}, "--inverse-temperature is -1.0: give 0 or more"),
         (AWAC, {"weight_limit": 0.0}, "--weight-limit is 0.0: give more than 0"),
-        (AWAC, {"critics": 0}, "--critics is 0: give 1 or more"),
-        (CQL, {"conservatism": -1.0}, "--conservatism is -1.0: give 0 or more"),
+        (AWAC, {"num_critics": 0}, "--num-critics is 0: give 1 or more"),
+        (CQL, {"cql_alpha": -1.0}, "--cql-alpha is -1.0: give 0 or more"),
         (CQL, {"samples": 0}, "--samples is 0: give 1 or more"),
         (DiscreteCQL, {"epsilon": 2.0}, "--epsilon is 2.0: give 0 to 1"),
-        (DiscreteCQL, {"conservatism": -1.0}, "--conservatism is -1.0: give 0 or more"),
-        (TD3BC, {"value_weight": -1.0}, "--value-weight is -1.0: give 0 or more"),
+        (DiscreteCQL, {"cql_alpha": -1.0}, "--cql-alpha is -1.0: give 0 or more"),
+        (TD3BC, {"alpha": -1.0}, "--alpha is -1.0: give 0 or more"),
     ],
 )
 def test_options_that_are_wrong(kind: Any, options: dict[str, Any], sentence: str) -> None:

@@ -13,7 +13,7 @@ from dovetail.errors import UserError
 
 def bound(**options: Any) -> QRDQN:
     spec = dt.envs.resolve("dovetail:CartPole-v1").spec
-    return QRDQN(hidden=(4,), **options).bind(dt.Task(spec, num_envs=2, steps=1000))
+    return QRDQN(hidden_sizes=(4,), **options).bind(dt.Task(spec, num_envs=2, steps=1000))
 
 
 def test_quantiles_are_compared_with_those_of_where_it_led() -> None:

@@ -21,7 +21,7 @@ BURN_IN, LEARNED = 2, 8
 
 
 def bound(**options: Any) -> R2D2:
-    chosen: dict[str, Any] = {"hidden": (4,), "recurrent": 3, "burn_in": BURN_IN}
+    chosen: dict[str, Any] = {"hidden_sizes": (4,), "recurrent": 3, "burn_in": BURN_IN}
     spec = dt.envs.resolve("dovetail:CartPole-v1").spec
     algorithm = R2D2(**{**chosen, "learned": LEARNED, **options})
     return algorithm.bind(dt.Task(spec, num_envs=2, steps=1000))
@@ -61,7 +61,7 @@ def read(algorithm: R2D2, params: Any, rows: SequenceRow) -> list[Any]:
 
 @pytest.mark.parametrize("double", [True, False])
 def test_errors_by_hand(double: bool) -> None:
-    algorithm = bound(n_step=2, discount=0.9, double=double)
+    algorithm = bound(n_step=2, gamma=0.9, double=double)
     params = algorithm.network.init(jax.random.key(0))
     target = algorithm.network.init(jax.random.key(1))
     rows, mask = sequence()
@@ -121,8 +121,10 @@ def test_the_burn_in_is_read_but_not_learned_from() -> None:
 
 def test_the_memory_is_stored_with_each_step() -> None:
     """Nothing is learned here, so the network's next memory is the one stored with the next row."""
-    options: dict[str, Any] = {"burn_in": 1, "learned": 2, "period": 1, "capacity": 64}
-    algorithm = bound(unroll_length=4, gradient_steps=1, batch_size=2, begin_at=64, **options)
+    options: dict[str, Any] = {"burn_in": 1, "learned": 2, "period": 1, "buffer_size": 64}
+    algorithm = bound(
+        unroll_length=4, gradient_steps=1, batch_size=2, learning_starts=64, **options
+    )
     with Started(algorithm, "dovetail:CartPole-v1?limit=5", Fused(2)) as running:
         running.advance(3)
         state = running.state

@@ -18,7 +18,7 @@ RAINBOW = DQN(
     prioritized=True,
     distributional=True,
     noisy=True,
-    target_rate=0.05,
+    tau=0.05,
 )
 
 

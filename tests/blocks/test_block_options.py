@@ -31,7 +31,7 @@ def test_an_option_out_of_its_range_is_refused(kind, fits, refused, wanted):
 
 def test_a_network_without_units_or_with_an_unknown_activation_is_refused():
     check_network((64, 64), "relu")
-    with pytest.raises(UserError, match="--hidden"):
+    with pytest.raises(UserError, match="--hidden-sizes"):
         check_network((64, 0), "relu")
     with pytest.raises(UserError, match="softrelu"):
         check_network((64,), "softrelu")

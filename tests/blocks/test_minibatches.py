@@ -47,13 +47,13 @@ def test_what_does_not_divide_is_refused() -> None:
         time_rows(samples(4, 3), 3, "PPO")
     assert str(rows.value) == (
         "PPO splits an unroll of 4 steps into 3 minibatches, but 4 is not a multiple of 3: "
-        "change --unroll-length or --minibatches."
+        "change --unroll-length or --num-minibatches."
     )
     with pytest.raises(UserError) as groups:
         environment_groups(samples(3, 4), 3, "APPO")
     assert str(groups.value) == (
         "Recurrent APPO splits 4 environments into 3 minibatches, but 4 is not a multiple of 3: "
-        "change --envs or --minibatches."
+        "change --num-envs or --num-minibatches."
     )
 
 

@@ -87,9 +87,9 @@ def test_gradient_steps_follow_the_environment_steps():
 
 
 def test_learning_begins_when_the_replay_holds_enough():
-    assert bool(bound(begin_at=10).sampling.enough(sample([0.1, 0.1])))
-    assert not bool(bound(begin_at=11).sampling.enough(sample([0.1, 0.1])))
-    assert bool(bound(False, DATA, begin_at=11).sampling.enough(None))
+    assert bool(bound(learning_starts=10).sampling.enough(sample([0.1, 0.1])))
+    assert not bool(bound(learning_starts=11).sampling.enough(sample([0.1, 0.1])))
+    assert bool(bound(False, DATA, learning_starts=11).sampling.enough(None))
 
 
 def test_moments_are_of_what_actors_met_or_of_recorded_steps():

@@ -138,7 +138,7 @@ def test_estimate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         ]
 
     monkeypatch.setattr(dovetail, "estimate", estimate, raising=False)
-    line = "estimate d runs/x --method wis,fqe --discount 0.9 --updates 7 --epsilon 0.1"
+    line = "estimate d runs/x --method wis,fqe --gamma 0.9 --updates 7 --epsilon 0.1"
     line += " --acting sampled"
     assert told(capsys, line).splitlines() == [
         "wis         12.5  95 % 10 to 15  34.2 effective episodes",
@@ -148,7 +148,7 @@ def test_estimate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         (
             ("d", "runs/x", ("wis", "fqe")),
             FittedQ(updates=7),
-            {"discount": 0.9, "epsilon": 0.1, "acting": "sampled"},
+            {"gamma": 0.9, "epsilon": 0.1, "acting": "sampled"},
         )
     ]
     shown = json.loads(told(capsys, "estimate d runs/x --json"))

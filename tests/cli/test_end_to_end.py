@@ -11,8 +11,9 @@ import dovetail
 from dovetail.cli.main import main
 
 TINY = (
-    "--env CartPole-v1 --strategy local --num-envs 2 --unroll-length 8 --minibatches 2 --epochs 1"
-    " --hidden 4 --episodes 2 --evaluate-every 0 --no-video"
+    "--env CartPole-v1 --strategy local --num-envs 2 --unroll-length 8 --num-minibatches 2 "
+    "--epochs 1"
+    " --hidden-sizes 4 --episodes 2 --evaluate-every 0 --no-video"
 )
 FIELDS = (
     "algorithm env strategy seed env_steps updates wall_s compile_s steps_per_s final_return"
@@ -56,7 +57,7 @@ def test_eval_plot_and_explain(trained: Path, capsys: pytest.CaptureFixture[str]
     assert told["episodes"] == 3 == len(told["returns"])
     assert main(["plot", str(trained), "--out", str(trained / "p.svg")]) == 0
     assert capsys.readouterr().out == f"The plot is {trained / 'p.svg'}.\n"
-    assert main(["explain", "ppo", "--env", "CartPole-v1", "--hidden", "4", "--json"]) == 0
+    assert main(["explain", "ppo", "--env", "CartPole-v1", "--hidden-sizes", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == {"graph", "plan"}
 
 
@@ -101,4 +102,4 @@ def test_the_help_tells_the_defaults_of_the_function(
     text = " ".join(capsys.readouterr().out.split())
     for name in names:
         default = inspect.signature(function).parameters[name].default
-        assert re.search(rf"--{name} N [^()]*\(default {default:_}\)", text), name
+        assert re.search(rf"--{name.replace('_', '-')} N [^()]*\(default {default:_}\)", text), name

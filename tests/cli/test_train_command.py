@@ -54,9 +54,10 @@ def test_the_shortest_line(train: Calls) -> None:
 
 def test_options_reach_algorithm_strategy_and_settings(train: Calls) -> None:
     line = "train PPO --env X --strategy fused --num-envs 32 --devices 2 --seed 3 --total-steps 2e5"
-    line += " --learning_rate 1e-3 --hidden 32,32 --no-anneal --lambda 0.9 --until -1e2 --run r"
+    line += " --learning_rate 1e-3 --hidden-sizes 32,32 --no-anneal-lr --gae-lambda 0.9"
+    line += " --until -1e2 --run r"
     assert main(line.split()) == 0
-    algorithm = PPO(learning_rate=1e-3, hidden=(32, 32), anneal=False, lambda_=0.9)
+    algorithm = PPO(learning_rate=1e-3, hidden_sizes=(32, 32), anneal_lr=False, gae_lambda=0.9)
     settings = Settings(until=-100.0, folder="r")
     (call,) = train
     assert call[0] == (algorithm, "X", Fused(num_envs=32, devices=2))
@@ -120,7 +121,11 @@ def test_the_command_line_wins_over_the_config_file(train: Calls, tmp_path: Path
     )
     assert main(f"train --config {file} --seed 2 --learning-rate 0.25 --num-envs 3".split()) == 0
     (call,) = train
-    assert call[0] == (PPO(learning_rate=0.25, hidden=(8,), anneal=False), "A", Local(num_envs=3))
+    assert call[0] == (
+        PPO(learning_rate=0.25, hidden_sizes=(8,), anneal_lr=False),
+        "A",
+        Local(num_envs=3),
+    )
     assert call[1] == {"seed": 2, "total_steps": 50, "settings": Settings(until=3.0, episodes=7)}
 
 
@@ -160,7 +165,10 @@ def test_a_wrong_config_file_is_a_sentence(
         ("train ppo", "Name an environment, for instance: dovetail train ppo --env CartPole-v1."),
         ("train pppo --env X", "There is no algorithm called 'pppo': did you mean 'ppo'?"),
         ("train ppo --env X --strategy loca", "no strategy called 'loca': did you mean 'local'?"),
-        ("train ppo --env X --lr 1", "train has no option --lr: did you mean --learning-rate?"),
+        (
+            "train ppo --env X --lr 1",
+            "train has no option --lr: it is called --learning-rate here.",
+        ),
         ("train ppo --env X --ephochs=1", "has no option --ephochs: did you mean --epochs?"),
         ("train ppo --env X --qqq 1", "has no option --qqq: see dovetail train --help."),
         ("train ppo --env X --epochs 1.5", "--epochs wants a whole number, not '1.5'."),
@@ -188,7 +196,7 @@ def test_resume(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert calls == [(("runs/x",), {"total_steps": 9})]
     out, err = capsys.readouterr()
     assert json.loads(out) == SUMMARY
-    assert "run = dt.resume('runs/x', steps=9)" in err
+    assert "run = dt.resume('runs/x', total_steps=9)" in err
 
 
 def test_an_algorithm_from_a_file(

@@ -117,7 +117,7 @@ def test_learning_from_recorded_data(
     """In parts that are brought to the learner one after the other."""
     monkeypatch.setattr(recorded, "MEGABYTE", 1000)
     _, pendulum = record_controls(tmp_path / "recorded")
-    algorithm = BC(hidden=(8,), batch_size=8, gradient_steps=2)
+    algorithm = BC(hidden_sizes=(8,), batch_size=8, gradient_steps=2)
     weights: list[bytes] = []
     for name, cluster in (("nodes", Deployment(nodes.address, HALF, HALF)), ("here", None)):
         run = dovetail.train(

@@ -22,7 +22,7 @@ from dovetail.errors import UserError
 from dovetail.hosts.deployment import Deployment, ProcessShare
 from dovetail.strategies import ActorLearner
 
-IMPALA_SMALL = IMPALA(LENGTH, hidden=(8,))
+IMPALA_SMALL = IMPALA(LENGTH, hidden_sizes=(8,))
 HALF = ProcessShare(cpus=0.5)
 ACTORS, LEARNER = "ray::ActorProcess", "ray::LearnerProcess"
 REPLAYS = "ray::SideProcess"
@@ -58,7 +58,7 @@ def test_an_actor_that_is_killed_is_replaced(nodes: Nodes) -> None:
 
 def test_a_replay_that_is_killed_comes_back_as_it_was_saved(nodes: Nodes) -> None:
     strategy = ActorLearner(ENVS, actors=2, staleness=1, shards=2)
-    dqn = DQN(LENGTH, batch_size=4, capacity=1024, begin_at=1, hidden=(8,))
+    dqn = DQN(LENGTH, batch_size=4, buffer_size=1024, learning_starts=1, hidden_sizes=(8,))
     with OnCluster(dqn, "CartPole-v1", strategy, Deployment(nodes.address, HALF, HALF)) as running:
         running.advance(10)
         saved = np.asarray(running.state.replay.state.counters.begun)  # as for a checkpoint
@@ -143,7 +143,7 @@ def test_nothing_is_left_of_a_driver_that_ends(nodes: Nodes, tmp_path: Path, how
     folder = tmp_path / "run"
     words = ["train", "impala", "--env", "CartPole-v1", "--strategy", "actor-learner"]
     words += ["--cluster", nodes.address, "--total-steps", "1_000_000_000", "--run", str(folder)]
-    words += ["--hidden", "8", "--display", "plain", "--no-video", "--episodes", "2"]
+    words += ["--hidden-sizes", "8", "--display", "plain", "--no-video", "--episodes", "2"]
     with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as driver:
         assert driver.stderr is not None
         assert any("steps/s" in line for line in driver.stderr)
@@ -163,7 +163,7 @@ def test_a_dead_head_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> No
     with fresh_nodes() as own:
         words = ["train", "impala", "--env", "CartPole-v1", "--strategy", "actor-learner"]
         words += ["--cluster", own.address, "--total-steps", "1_000_000_000", "--run", str(folder)]
-        words += ["--hidden", "8", "--display", "plain", "--no-video", "--episodes", "2"]
+        words += ["--hidden-sizes", "8", "--display", "plain", "--no-video", "--episodes", "2"]
         words += ["--checkpoint-every", "0.5"]
         with subprocess.Popen([*COMMAND, *words], stderr=subprocess.PIPE, text=True) as driver:
             saved = folder / "checkpoints"

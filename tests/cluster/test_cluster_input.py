@@ -55,7 +55,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_a_users_own_files_reach_the_workers(nodes: Nodes, project: Path) -> None:
-    algorithm = load_object(f"{project / 'mine.py'}:Mine", "algorithm")(LENGTH, hidden=(8,))
+    algorithm = load_object(f"{project / 'mine.py'}:Mine", "algorithm")(LENGTH, hidden_sizes=(8,))
     strategy = ActorLearner(ENVS, actors=2, staleness=0)
     env = f"{project / 'world.py'}:corridor"
     with OnCluster(algorithm, env, strategy, Deployment(nodes.address)) as running:
@@ -192,7 +192,7 @@ def test_a_local_cluster_needs_nothing_and_leaves_nothing(tmp_path: Path) -> Non
         "--total-steps",
         "500",
     ]
-    words += ["--unroll-length", "8", "--hidden", "8", "--cluster", "local", "--no-video"]
+    words += ["--unroll-length", "8", "--hidden-sizes", "8", "--cluster", "local", "--no-video"]
     words += ["--episodes", "2", "--json", "--run", str(tmp_path / "run")]
     done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -86,7 +86,7 @@ def test_returns_go_on_beyond_a_cut_and_end_where_the_episode_does() -> None:
         truncated=flags(0, 0, 0, 1, 0),
         bootstrap=column(0, 0, 0, 10, 6),
     )
-    returns = replace(ActorCritic(), discount=0.5).returns(batch)
+    returns = replace(ActorCritic(), gamma=0.5).returns(batch)
     # 16 + 3; 8 + 5, cut; 4 + 13 / 2; 2, the end; 1 + 2 / 2.
     assert returns[:, 0].tolist() == [2.0, 2.0, 10.5, 13.0, 19.0]
 

@@ -20,9 +20,13 @@ TOLD = set(re.findall(r"`([a-z_]+)`", PAGE))
 RUNS: dict[str, tuple[Any, str, Any]] = {
     "fused": (ppo(), "dovetail:CartPole-v1", Fused(4)),
     "local": (ppo(), "CartPole-v1", Local(4)),
-    "actor-learner": (IMPALA(4, hidden=(8,)), "CartPole-v1", ActorLearner(4, processes=False)),
+    "actor-learner": (
+        IMPALA(4, hidden_sizes=(8,)),
+        "CartPole-v1",
+        ActorLearner(4, processes=False),
+    ),
     "central-inference": (
-        IMPALA(4, hidden=(8,)),
+        IMPALA(4, hidden_sizes=(8,)),
         "CartPole-v1",
         CentralInference(4, workers=2, processes=False),
     ),

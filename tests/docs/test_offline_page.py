@@ -28,7 +28,7 @@ PAGE = DOCS["offline.md"]
 COMMANDS = [line for block in blocks(PAGE, "bash") for line in lines(block)]
 QUIET = "--episodes 2 --evaluate-every 0 --no-video --display none"
 SHORT = f"{QUIET} --unroll-length 32"
-SMALL = f"{QUIET} --batch-size 8 --hidden 8 --begin-at 8"
+SMALL = f"{QUIET} --batch-size 8 --hidden-sizes 8 --learning-starts 8"
 
 
 def shortened(command: str) -> str:

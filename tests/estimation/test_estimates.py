@@ -25,7 +25,7 @@ from dovetail.estimation.target import Target
 GREEDY = np.array([[0.0, 1.0], [0.0, 1.0]])
 EPSILON = 0.6
 SOFT = (1 - EPSILON) * GREEDY + EPSILON / 2
-QUICK = FittedQ(updates=1500, batch=128, hidden=(), learning_rate=0.03, target_rate=0.05)
+QUICK = FittedQ(updates=1500, batch=128, hidden_sizes=(), learning_rate=0.03, tau=0.05)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def test_fitted_values_are_those_of_the_policy(reader: Reader) -> None:
 
 
 def test_values_that_have_not_settled_say_what_they_lack(reader: Reader) -> None:
-    early = replace(QUICK, updates=60, learning_rate=0.01, target_rate=0.01)
+    early = replace(QUICK, updates=60, learning_rate=0.01, tau=0.01)
     (one,) = estimate_policy(reader, target(reader), ("fqe",), DISCOUNT, early)
     assert one.value < 0.7 * value(SOFT)
     lack = float(re.findall(r"about (\S+) to go", one.note)[0])
@@ -194,10 +194,10 @@ def test_mistakes(
 
 def test_a_run_with_continuous_actions_is_judged_by_its_values(tmp_path: Path) -> None:
     run = dovetail.train(
-        PPO(unroll_length=8, hidden=(4,)), "Pendulum-v1", total_steps=64, settings=QUIET
+        PPO(unroll_length=8, hidden_sizes=(4,)), "Pendulum-v1", total_steps=64, settings=QUIET
     )
     dovetail.evaluate_run(run, 2, record=tmp_path / "d", explore=True)
-    options = FittedQ(updates=20, members=2, hidden=(8,))
+    options = FittedQ(updates=20, members=2, hidden_sizes=(8,))
     (one,) = dovetail.estimate(tmp_path / "d", run, options=options)
     assert one.method == "fqe" and np.isfinite([one.value, one.low, one.high]).all()
     with pytest.raises(UserError, match="cannot judge a greedy policy with the actions Continuous"):
@@ -205,7 +205,10 @@ def test_a_run_with_continuous_actions_is_judged_by_its_values(tmp_path: Path) -
     with pytest.raises(UserError, match="only Discrete actions can be drawn evenly"):
         dovetail.estimate(tmp_path / "d", run, epsilon=0.1)
     cartpole = dovetail.train(
-        PPO(unroll_length=8, hidden=(4,)), "dovetail:CartPole-v1", total_steps=64, settings=QUIET
+        PPO(unroll_length=8, hidden_sizes=(4,)),
+        "dovetail:CartPole-v1",
+        total_steps=64,
+        settings=QUIET,
     )
     with pytest.raises(UserError, match=r"has observations float32\[3\], but dovetail:CartPole-v1"):
         dovetail.estimate(tmp_path / "d", cartpole)

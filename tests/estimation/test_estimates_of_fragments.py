@@ -15,7 +15,7 @@ from dovetail.errors import UserError
 from dovetail.estimation import FittedQ, estimate_policy
 from dovetail.estimation.target import Target
 
-QUICK = FittedQ(updates=600, batch=64, hidden=(), learning_rate=0.05, members=3)
+QUICK = FittedQ(updates=600, batch=64, hidden_sizes=(), learning_rate=0.05, members=3)
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,14 @@ from dovetail.estimation import FittedQ, estimate_policy, parts
 from dovetail.estimation.target import DRAWS, Target
 from dovetail.functions.distributions import Categorical, SquashedGaussian
 
-QUICK = FittedQ(updates=1500, batch=128, hidden=(), learning_rate=0.03, target_rate=0.05)
-UNROLLED: dict[str, Any] = {"unroll_length": 8, "hidden": (4,)}
-REPLAYED: dict[str, Any] = {"hidden": (4,), "batch_size": 4, "gradient_steps": 1, "begin_at": 16}
+QUICK = FittedQ(updates=1500, batch=128, hidden_sizes=(), learning_rate=0.03, tau=0.05)
+UNROLLED: dict[str, Any] = {"unroll_length": 8, "hidden_sizes": (4,)}
+REPLAYED: dict[str, Any] = {
+    "hidden_sizes": (4,),
+    "batch_size": 4,
+    "gradient_steps": 1,
+    "learning_starts": 16,
+}
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ def test_densities_are_of_actions_between_the_bounds(tmp_path: Path) -> None:
     "algorithm, env",
     [
         (PPO(**UNROLLED), "CartPole-v1"),
-        (PPO(**UNROLLED, recurrent=4, minibatches=1), "Pendulum-v1"),
+        (PPO(**UNROLLED, recurrent=4, num_minibatches=1), "Pendulum-v1"),
         (DQN(**REPLAYED), "CartPole-v1"),
         (QRDQN(**REPLAYED), "CartPole-v1"),
         (ApeX(**REPLAYED), "CartPole-v1"),
@@ -141,7 +146,7 @@ def test_a_policy_is_worth_what_it_returned(tmp_path: Path, algorithm: Any, env:
     run = dovetail.train(algorithm, *given, **data, total_steps=64, settings=QUIET)
     lived = dovetail.evaluate_run(run, 3, env=env, record=tmp_path / "d", explore=True)
     assert info(tmp_path / "d").log_probabilities == 1
-    found = dovetail.estimate(tmp_path / "d", run, ("is", "wpdis"), discount=1.0, acting="sampled")
+    found = dovetail.estimate(tmp_path / "d", run, ("is", "wpdis"), gamma=1.0, acting="sampled")
     for one in found:
         np.testing.assert_allclose(one.value, lived.returns.mean(), rtol=1e-2)
         assert one.effective_episodes == pytest.approx(3, rel=1e-2)

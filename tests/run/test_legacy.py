@@ -10,7 +10,7 @@ from dovetail.cli.main import main
 from dovetail.run import legacy
 from dovetail.run.folder import Run
 
-TINY = "--num-envs 2 --unroll-length 4 --hidden 4 --episodes 1 --no-video --json"
+TINY = "--num-envs 2 --unroll-length 4 --hidden-sizes 4 --episodes 1 --no-video"
 
 
 def test_an_option_keeps_its_name_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +39,6 @@ def test_a_config_file_may_say_policy(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text('env = "dovetail:Chain-v0"\nsteps = 16\n[policy]\nname = "fused"\nenvs = 2\n')
     folder = tmp_path / "run"
-    words = f"train a2c --config {file} --unroll-length 4 --hidden 4 --episodes 1 --no-video --json"
+    words = f"train a2c --config {file} --unroll-length 4 --hidden-sizes 4 --episodes 1 --no-video"
     assert main([*words.split(), "--run", str(folder)]) == 0
     assert Run(folder).config["strategy"] == "fused"

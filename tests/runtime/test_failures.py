@@ -33,7 +33,7 @@ from dovetail.strategies import (
 from dovetail.strategies.interface import Strategy
 
 FRAGILE = Path(__file__).resolve().parent.parent / "fragile.py"
-SHORT: dict[str, Any] = {"unroll_length": 5, "hidden": (8,)}
+SHORT: dict[str, Any] = {"unroll_length": 5, "hidden_sizes": (8,)}
 
 
 @pytest.fixture(autouse=True)

@@ -50,7 +50,14 @@ def test_the_learner_gets_what_it_asked_for_some_updates_ago(ahead: int, shards:
 
 @pytest.mark.parametrize("env", [CARTPOLE, HOST])
 def test_ahead_and_unordered_all_is_inserted_and_nothing_is_too_old(env: str) -> None:
-    dqn = DQN(LENGTH, batch_size=4, capacity=4096, begin_at=1, hidden=(8,), prioritized=True)
+    dqn = DQN(
+        LENGTH,
+        batch_size=4,
+        buffer_size=4096,
+        learning_starts=1,
+        hidden_sizes=(8,),
+        prioritized=True,
+    )
     strategy = ActorLearner(ENVS, actors=4, staleness=2, shards=2, processes=False)
     updates = 40
     with Started(dqn, env, strategy, seed=SEED) as running:

@@ -363,7 +363,7 @@ TRAININGS: dict[str, tuple[Any, str, Any]] = {
     "fused": (a2c(), "dovetail:Chain-v0", Fused(4)),
     "local": (a2c(), "CartPole-v1", Local(4)),
     "actor-learner": (
-        IMPALA(unroll_length=LENGTH, hidden=(8,)),
+        IMPALA(unroll_length=LENGTH, hidden_sizes=(8,)),
         "CartPole-v1",
         ActorLearner(4, processes=False),
     ),
@@ -412,7 +412,7 @@ def test_a_training_that_diverges_shows_it_before_it_ends(monkeypatch: pytest.Mo
     monkeypatch.setattr(ExporterProcess, "diverged", diverge_and_scrape)
     settings = dataclasses.replace(QUIET, metrics_port=0)
     with pytest.raises(UserError, match="Training diverged: loss became nan"):
-        algorithm = Diverges(unroll_length=LENGTH, hidden=(8,))
+        algorithm = Diverges(unroll_length=LENGTH, hidden_sizes=(8,))
         dovetail.train(algorithm, "dovetail:Chain-v0", Fused(4), total_steps=16, settings=settings)
     assert samples(found[0])["dovetail_nonfinite_metrics",] == 1
 

@@ -29,7 +29,8 @@ FILES = ROOT / "deploy" / "prometheus"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dovetail-tests"
 TRAIN = (
     "train impala --env CartPole-v1 --strategy actor-learner --num-envs 4 --actors 2 --processes "
-    "--unroll-length 5 --hidden 8 --total-steps 1_000_000_000 --evaluate-every 1 --episodes 2 "
+    "--unroll-length 5 --hidden-sizes 8 --total-steps 1_000_000_000 --evaluate-every 1 "
+    "--episodes 2 "
     "--no-video --display plain --metrics-port 0 --run trained"
 )
 DASHBOARD = json.loads((FILES / "grafana-dashboard.json").read_text(encoding="utf-8"))

@@ -55,7 +55,7 @@ def run_of(error: UserError) -> Run:
 def test_a_loss_that_is_not_a_number(strategy: Any) -> None:
     with pytest.raises(UserError) as error:
         dovetail.train(
-            Fails(unroll_length=LENGTH, hidden=(8,)),
+            Fails(unroll_length=LENGTH, hidden_sizes=(8,)),
             CHAIN,
             strategy,
             total_steps=STEPS,
@@ -103,7 +103,7 @@ def test_a_learning_rate_out_of_all_bounds() -> None:
 
 
 def test_weights_are_looked_at_too() -> None:
-    algorithm = Bursts(unroll_length=LENGTH, hidden=(8,))
+    algorithm = Bursts(unroll_length=LENGTH, hidden_sizes=(8,))
     with pytest.raises(UserError, match="a weight is no longer finite in update 1;") as error:
         dovetail.train(algorithm, CHAIN, Fused(4), total_steps=LENGTH * 4, settings=QUIET)
     tree, meta = saved(run_of(error.value))

@@ -91,8 +91,9 @@ def test_the_environment_and_the_step_are_named(how: str, sentence: str, tmp_pat
 
 
 def test_by_command_it_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    line = f"train a2c --env breaks.py:Breaks --num-envs 4 --total-steps {STEPS} --unroll-length {LENGTH}"
-    line += " --hidden 8 --no-video --quiet --run broken"
+    line = f"train a2c --env breaks.py:Breaks --num-envs 4 --total-steps {STEPS}"
+    line += f" --unroll-length {LENGTH}"
+    line += " --hidden-sizes 8 --no-video --quiet --run broken"
     assert main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1

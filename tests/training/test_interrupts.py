@@ -20,7 +20,7 @@ from dovetail.run.folder import Run
 pytestmark = pytest.mark.slow
 
 TINY = (
-    f"--unroll-length {LENGTH} --hidden 8 --total-steps 100_000_000 --episodes 2 --no-video"
+    f"--unroll-length {LENGTH} --hidden-sizes 8 --total-steps 100_000_000 --episodes 2 --no-video"
     " --checkpoint-every 0.05 --display plain --run run"
 )
 LINES = {

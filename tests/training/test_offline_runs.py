@@ -25,7 +25,7 @@ from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
 from dovetail.strategies import Local
 
-ALGORITHM = OfflineTD3(**OFFLINE, capacity=64, begin_at=4)
+ALGORITHM = OfflineTD3(**OFFLINE, buffer_size=64, learning_starts=4)
 HERE = f"{Path(__file__).parent.parent / 'recorded_control.py'}:OfflineTD3"
 
 
@@ -117,7 +117,7 @@ def test_an_offline_run_goes_on_online_later(pendulum: Path, tmp_path: Path) -> 
 def test_any_off_policy_algorithm_takes_data_beside_its_replay(
     pendulum: Path, tmp_path: Path
 ) -> None:
-    algorithm = TD3(**OFFLINE, capacity=64, begin_at=4)
+    algorithm = TD3(**OFFLINE, buffer_size=64, learning_starts=4)
     run = dovetail.train(
         algorithm, "Pendulum-v1", data=pendulum, total_steps=32, settings=quiet(tmp_path / "run")
     )
@@ -319,7 +319,16 @@ def test_the_command_line_goes_the_whole_way(
         "--run",
         run,
     ]
-    words += ["--batch-size", "8", "--hidden", "8", "--gradient-steps", "4", "--begin-at", "4"]
+    words += [
+        "--batch-size",
+        "8",
+        "--hidden-sizes",
+        "8",
+        "--gradient-steps",
+        "4",
+        "--learning-starts",
+        "4",
+    ]
     words += ["--episodes", "2", "--evaluate-every", "0", "--no-video", "--display", "none"]
     assert main(["train", *words, "--json"]) == 0
     told = capsys.readouterr()
@@ -332,7 +341,7 @@ def test_the_command_line_goes_the_whole_way(
 
 def test_dqn_can_be_shown_recorded_steps_alone(tmp_path: Path) -> None:
     folder = record_random(tmp_path / "data", "CartPole-v1", 6, 9)
-    algorithm = DQN(4, 2, 8, capacity=64, begin_at=4, hidden=(8,))
+    algorithm = DQN(4, 2, 8, buffer_size=64, learning_starts=4, hidden_sizes=(8,))
     told: dict[str, Any] = {
         "total_steps": 4,
         "online_steps": 32,
@@ -364,7 +373,8 @@ def test_a_dataset_on_the_disk_is_read_as_it_is_needed(
     run = dovetail.train(ALGORITHM, **told, total_steps=24, settings=quiet(tmp_path / "run"))
     assert taken[:3] == [0, 2, 4] and len(taken) == 3  # 72 steps at a time, 32 of each update
     whole = dovetail.interpret(
-        ALGORITHM, "Pendulum-v1", iterations=6, num_envs=64, total_steps=24, data=folder, data_memory=1,
+        ALGORITHM, "Pendulum-v1", iterations=6, num_envs=64, total_steps=24, data=folder,
+        data_memory=1,
         debug=False,
     )  # fmt: skip
     own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 64, 24)).acting(whole.state)

@@ -23,7 +23,7 @@ ENVS, UPDATES, SEED = 4, 3, 3
 CARTPOLE = "dovetail:CartPole-v1?limit=5"
 HOST = "gymnasium:CartPole-v1?vectorization=sync&max_episode_steps=5"
 PENDULUM = "gymnasium:Pendulum-v1?vectorization=sync&max_episode_steps=5"
-SMALL: dict[str, Any] = {"capacity": 64, "begin_at": 1, "hidden": (8,)}
+SMALL: dict[str, Any] = {"buffer_size": 64, "learning_starts": 1, "hidden_sizes": (8,)}
 DQN_SMALL = DQN(4, 2, 8, **SMALL, n_step=3, prioritized=True)
 
 
@@ -103,7 +103,7 @@ def test_the_environment_need_not_be_compiled(strategy: str, pendulum: Path) -> 
         (DQN_SMALL, HOST, Local(ENVS)),
         (DQN_SMALL, HOST, ActorLearner(ENVS, actors=2, staleness=0, processes=False)),
         (DQN_SMALL, HOST, ActorLearner(ENVS, actors=2, staleness=0, shards=2, processes=False)),
-        (SAC(**OFFLINE, capacity=64, begin_at=1), PENDULUM, Local(ENVS)),
+        (SAC(**OFFLINE, buffer_size=64, learning_starts=1), PENDULUM, Local(ENVS)),
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )

@@ -39,9 +39,14 @@ from dovetail.training.start import first_state
 LENGTH, ENVS, UPDATES = 8, 4, 6
 SLOW = pytest.mark.slow
 STEPS = LENGTH * ENVS * UPDATES
-OPTIONS: dict[str, Any] = {"unroll_length": LENGTH, "hidden": (8,)}
+OPTIONS: dict[str, Any] = {"unroll_length": LENGTH, "hidden_sizes": (8,)}
 SMALL_DQN = DQN(
-    unroll_length=LENGTH, hidden=(8,), batch_size=4, gradient_steps=2, begin_at=4, capacity=512
+    unroll_length=LENGTH,
+    hidden_sizes=(8,),
+    batch_size=4,
+    gradient_steps=2,
+    learning_starts=4,
+    buffer_size=512,
 )
 
 

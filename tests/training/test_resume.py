@@ -67,7 +67,7 @@ def test_two_interruptions_make_no_difference(
 
 
 def test_without_annealing_a_new_total_goes_on_bit_for_bit() -> None:
-    algorithm = a2c(anneal=False)
+    algorithm = a2c(anneal_lr=False)
     whole = dovetail.train(algorithm, CHAIN, Fused(ENVS), total_steps=STEPS, settings=QUIET)
     part = dovetail.train(algorithm, CHAIN, Fused(ENVS), total_steps=STEPS // 2, settings=QUIET)
     half = numbers(saved(part)[0]["state"])

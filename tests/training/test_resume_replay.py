@@ -17,7 +17,9 @@ CHAIN = "dovetail:Chain-v0"
 
 
 def dqn(**options: Any) -> DQN:
-    return DQN(LENGTH, 2, 4, capacity=64, begin_at=8, hidden=(8,), n_step=2, **options)
+    return DQN(
+        LENGTH, 2, 4, buffer_size=64, learning_starts=8, hidden_sizes=(8,), n_step=2, **options
+    )
 
 
 SHARDED = ActorLearner(ENVS, actors=2, staleness=0, shards=2)

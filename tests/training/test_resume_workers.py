@@ -29,7 +29,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_resuming_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
-    strategy, algorithm, env = STRATEGIES[name], a2c(anneal=False), "dovetail:CartPole-v1"
+    strategy, algorithm, env = STRATEGIES[name], a2c(anneal_lr=False), "dovetail:CartPole-v1"
     whole, part = (dataclasses.replace(QUIET, folder=str(tmp_path / x)) for x in ("a", "b"))
     run = dovetail.train(algorithm, env, strategy, total_steps=160, settings=whole)
     dovetail.train(algorithm, env, strategy, total_steps=80, settings=part)
@@ -41,7 +41,7 @@ def test_resuming_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 def test_an_asynchronous_run_goes_on_from_its_updates(tmp_path: Path) -> None:
     strategy = ActorLearner(ENVS, staleness=2, processes=False)
-    algorithm = dovetail.algorithms.IMPALA(unroll_length=4, hidden=(8,))
+    algorithm = dovetail.algorithms.IMPALA(unroll_length=4, hidden_sizes=(8,))
     settings = dataclasses.replace(QUIET, folder=str(tmp_path / "run"))
     dovetail.train(algorithm, "CartPole-v1", strategy, total_steps=160, settings=settings)
     run = dovetail.resume(tmp_path / "run", total_steps=320)

@@ -41,8 +41,9 @@ NAMES = (
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """The folder, standard output and standard error of one training by command."""
     folder = tmp_path_factory.mktemp("folder") / "run"
-    line = f"train a2c --env CartPole-v1 --strategy local --num-envs 4 --seed 5 --unroll-length {LENGTH}"
-    line += f" --hidden 8 --total-steps 160 --episodes 3 --json --run {folder}"
+    line = "train a2c --env CartPole-v1 --strategy local --num-envs 4 --seed 5"
+    line += f" --unroll-length {LENGTH}"
+    line += f" --hidden-sizes 8 --total-steps 160 --episodes 3 --json --run {folder}"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder.parent)
         out, err = io.StringIO(), io.StringIO()
@@ -107,5 +108,7 @@ def test_the_plan_and_the_graph_are_the_plans(trained: tuple[Path, str, str]) ->
     assert "A2C" in text and "gymnasium:CartPole-v1" in text and "local" in text
     assert (trained[0] / "graph.svg").read_text().startswith("<svg")
     plan = from_json(json.loads((trained[0] / "plan.json").read_text()))
-    explained = explain(A2C(unroll_length=LENGTH, hidden=(8,)), "CartPole-v1", Local(num_envs=4))
+    explained = explain(
+        A2C(unroll_length=LENGTH, hidden_sizes=(8,)), "CartPole-v1", Local(num_envs=4)
+    )
     assert plan == explained.plan

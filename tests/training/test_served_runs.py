@@ -26,7 +26,7 @@ from dovetail.training.replay_servers import Servers, limiter_of, served_form
 
 CHAIN = "dovetail:Chain-v0"
 ENVS = 4
-ALGORITHM = DQN(4, 2, 4, capacity=4096, begin_at=8, hidden=(8,))
+ALGORITHM = DQN(4, 2, 4, buffer_size=4096, learning_starts=8, hidden_sizes=(8,))
 
 
 def quiet(folder: Path) -> dovetail.Settings:
@@ -110,7 +110,16 @@ def _train_apart(folder: Path, address: str) -> None:
     """In a process of its own, as two trainings are."""
     words = [*("train", "dqn", "--env", CHAIN, "--strategy", "local", "--num-envs", str(ENVS))]
     words += ["--unroll-length", "4", "--gradient-steps", "2", "--batch-size", "4"]
-    words += ["--capacity", "4096", "--begin-at", "8", "--hidden", "8", "--total-steps", "160"]
+    words += [
+        "--buffer-size",
+        "4096",
+        "--learning-starts",
+        "8",
+        "--hidden-sizes",
+        "8",
+        "--total-steps",
+        "160",
+    ]
     words += ["--replay", address, "--run", str(folder), "--no-video", "--evaluate-every", "0"]
     subprocess.run([sys.executable, "-m", "dovetail", *words, "--quiet"], check=True, timeout=100)
 

@@ -297,5 +297,6 @@ def refuse_other_table(client: ReplayClient, form: ServedForm, name: str) -> Non
     if room < form.streams:
         raise UserError(
             f"The replay server ({name}) has room for {room} environments, but this training has "
-            f"{form.streams}: serve one for more (dovetail replay --num-envs), or use fewer (--num-envs)."
+            f"{form.streams}: serve one for more (dovetail replay --num-envs), or use fewer "
+            "(--num-envs)."
         )
