@@ -93,7 +93,7 @@ class CriticApart(dt.Algorithm):
         return dt.at("critic", learned), normalized
 
     def loss(self, params: Layers, batch: dt.Trajectory, advantages: jax.Array) -> jax.Array:
-        """That of the strategy gradient."""
+        """The policy-gradient loss."""
         log_probs = jax.nn.log_softmax(network(params, batch.observation))
         chosen = jnp.take_along_axis(log_probs, batch.action[..., None], -1)[..., 0]
         return -(chosen * advantages).mean()

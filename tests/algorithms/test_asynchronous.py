@@ -130,10 +130,10 @@ def test_the_page_tells_the_defaults() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
     table = page.read_text(encoding="utf-8").partition("| default of |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", table, flags=re.MULTILINE)
-    assert [row[0] for row in rows] == ["unroll_length", "lambda_"]
+    assert [row[0] for row in rows] == ["unroll_length", "vtrace_lambda", "gae_lambda"]
     for option, *written in rows:
-        defaults = [getattr(algorithm(), option) for algorithm in (IMPALA, APPO, A3C)]
-        assert [float(text) for text in written] == defaults, option
+        defaults = [getattr(algorithm(), option, "–") for algorithm in (IMPALA, APPO, A3C)]
+        assert written == [str(default) for default in defaults], option
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def traced(algorithm: Any, log_probs: jax.Array, values: jax.Array, batch: Traje
         next_values,
         batch.terminated,
         batch.truncated,
-        algorithm.discount,
-        algorithm.lambda_,
+        algorithm.gamma,
+        algorithm.vtrace_lambda,
         Clips(algorithm.rho_clip, algorithm.c_clip),
     )
 

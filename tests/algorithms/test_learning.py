@@ -75,7 +75,7 @@ def test_lunar_lander_lands(tmp_path: Path) -> None:
     )
     lander = "LunarLander-v3"
     run = train(tmp_path, ppo, lander, dt.strategies.Local(), 700_000, until=200, episodes=40)
-    assert run.summary["final_return"] >= 150  # a random strategy crashes at about -180
+    assert run.summary["final_return"] >= 150  # a random policy crashes at about -180
 
 
 def test_half_cheetah_moves_forward(tmp_path: Path) -> None:
@@ -91,4 +91,4 @@ def test_half_cheetah_moves_forward(tmp_path: Path) -> None:
     )
     cheetah, local = "HalfCheetah-v5", dt.strategies.Local(num_envs=8)
     run = train(tmp_path, ppo, cheetah, local, 200_000, until=200, episodes=5)
-    assert run.summary["final_return"] >= 200  # a strategy that does not move loses a little
+    assert run.summary["final_return"] >= 200  # a policy that does not move loses a little

@@ -10,7 +10,7 @@ import dovetail as dt
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("optimized")]
 
 RANDOM = 0.41
-"""The mean return of a random strategy in Breakout, over twenty thousand episodes."""
+"""The mean return of a random policy in Breakout, over twenty thousand episodes."""
 
 
 @pytest.mark.parametrize(

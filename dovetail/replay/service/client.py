@@ -24,6 +24,7 @@ from dovetail.replay.service.messages import PRIORITY
 from dovetail.replay.service.options import read
 from dovetail.replay.service.pipeline import Pipeline
 from dovetail.replay.service.samples import SampleStream
+from dovetail.replay.table import Highest, Lowest, Prioritized
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,6 +46,9 @@ class Server:
         self.form = RowForm(read(said["table"]), leaves, said["envs"])
         self.epoch: int = said["epoch"]
         self.inserts: Inserts | None = None
+        # Inserts and priorities go by two connections, and the server may serve either first. Where
+        # priorities decide which item an insert removes, each waits for the other.
+        self._in_order = isinstance(self.form.table.remover, Prioritized | Highest | Lowest)
 
     def open(self, what: str, **more: Any) -> ServerConnection:
         """A new channel."""
@@ -60,7 +64,15 @@ class Server:
         """Sends an insert."""
         if self.inserts is None:
             self.inserts = Inserts(self.open("insert"), self.form, self._window)
+        if self._in_order:
+            self.control.flush()
         self.inserts.insert(steps, first, last, timeout)
+
+    def update(self, message: bytes) -> None:
+        """Sends new priorities."""
+        if self._in_order and self.inserts is not None:
+            self.inserts.flush()
+        self.control.send(message)
 
     def flush(self) -> None:
         """Waits for every answer."""
@@ -213,7 +225,7 @@ class ReplayClient:
             head = wire.UPDATE + wire.UPDATE_HEAD.pack(given[0].size)
             parts = (head, given[0].tobytes(), given[1].tobytes(), *packed)
             if given[0].size:
-                server.control.send(b"".join(parts))
+                server.update(b"".join(parts))
 
     def state(self) -> dict[str, Array]:
         """A copy of all that the tables hold, with the limiters' counts: for a checkpoint."""
