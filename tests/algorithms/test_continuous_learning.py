@@ -37,12 +37,15 @@ def test_cartpole_is_solved_among_discrete_actions(tmp_path: Path) -> None:
     assert found >= 475
 
 
+HOPPER = ("Hopper-v5", 150, 5, 0.008)
+CHEETAH = ("HalfCheetah-v5", 200, 8, 0.05)
+
+
 @pytest.mark.parametrize(
-    ("env", "wanted", "speed", "seconds"),
-    [("Hopper-v5", 150, 5, 0.008), ("HalfCheetah-v5", 200, 8, 0.05)],
-    ids=["Hopper", "HalfCheetah"],
+    ("name", "env", "wanted", "speed", "seconds"),
+    [("SAC", *HOPPER), ("TD3", *CHEETAH), ("DDPG", *HOPPER)],
+    ids=["SAC-Hopper", "TD3-HalfCheetah", "DDPG-Hopper"],
 )
-@pytest.mark.parametrize("name", ["SAC", "TD3", "DDPG"])
 def test_a_body_moves_forward(
     tmp_path: Path, name: str, env: str, wanted: float, speed: int, seconds: float
 ) -> None:

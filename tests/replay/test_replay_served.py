@@ -60,14 +60,11 @@ CASES = {
     "dqn": ("dqn", "local", 1, False),
     "dqn over TCP": ("dqn", "2 actors", 2, True),
     "prioritized": ("dqn-prioritized", "2 actors", 1, False),
-    "prioritized, 2 shards": ("dqn-prioritized", "2 actors", 2, False),
     "prioritized over TCP": ("dqn-prioritized", "local", 1, True),
-    "1 actor, 2 shards": ("dqn-prioritized", "local", 2, False),
     "rainbow": ("rainbow", "central inference", 1, False),
     "apex": ("apex", "2 actors", 2, False),
     "r2d2": ("r2d2", "2 actors", 1, False),
     "sac": ("sac", "local", 1, False),
-    "d4pg": ("d4pg", "2 actors", 1, False),
 }
 """Algorithm, strategy, shards, and whether over TCP."""
 
