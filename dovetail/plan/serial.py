@@ -6,7 +6,7 @@ from typing import Any
 
 from dovetail.errors import UserError
 from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Process, Worker, WorkerKind
-from dovetail.run.legacy import with_present_keys
+from dovetail.run.legacy import with_present_copies, with_present_keys
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
 def from_json(fields: Mapping[str, Any]) -> Plan:
     """The plan that `to_json` wrote."""
     try:
-        fields = with_present_keys(fields)
+        fields = with_present_copies(with_present_keys(fields))
         rebuilt: dict[str, Any] = {
             **fields,
             "copies": tuple(fields["copies"].items()),

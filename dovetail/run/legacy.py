@@ -46,6 +46,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 """Options then → now; of several, the first that there is."""
 
 
+COPIES = {"replicas": "learner", "actors": "actor", "shards": "replay"}
+"""Counts of a plan then → the side whose copies they are."""
+
 STATE = {"optimiser": "optimizer"}
 """Fields of a learner's state: then → now."""
 
@@ -53,6 +56,15 @@ STATE = {"optimiser": "optimizer"}
 def with_present_keys(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The same fields under today's keys."""
     return {KEYS.get(key, key): value for key, value in fields.items()}
+
+
+def with_present_copies(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan's fields with the copies of its sides, which earlier plans counted one by one."""
+    fields = dict(plan)
+    if "copies" not in fields and "replicas" in fields:
+        counts = {side: fields.pop(count) for count, side in COPIES.items() if count in fields}
+        fields["copies"] = {"environment": counts.get("actor", 1), **counts}
+    return fields
 
 
 def with_present_options(options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

@@ -127,3 +127,10 @@ def test_a_plan_with_earlier_names_is_read() -> None:
     }
     assert "policy" in earlier and "stations" in earlier
     assert from_json(earlier) == from_json(written)
+
+
+def test_a_plan_from_before_copies_is_read() -> None:
+    written = small()
+    earlier = {key: value for key, value in written.items() if key != "copies"}
+    plan = from_json(earlier | {"replicas": 2, "actors": 4, "shards": 3})
+    assert (plan.copies_of("learner"), plan.actors, plan.copies_of("replay")) == (2, 4, 3)
