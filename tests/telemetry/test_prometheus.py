@@ -108,7 +108,7 @@ def test_every_metric_is_there_from_the_start_with_its_help() -> None:
     assert {name: family.type for name, family in found.items()} == KINDS
     assert all(family.documentation.endswith(".") for family in found.values())
     told = samples(found)
-    assert told["dovetail_run_info", "ppo", "gymnasium:CartPole-v1", "local", "0"] == 1
+    assert told["dovetail_run_info", "ppo", "gymnasium:CartPole-v1", "0", "local"] == 1
     assert told["dovetail_up",] == 1
     assert told["dovetail_restarts_total",] == 0
     assert told["dovetail_staleness_bound",] == 2
@@ -210,7 +210,7 @@ def test_what_users_write_is_escaped() -> None:
     with serving(INFO | {"env": odd}) as exporter:
         exporter.publish({odd: 1.0, "my metric": 2.0, "my-metric": 3.0}, spans)
         told = samples(scrape(exporter))
-    assert told["dovetail_run_info", "ppo", odd, "local", "0"] == 1
+    assert told["dovetail_run_info", "ppo", odd, "0", "local"] == 1
     assert told["dovetail_seconds_total", "compute", odd, odd] == 1
     assert told["dovetail_metric", "say__hi___to_caf___x_"] == 1
     assert told["dovetail_metric", "my_metric"] == 2
