@@ -95,7 +95,7 @@ PICTURES_OF = {
 
 def trained(name: str, picture: Picture) -> list[Path]:
     """The folders of a picture's runs."""
-    more: dict[str, Any] = {"steps": picture.steps}
+    more: dict[str, Any] = {"total_steps": picture.steps}
     if picture.data:
         more["data"] = recorded(RUNS / name / "data", picture)
     folders = {algorithm: RUNS / name / algorithm for algorithm in picture.algorithms}

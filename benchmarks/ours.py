@@ -201,7 +201,7 @@ def measure_speed(job: p.Job, chosen: Any, strategy: Any, cluster: str | None) -
         steps = (job.iterations + warm_up) * job.per_iteration
         if job.mode == "turns":
             Clocked.noted, steps = Pauses(job, warm_up), FOREVER
-        told = {"steps": steps, "seed": job.seed, "cluster": cluster, "settings": settings}
+        told = {"total_steps": steps, "seed": job.seed, "cluster": cluster, "settings": settings}
         if chosen.needs_data:
             told["data"] = Path(folder) / "data"
             make(told["data"], p.OFFLINE_STEPS)

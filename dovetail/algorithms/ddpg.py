@@ -117,7 +117,7 @@ class DDPG(Algorithm):
         return jnp.tanh(self.actor.apply(params, observation))
 
     def values(self, params: Any, observation: Any, action: jax.Array) -> jax.Array:
-        """Q(s, a), [1, n]."""
+        """Q(s, a) of every critic, [1, n]; there is one."""
         return self.critic.apply(params, observation, action)[..., 0]
 
     def acting(self, state: LearnerState) -> Acting:
@@ -142,16 +142,17 @@ class DDPG(Algorithm):
         """The critic's target [n]: y = r + γ Q'(s', μ'(s')), with the target networks."""
         action = self.policy(state.target["actor"], batch.following)
         following = self.values(state.target["critics"], batch.following, action)
-        return batch.reward + batch.discount * following[0]
+        return batch.reward + batch.discount * following.min(axis=0)
 
     def critic_loss(
         self, params: Any, batch: Batch, goal: jax.Array
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """(loss, (errors [n], metrics)): mean of (Q(s, a) - y)²."""
-        values = self.values(params, batch.observation, batch.action)[0]
+        values = self.values(params, batch.observation, batch.action)
         errors = values - goal
-        loss = jnp.mean(batch.weights * jnp.square(errors))
-        return loss, (jnp.abs(errors), {"critic_loss": loss, "value": jnp.mean(values)})
+        loss = jnp.mean(batch.weights * jnp.sum(jnp.square(errors), axis=0))
+        metrics = {"critic_loss": loss, "value": jnp.mean(values)}
+        return loss, (jnp.mean(jnp.abs(errors), axis=0), metrics)
 
     def actor_loss(self, params: Any, critics: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
         """(loss, metrics): mean of -Q(s, μ(s))."""

@@ -69,7 +69,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def interpreted(name: str, folder: Path, online: bool) -> Any:
     """Where the plain loop comes to."""
     algorithm, env = ALGORITHMS[name]
-    told: dict[str, Any] = {"iterations": UPDATES, "num_envs": ENVS, "steps": STEPS, "seed": SEED}
+    told: dict[str, Any] = {
+        "iterations": UPDATES,
+        "num_envs": ENVS,
+        "total_steps": STEPS,
+        "seed": SEED,
+    }
     told |= {"data": folder, "online": online}
     return dovetail.interpret(algorithm, env, debug=False, **told).state
 

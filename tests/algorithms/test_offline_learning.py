@@ -43,7 +43,7 @@ def learned(
     settings = dt.Settings(
         folder=str(folder), evaluate_every=0, episodes=40, video=False, display="none"
     )
-    told: dict[str, Any] = {"steps": steps, "online_steps": online_steps, "data": data.folder}
+    told: dict[str, Any] = {"total_steps": steps, "online_steps": online_steps, "data": data.folder}
     strategy = Fused(num_envs=4)
     return dt.train(algorithm, data.env, strategy, **told, seed=seed, settings=settings)
 

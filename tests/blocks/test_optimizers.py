@@ -12,8 +12,8 @@ from dovetail.blocks.optimizers import adam_with_clipping, annealed, apply_gradi
 
 
 def test_the_rate_falls_linearly_to_nothing() -> None:
-    rate = annealed(0.4, 4)
-    np.testing.assert_allclose([np.asarray(rate(step)) for step in (0, 2, 4, 9)], [0.4, 0.2, 0, 0])
+    rate: Any = annealed(0.4, 4)
+    np.testing.assert_allclose([float(rate(step)) for step in (0, 2, 4, 9)], [0.4, 0.2, 0, 0])
     assert annealed(0.4, 0)(1) == 0  # a task of no steps
 
 
