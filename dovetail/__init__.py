@@ -1,6 +1,7 @@
 """Dovetail: write a reinforcement-learning algorithm once, run it anywhere.
 
-Everything public is here; nothing heavy is imported before it is used.
+Every public name is exported here. Submodules are imported on first access, so that `import
+dovetail` and `dovetail --help` stay fast.
 """
 
 from typing import TYPE_CHECKING

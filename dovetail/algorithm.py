@@ -1,9 +1,9 @@
-"""What a user implements.
+"""The interface that a user implements.
 
 An algorithm is a frozen dataclass of options with a few pure functions and one method,
-`iteration`: the body of the training loop, written as if everything were in one place. The
-operations of `rl` (`boundaries.py`) are the boundaries between the loop's sides; the rest is plain
-JAX. Nothing here says where anything runs.
+`iteration`: the body of the training loop, written as if it ran in one process. The operations of
+`rl` (`boundaries.py`) are the boundaries between the loop's sides; the rest is plain JAX. Nothing
+in an algorithm names a device, a worker or a process.
 """
 
 import copy
@@ -42,49 +42,53 @@ Metrics = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class Correction:
-    """What an algorithm does about trajectories that older weights have made."""
+    """How an algorithm corrects for trajectories of stale weights."""
 
     name: str
-    """In words: "nothing", "the clipped ratio", "V-trace"."""
+    """The correction in words: "nothing", "the clipped ratio", "V-trace"."""
     staleness: int | None
-    """How many versions old a trajectory may be; None for any number."""
+    """Maximum staleness of a trajectory, in versions; None for no limit."""
 
 
 NO_CORRECTION = Correction("nothing", 0)
-"""On-policy: learns only from what its present weights did."""
+"""Strictly on-policy: learns only from trajectories of the current weights."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What an algorithm is asked to solve, and how much of it."""
+    """The environment, batch and budget for which an algorithm is built."""
 
     env: EnvSpec
     num_envs: int
-    """Environments whose steps make one update."""
+    """Number of environments whose steps make up one update."""
     steps: int
+    """Total environment steps of the run; gradient steps where nothing acts."""
     all_envs: int = 0
-    """Environments in all; as many unless given."""
+    """Number of environments over all actors; `num_envs` unless given."""
     shards: int = 1
-    """Equal parts in which a replay is kept."""
+    """Number of equal parts into which the replay is split."""
     data: DataSpec | None = None
     """Recorded steps to learn from, if any."""
     online: bool = True
-    """Whether it acts in the environment; if not, all it learns from is recorded."""
+    """Whether the algorithm acts in the environment, or learns from recorded data only."""
     served: Served | None = None
-    """The servers that keep its replay; None if it is a part of the state."""
+    """The servers that hold the replay; None if the replay is part of the state."""
 
     def __post_init__(self) -> None:
         if self.all_envs == 0:
             object.__setattr__(self, "all_envs", self.num_envs)
 
     def replay(self, table: Table, example: Any) -> Replay:
-        """An empty replay for rows like `example` of every environment."""
+        """Returns an empty replay for rows like `example`, one row per environment and step."""
         if self.served is not None:
             return RemoteReplay.reached(table, example, self.all_envs, self.served)
         return DeviceReplay.empty(table, example, self.all_envs, self.shards)
 
     def recorded(self, example: Any, window: int) -> Data | tuple[()]:
-        """Room for the recorded steps, in rows like `example`; nothing if there are none."""
+        """Returns space for the recorded steps, in rows like `example`; () without recorded data.
+
+        `window` is the number of steps in one item.
+        """
         return self.data.empty(example, window) if self.data is not None else ()
 
 
@@ -96,32 +100,32 @@ class Algorithm:
     """
 
     actions: ClassVar[tuple[type, ...]] = (Discrete, MultiDiscrete, Continuous)
-    """The kinds of action space it can act in."""
+    """The supported kinds of action space."""
     correction: ClassVar[Correction] = NO_CORRECTION
-    """What it corrects with, and so which staleness it bears."""
+    """The off-policy correction, and thereby the staleness that the algorithm tolerates."""
     takes_data: ClassVar[bool] = False
     """Whether it can learn from recorded data."""
     needs_data: ClassVar[bool] = False
-    """Whether it is made for recorded data, and does not begin without."""
+    """Whether it requires recorded data (an offline algorithm)."""
 
     @property
     def offline_steps(self) -> int:
-        """Gradient steps of an iteration in which nothing is acted: what such a run counts."""
+        """Gradient steps per iteration without acting; offline runs count their steps in these."""
         return 1
 
     @property
     def recorded_window(self) -> int:
-        """Steps of an item of recorded data."""
+        """Number of steps in one item of recorded data."""
         return 1
 
     @property
     def recorded_draws_each(self) -> int:
-        """Recorded items that an iteration draws."""
+        """Number of recorded items drawn per iteration."""
         return 1
 
     @property
     def task(self) -> Task:
-        """What it was bound to by `bind`."""
+        """The task given to `bind`."""
         try:
             return self.__dict__["_task"]
         except KeyError:
@@ -130,71 +134,81 @@ class Algorithm:
             ) from None
 
     def bind(self, task: Task) -> Self:
-        """The same options, with `self.task` set; refused if it cannot act in the task's space."""
+        """Returns a copy with `self.task` set; raises if the action space is not supported."""
         if not isinstance(task.env.action, self.actions):
             able = " or ".join(kind.__name__ for kind in self.actions)
             raise UserError(
                 f"{type(self).__name__} acts in {able} action spaces, but {task.env.id} has "
                 f"{task.env.action}: choose another algorithm or environment."
             )
+        # Not a dataclass field: a field would become an option on the command line.
         bound = copy.copy(self)
         bound.__dict__["_task"] = task
         return bound
 
     def init(self, key: jax.Array) -> State:
-        """The learner's state: parameters, optimizer, counters, and a key of its own."""
+        """The initial state: parameters, optimizer state, counters, and a random key."""
         raise NotImplementedError(f"{type(self).__name__} does not define init(key).")
 
     def initial_carry(self) -> Carry:
-        """One environment's carry at the start of an episode; empty unless recurrent."""
+        """One environment's carry at the start of an episode; () unless recurrent."""
         return ()
 
     def acting(self, state: State) -> Params:
-        """What acting needs of the learner's state; what evaluation and export use."""
+        """The part of the state that acting needs; also used by evaluation and export."""
         return state.params
 
     def act(
         self, params: Params, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[Any, Any, Carry]:
-        """(action, extras, carry) for one environment while training."""
+        """Returns (action, extras, carry) for one environment during training.
+
+        Written for one environment, without a batch axis; the runtime maps it over the batch.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define act(…).")
 
     def greedy(self, params: Params, carry: Carry, timestep: Timestep) -> tuple[Any, Carry]:
-        """(action, carry) for one environment when evaluated: the best action, no exploration."""
+        """Returns (action, carry) for one environment in evaluation: no exploration."""
         raise NotImplementedError(f"{type(self).__name__} does not define greedy(…).")
 
     def act_batch(
         self, params: Params, carry: Carry, timestep: Timestep, keys: jax.Array
     ) -> tuple[Any, Any, Carry]:
-        """(action, extras, carry) for a whole batch, every leaf [B, …]: what runs in the place of
-        a mapped `act`, if it is defined. How many environments make a batch is the plan's."""
+        """Returns (action, extras, carry) for a whole batch, every leaf [B, …].
+
+        If defined, it replaces the mapped `act`. The plan decides the batch size B.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define act_batch(…).")
 
     def greedy_batch(self, params: Params, carry: Carry, timestep: Timestep) -> tuple[Any, Carry]:
-        """(action, carry) for a whole batch: what runs in the place of a mapped `greedy`."""
+        """Returns (action, carry) for a whole batch, every leaf [B, …]; replaces the mapped
+        `greedy`."""
         raise NotImplementedError(f"{type(self).__name__} does not define greedy_batch(…).")
 
     def reset_carry(self, carry: Carry, first: jax.Array) -> Carry:
-        """A batch's carry [B, …] with the slots where an episode begins, `first` [B], reset.
+        """Resets the slots of a batch's carry [B, …] where an episode begins (`first` [B]).
 
-        Define it where less is to be done than to write `initial_carry()` there: of a cache it is
-        enough to forget the lengths.
+        Define it where a reset is cheaper than writing `initial_carry()` into the slots. For a
+        KV cache, for example, it is enough to zero the lengths.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define reset_carry(…).")
 
     def log_prob(self, params: Params, carry: Carry, timestep: Timestep, action: Any) -> jax.Array:
-        """The log-probability, or density, with which `act` takes an action. Where `act` draws by
-        one, its extras have it too, as `log_prob`: that is what recordings keep."""
+        """The log-probability (or log-density) of `action` under `act`.
+
+        A stochastic `act` also returns it in its extras, as `log_prob`; recordings store that one.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define log_prob(…).")
 
     def recorded_row(self, rows: Any) -> Any:
-        """What it keeps of recorded rows (`dovetail.data.Rows`), in the structure of its own."""
+        """Converts recorded rows (`dovetail.data.Rows`) to the algorithm's own row structure."""
         raise NotImplementedError(f"{type(self).__name__} does not define recorded_row(rows).")
 
     def go_online(self, state: State, fresh: State) -> State:
-        """What it learned from recorded data, with the `replay` of a fresh state to act into."""
+        """Returns the state after offline training, with the empty `replay` and `data` of a fresh
+        state, ready to act."""
         return state._replace(replay=fresh.replay, data=fresh.data)
 
     def iteration(self, rl: RL, state: State) -> tuple[State, Metrics]:
-        """One pass of the training loop: (new state, metrics)."""
+        """One pass of the training loop: returns (new state, metrics)."""
         raise NotImplementedError(f"{type(self).__name__} does not define iteration(rl, state).")

@@ -1,7 +1,8 @@
-"""Acting on a whole batch: as an algorithm does it natively, or by mapping what it does for one.
+"""Acting on a whole batch, natively or by mapping the function for one environment.
 
-A decoder with its cache or a tree search is written for a batch: `act_batch` and `greedy_batch`.
-Where an algorithm defines one of these, it is what runs, and `act` or `greedy` is not mapped.
+A decoder with a KV cache or a tree search is written for a whole batch, as `act_batch` and
+`greedy_batch`. Where an algorithm defines one of these, it runs instead of the mapped `act` or
+`greedy`.
 """
 
 from collections.abc import Callable
@@ -21,11 +22,12 @@ _NAMES = ("act_batch", "greedy_batch")
 
 
 def batched(function: Function) -> Function:
-    """Marks a function as written for a whole batch: `rl.unroll` does not map it.
+    """Marks a function as written for a whole batch, so that `rl.unroll` does not map it.
 
-    `act_batch` and `greedy_batch` need no mark: they are known by their names.
+    `act_batch` and `greedy_batch` are recognized by name and need no mark.
     """
 
+    # A wrapper carries the mark: a bound method does not accept attributes.
     @wraps(function)
     def whole(*args: Any) -> Any:
         return function(*args)
@@ -40,31 +42,37 @@ def takes_batch(function: Function) -> bool:
 
 
 def defines(algorithm: Algorithm, name: str) -> bool:
-    """Whether an algorithm has a method of its own in the place of `Algorithm`'s."""
+    """Whether an algorithm overrides a method of `Algorithm`."""
     return getattr(type(algorithm), name) is not getattr(Algorithm, name)
 
 
 def _depth(algorithm: Algorithm, name: str) -> int:
-    """How far up its classes a method is defined: 0 in its own."""
+    """Position in the MRO of the class that defines a method; 0 is the algorithm's own class."""
     return next(i for i, kind in enumerate(type(algorithm).__mro__) if name in vars(kind))
 
 
 def _native(algorithm: Algorithm, name: str) -> bool:
-    """Whether `<name>_batch` goes before `name`. A subclass that overrides only the latter means
-    it: what it inherits for a batch does something else."""
+    """Whether `<name>_batch` takes precedence over `name`.
+
+    It does not if a subclass overrides only `name`: the inherited batch version would ignore the
+    override.
+    """
     batch = f"{name}_batch"
     newer = _depth(algorithm, batch) <= _depth(algorithm, name)
     return defines(algorithm, batch) and newer
 
 
 def preferred(algorithm: Algorithm, act: Function) -> Function:
-    """`act_batch` in the place of the algorithm's own `act`, if it has both; else `act` itself."""
+    """Returns `act_batch` if `act` is the algorithm's own and has a batch version; else `act`."""
     own = getattr(act, "__func__", None) is type(algorithm).act
     return algorithm.act_batch if own and _native(algorithm, "act") else act
 
 
 def over_batch(function: Function) -> Function:
-    """`function(params, …)` of arguments [B, …]: itself, or mapped if it is written for one."""
+    """Returns `function(params, …)` for arguments [B, …], mapped unless it takes a batch already.
+
+    `params` are shared by the whole batch.
+    """
     if takes_batch(function):
         return function
     return lambda params, *rows: jax.vmap(lambda *row: function(params, *row))(*rows)
@@ -88,19 +96,19 @@ def greedy_on_batch(algorithm: Algorithm) -> Function:
 
 
 def act_for_one(algorithm: Algorithm) -> Function:
-    """What `act_on_batch` does, for one environment."""
+    """`act_on_batch` for one environment, without the batch axis."""
     native = preferred(algorithm, algorithm.act) == algorithm.act_batch
     return _for_one(algorithm.act_batch) if native else algorithm.act
 
 
 def greedy_for_one(algorithm: Algorithm) -> Function:
-    """What `greedy_on_batch` does, for one environment."""
+    """`greedy_on_batch` for one environment, without the batch axis."""
     whole = greedy_on_batch(algorithm)
     return _for_one(whole) if _native(algorithm, "greedy") else algorithm.greedy
 
 
 def _for_one(function: Function) -> Function:
-    """`function` on a batch of one."""
+    """Calls a batch `function` with a batch of one."""
 
     def one(params: Params, *row: Any) -> Any:
         alone = jax.tree.map(lambda x: jnp.asarray(x)[None], row)

@@ -1,8 +1,8 @@
-"""The boundaries at which the loop may be cut: what `iteration` is given as `rl`.
+"""The boundaries at which the loop may be cut; `iteration` receives them as `rl`.
 
-There is one crossing, `send`: it brings values from the side where they live to another. Every
-other boundary is a short function over it, and so is a new one: a function that takes `rl` and
-calls `rl.send`. Learner, actor and replay are the sides that the boundaries below use; any other
+There is one crossing, `send`: it moves values from the side where they live to another. Every
+other boundary is a short function on top of it. To add a boundary, write a function that takes
+`rl` and calls `rl.send`. The boundaries below use the sides learner, actor and replay; any other
 name is a side too.
 """
 
@@ -24,33 +24,33 @@ from dovetail.trajectory import Trajectory
 
 Params = Any
 Side = str
-"""The role on which a value lives: any name."""
+"""The role on which a value lives; any name is allowed."""
 
 LEARNER: Side = "learner"
-"""The home of metrics, and of all state that is not marked for another side."""
+"""Holds metrics and all state that is not marked for another side."""
 ACTOR: Side = "actor"
-"""Where `unroll` acts; its copies share the environments."""
+"""Runs `unroll`; the environments are divided among its copies."""
 ENVIRONMENT: Side = "environment"
 REPLAY: Side = "replay"
 
 BATCH_AXIS = 1
-"""The axis along which values are joined and divided: the environments' in trajectories, which are
-time-major, and that of a batch's items in samples."""
+"""The axis along which values are joined and divided: the environment axis of trajectories
+[T, B, …] and the item axis of samples [K, n, …]."""
 
 
 class How(StrEnum):
-    """What happens to a value that crosses from the copies of one side to those of another."""
+    """How a value crosses from the copies of one side to the copies of another."""
 
     COPY = "copy"
-    """Every copy of the source holds the same; every copy of the target gets all of it."""
+    """All source copies hold the same value; every target copy receives all of it."""
     JOIN = "join"
-    """The copies of the source hold equal parts along the batch axis; each of the target gets an
-    equal part of the whole."""
+    """The source copies hold equal parts along the batch axis; each target copy receives an equal
+    part of the whole."""
     DIVIDE = "divide"
-    """Every copy of the source holds the same; each of the target gets an equal part, along the
+    """All source copies hold the same value; each target copy receives an equal part along the
     batch axis."""
     MEAN = "mean"
-    """The average over the copies of the source; every copy of the target gets all of it."""
+    """Every target copy receives the average over the source copies."""
 
 
 @jax.tree_util.register_dataclass
@@ -72,7 +72,7 @@ def _is_mark(part: Any) -> bool:
 
 
 def state_sides(state: Any) -> tuple[Side, ...]:
-    """The side of every leaf of a state: a replay's and those that are marked have their own."""
+    """The side of every leaf of a state: the learner, unless it is marked or part of a replay."""
     sides: list[Side] = []
     for part in jax.tree.leaves(state, is_leaf=_is_mark):
         side = part.side if isinstance(part, At) else LEARNER
@@ -83,23 +83,23 @@ def state_sides(state: Any) -> tuple[Side, ...]:
 
 @dataclass(frozen=True)
 class Reach:
-    """A side that plain Python reaches by itself, through a connection of its own."""
+    """A side that host Python accesses through its own connection, not through a channel."""
 
     side: Side
     sends: bool
-    """Whether it brings what it takes there; else it brings what it returns from there."""
+    """True if the function sends its arguments to the side, False if it fetches its result."""
     place: str
-    """Where that side is, in words."""
+    """Where that side runs, in words."""
 
 
 def here() -> str:
-    """The user's file and line that are being traced."""
+    """The user's file and line being traced."""
     found = jex.source_info_util.summarize(jex.source_info_util.current())
     return found.split(" (")[0]
 
 
 class RL:
-    """The boundaries. `iteration` gets one; how each is carried is the plan's business."""
+    """The boundaries, as passed to `iteration`. The plan decides which link carries each."""
 
     def send(
         self,
@@ -110,10 +110,10 @@ class RL:
         source: Side | None = None,
         name: str = "send",
     ) -> Any:
-        """Brings values to a side, from the one where they live (`source`, if only that will do).
+        """Sends values to a side from the side where they live.
 
-        With several copies of a side, `how` says what each holds and gets: "copy", "join",
-        "divide" or "mean".
+        If `source` is given, the values must live there. `how` ("copy", "join", "divide" or
+        "mean") says how they are distributed when a side has several copies; see `How`.
         """
         raise NotImplementedError
 
@@ -126,15 +126,15 @@ class RL:
         host: bool = False,
         result: Any = None,
     ) -> Any:
-        """Runs `function(*args)` on a side: brings the arguments there and the results back.
+        """Runs `function(*args)` on a side: sends the arguments there and the results back.
 
-        Arguments that live there already are taken as they are, and marked parts without their
-        mark. Parts of the result that are marked with `dt.at(side, …)` stay there. With "join"
-        arrays are batches along axis 1, and those with fewer axes are copied; with "copy" every
-        copy of the caller holds the same.
+        Arguments that already live there are not sent; marked parts arrive without their mark.
+        Parts of the result marked with `dt.at(side, …)` stay on the side. With "join", arrays are
+        batches along axis 1, and arrays with fewer axes are copied. With "copy", all copies of the
+        caller hold the same values.
 
-        With `host=True` the function is plain Python: it takes numpy arrays and returns what
-        `result` declares, a pytree of `jax.ShapeDtypeStruct`.
+        With `host=True` the function is plain Python: it takes numpy arrays and returns numpy
+        arrays as declared by `result`, a pytree of `jax.ShapeDtypeStruct`.
         """
         raise NotImplementedError
 
@@ -147,46 +147,55 @@ class RL:
         result: Any,
         reach: Reach | None = None,
     ) -> Any:
-        """Runs plain Python on the side where its arguments live: numpy arrays in, and out what
-        `result` declares. Of several copies of the side, each runs it on its own part."""
+        """Runs plain Python on the side where its arguments live.
+
+        It takes numpy arrays and returns numpy arrays as declared by `result`. Each copy of the
+        side runs it on its own part.
+        """
         raise NotImplementedError
 
     def unroll(self, act: Any, params: Params, length: int, bootstrap: Any = None) -> Trajectory:
-        """Actors ↔ environments: `length` steps of every environment, acting with `params`.
+        """Actors ↔ environments: takes `length` steps in every environment, acting with `params`.
 
         `act(params, carry, timestep, key) -> (action, extras, carry)` is written for one
-        environment and mapped over the batch, unless the algorithm has an `act_batch`, or `act` is
-        marked with `dt.batched`. The same holds of `bootstrap(params, carry, timestep)`.
+        environment and mapped over the batch, unless the algorithm defines `act_batch` or `act` is
+        marked with `dt.batched`. The same applies to `bootstrap(params, carry, timestep)`. The
+        trajectory has leaves [length, B, …].
         """
         raise NotImplementedError
 
     def mean(self, tree: Any) -> Any:
-        """Averages over learner replicas: the identity with one. Allowed inside scan and jit."""
+        """Averages over learner copies; the identity with one. Allowed inside scan and jit."""
         raise NotImplementedError
 
     def max(self, tree: Any) -> Any:
-        """The largest over learner replicas, number by number: the identity with one. Allowed
-        inside scan and jit."""
+        """Elementwise maximum over learner copies; the identity with one. Allowed inside scan and
+        jit."""
         raise NotImplementedError
 
     def copies(self, side: Side) -> int:
-        """How many copies of a side give to one update."""
+        """Number of copies of a side that contribute to one update."""
         raise NotImplementedError
 
     def recall(self, data: Data, draws: jax.Array) -> Sample:
-        """Recorded data → learner: K batches of n items for `draws` [K, n], whole random numbers
-        (uint32); what is sampled is [K, n, …], and a learner replica's part of it with several."""
+        """Recorded data → learner: samples K batches of n items.
+
+        `draws` [K, n] are random integers (uint32). The sample has leaves [K, n, …]; with several
+        learner copies, each receives its part of n.
+        """
         raise NotImplementedError
 
     def own_keys(self, keys: jax.Array, items: int, axis: int = 0) -> jax.Array:
-        """Keys by which a learner replica draws for its `items` of a batch what one learner would
-        draw for them; the same keys with one. The items stand on `axis` of every array that is
-        drawn: `dovetail.keys.on_axis` says so of another, and `for_all` is for what is not drawn
-        for each item."""
+        """Keys with which a learner copy draws for its `items` of a batch the same numbers that a
+        single learner would draw for them; with one learner, `keys` unchanged.
+
+        The items lie on `axis` of every drawn array. Use `dovetail.keys.on_axis` to draw on another
+        axis, and `dovetail.keys.for_all` for draws that are not per item.
+        """
         raise NotImplementedError
 
     def broadcast(self, tree: Any) -> Any:
-        """Learner → actors: weights, and whatever else acting needs."""
+        """Learner → actors: weights and any other values that acting needs."""
         return self.send(tree, ACTOR, How.COPY, source=LEARNER, name="broadcast")
 
     def gather(self, tree: Any) -> Any:
@@ -205,9 +214,11 @@ class RL:
         final: Any = None,
         priorities: Any = None,
     ) -> Replay:
-        """Actors → replay: `rows` [T, B, …], made of a trajectory, which says where episodes end.
-        `final` is what was seen after each row, a part of the rows' tree; `priorities` are those of
-        the items that begin with each row."""
+        """Actors → replay: inserts `rows` [T, B, …] made from `trajectory`.
+
+        The trajectory tells where episodes end. `final` holds the values that follow each row, as a
+        part of the rows' tree; `priorities` [T, B] belong to the items that begin at each row.
+        """
         rows_sent = insertion(trajectory, rows, final, priorities)
         if isinstance(replay, RemoteReplay):
             return self._insert_remote(replay, rows_sent)
@@ -222,7 +233,7 @@ class RL:
         return replay.insert(arrived, actors // shards)
 
     def _insert_remote(self, replay: RemoteReplay, sent: Any) -> RemoteReplay:
-        """From each actor straight to the servers; the learner only hears that it is done."""
+        """Each actor inserts directly into the servers; the learner only gets a confirmation."""
         sent = self.send(sent, ACTOR, How.JOIN, source=ACTOR, name="insert")
         reach = Reach(REPLAY, True, replay.place)
         told = replay.told(sent.first.shape[BATCH_AXIS])
@@ -231,8 +242,11 @@ class RL:
         return replay.after(replay.turn + jnp.min(done))
 
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:
-        """Replay → learner: K batches of n items for `draws` [K, n], uniform numbers from [0, 1);
-        what is sampled is [K, n, …], and a learner replica's part of it with several."""
+        """Replay → learner: samples K batches of n items.
+
+        `draws` [K, n] are uniform numbers from [0, 1). The sample has leaves [K, n, …]; with
+        several learner copies, each receives its part of n.
+        """
         self.refuse_uneven_draws("sample", draws, replay.shards)
         if isinstance(replay, RemoteReplay):
             self._refuse_replicas()
@@ -248,7 +262,7 @@ class RL:
         return replay, of_shards(arrived, replay.shards)
 
     def update_priorities(self, replay: Replay, keys: ItemKeys, priorities: jax.Array) -> Replay:
-        """Learner → replay: gives sampled items other priorities [K, n]."""
+        """Learner → replay: sets the priorities [K, n] of sampled items."""
         sent, name = (keys, priorities), "update_priorities"
         if isinstance(replay, RemoteReplay):
             keys, priorities = self.send(sent, LEARNER, source=LEARNER, name=name)
@@ -267,7 +281,8 @@ class RL:
             )
 
     def refuse_uneven_draws(self, name: str, draws: jax.Array, shards: int = 1) -> None:
-        """Draws are [batches, items], and the items divide among shards and learner replicas."""
+        """Raises unless draws are [batches, items] and the number of items is divisible by the
+        numbers of shards and of learner copies."""
         replicas = self.copies(LEARNER)
         parts = max(shards, replicas)
         if draws.ndim == 2 and draws.shape[1] % shards == draws.shape[1] % replicas == 0:

@@ -1,7 +1,7 @@
-"""The one exception that carries a sentence for the user.
+"""`UserError`, the exception for mistakes that the user can fix.
 
-Everything a user can get wrong is reported as a `UserError`: what was found, where, and what to
-do about it. The command line prints the sentence and exits with 2; Python shows it as any error.
+Its message says what was found, where, and how to fix it. The command line prints the message
+without a traceback and exits with 2; in Python it is an ordinary exception.
 """
 
 import difflib
@@ -9,21 +9,22 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can put right; its text is one complete sentence."""
+    """A mistake that the user can fix; its message is one complete sentence."""
 
 
 class ServerGone(UserError):
-    """A server that several workers use is gone: to set up again who asked it does not help."""
+    """A server that several workers use is gone; restarting the worker that called it would not
+    help."""
 
 
 def check_option(name: str, value: object, fits: bool, wanted: str) -> None:
-    """Refuses an option whose value cannot be; `wanted` says what could."""
+    """Raises unless `fits`; `wanted` describes the valid values of option `name`."""
     if not fits:
         raise UserError(f"--{name.strip('_').replace('_', '-')} is {value}: give {wanted}.")
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """A hint for an unknown `word`: the nearest choice, or all of them if none is near."""
+    """A hint for an unknown `word`: the closest choice, or all choices if none is close."""
     names = sorted(choices)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     if near:

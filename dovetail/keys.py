@@ -1,9 +1,9 @@
 """Random keys whose hash XLA compiles into one loop.
 
-JAX's own threefry keeps its rounds in a loop of tiny kernels on a CPU; inside a scan over
-environment steps they cost more than the policy network. Here every round is written out. The bits
-are the same as of `jax.random.key(seed)` (https://www.thesalmons.org/john/random123, Threefry-2×32
-with 20 rounds), and every function of `jax.random` takes such keys.
+On CPU, JAX's own threefry runs its rounds as a loop of tiny kernels. Inside a scan over
+environment steps they cost more than the policy network. Here the rounds are unrolled. The bits
+equal those of `jax.random.key(seed)` (Threefry-2×32 with 20 rounds,
+https://www.thesalmons.org/john/random123), and every function of `jax.random` accepts these keys.
 """
 
 from collections.abc import Sequence
@@ -25,24 +25,27 @@ PARITY = np.uint32(0x1BD11BDA)
 
 
 def seed_key(seed: int | jax.Array) -> jax.Array:
-    """The key of a seed."""
+    """Returns the key for a seed."""
     return jax.random.key(seed, impl=_threefry)
 
 
 def from_words(words: Any) -> jax.Array:
-    """The keys whose `jax.random.key_data` is `words`."""
+    """Returns the keys whose `jax.random.key_data` is `words` [..., 2]."""
     return jax.random.wrap_key_data(words, impl=_threefry)
 
 
 def is_ours(keys: jax.Array) -> bool:
-    """Whether keys are of this module's kind."""
+    """Whether keys use this module's implementation."""
     return str(jax.random.key_impl(keys)) == TAG
 
 
 @partial(jax.jit, inline=True)
 def _hash(key: jax.Array, count: Words) -> Words:
-    """Twenty rounds on two words. They are traced once for each shape, not wherever they are used:
-    a program has dozens of these hashes, of more than a hundred operations each."""
+    """Twenty rounds on two words.
+
+    `jit` caches the trace per shape: a program contains dozens of these hashes, with more than a
+    hundred operations each.
+    """
     schedule = (key[0], key[1], key[0] ^ key[1] ^ PARITY)
     x, y = count[0] + key[0], count[1] + key[1]
     for group in range(5):
@@ -55,7 +58,7 @@ def _hash(key: jax.Array, count: Words) -> Words:
 
 
 def _counts(shape: Sequence[int]) -> Words:
-    """0, 1, 2, … over `shape`, as high and low words."""
+    """The counters 0, 1, 2, … in `shape`, as high and low words."""
     size = int(np.prod(shape, dtype=np.int64))
     low = jax.lax.iota(jnp.uint32, size).reshape(shape)
     return jnp.zeros(shape, jnp.uint32), low
@@ -95,27 +98,31 @@ _threefry = define_prng_impl(
 )
 
 
-# Of a batch that is split: what each draws is its part of what one would draw for all.
+# Keys for a split batch. Each learner copy draws its part of the array that a single learner would
+# draw for the whole batch, so that the result does not depend on the number of copies.
 
 
 class BatchPart(NamedTuple):
-    """How the draws of keys are a part of those of a whole batch."""
+    """The part of a batch that a key draws."""
 
     size: int
-    """Rows of the part,"""
+    """Number of rows in the part."""
     parts: int
-    """of which so many make the whole,"""
+    """Number of parts in the batch."""
     axis: int
-    """and where they stand in every array that is drawn."""
+    """The axis of the rows in every drawn array."""
 
 
 _known: dict[str, BatchPart] = {}
-"""By the tag of the keys that draw so."""
+"""The parts by the tag of their key implementation."""
 
 
 def part_keys(keys: jax.Array, part: jax.Array, size: int, parts: int, axis: int = 0) -> jax.Array:
-    """Keys for one of `parts` equal parts of a batch, of `size` items each: every array that is
-    drawn has so many on its `axis`, and is that part of what `keys` would give for all items."""
+    """Returns keys for part number `part` of a batch of `parts` equal parts, `size` items each.
+
+    Every drawn array must have `size` entries on `axis`; it equals that part of the array that
+    `keys` would draw for the whole batch.
+    """
     words = jax.random.key_data(keys)
     number = jnp.broadcast_to(part.astype(jnp.uint32), (*words.shape[:-1], 1))
     return jax.random.wrap_key_data(
@@ -124,16 +131,20 @@ def part_keys(keys: jax.Array, part: jax.Array, size: int, parts: int, axis: int
 
 
 def for_all(keys: jax.Array) -> jax.Array:
-    """Of keys for a part, those of the whole batch: for what is not drawn for each item, and so is
-    the same for all parts. Other keys stay as they are."""
+    """Returns the whole batch's keys for keys of a part, and other keys unchanged.
+
+    Use them for draws that are not per item and must be equal in all parts.
+    """
     if _part_of(keys) is None:
         return keys
     return from_words(jax.random.key_data(keys)[..., :2])
 
 
 def on_axis(keys: jax.Array, axis: int, each: int = 1) -> jax.Array:
-    """Of keys for a part, those that draw its items on another axis, with `each` rows for every
-    item, one after the other. Other keys stay as they are."""
+    """Returns keys of a part that draw its items on another axis; other keys are unchanged.
+
+    Each item takes `each` consecutive rows.
+    """
     part = _part_of(keys)
     if part is None:
         return keys
@@ -147,7 +158,7 @@ def _part_of(keys: jax.Array) -> BatchPart | None:
 
 @cache
 def _of_parts(whose: BatchPart) -> Any:
-    """Keys of three words, the last of which is the number of the part."""
+    """A key implementation with three words; the third is the number of the part."""
     size, parts, axis = whose
 
     def counts(part: jax.Array, shape: Sequence[int]) -> Words:
@@ -158,6 +169,7 @@ def _of_parts(whose: BatchPart) -> Any:
                 f"dovetail.keys.on_axis(key, axis), or draw what is not for each item with "
                 f"dovetail.keys.for_all(key)."
             )
+        # Each entry's row-major position in the whole batch's array is its counter.
         whole = [n * parts if i == axis else n for i, n in enumerate(shape)]
         at = jnp.zeros(shape, jnp.uint32)
         for i, n in enumerate(whole):

@@ -1,4 +1,4 @@
-"""Attributes that import their module on first use, so that importing a package costs nothing."""
+"""Attributes that import their module on first use, so that importing a package is cheap."""
 
 import importlib
 from collections.abc import Callable, Iterable
@@ -8,9 +8,9 @@ from typing import Any
 def lazy_attributes(
     targets: Iterable[str], modules: Iterable[str] = (), package: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package.
+    """Returns `__getattr__`, `__dir__` and `__all__` for a package.
 
-    `targets` are written "module:Name"; `modules` are submodules of `package`.
+    `targets` have the form "module:Name"; `modules` are submodules of `package`.
     """
     places = {target.partition(":")[2]: target.partition(":")[0] for target in targets}
     inner = list(modules)

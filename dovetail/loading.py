@@ -1,4 +1,4 @@
-"""Loads a class or object that a string names: "module:Name", or "path/to/file.py:Name"."""
+"""Loads a class or object from a string: "module:Name" or "path/to/file.py:Name"."""
 
 import hashlib
 import importlib
@@ -12,11 +12,11 @@ from typing import Any
 from dovetail.errors import UserError, nearest
 
 USER_MODULE = "dovetail_user_"
-"""How the modules of loaded files are called; no other process can import them by that name."""
+"""Prefix of the module names of loaded files. Other processes cannot import these names."""
 
 
 def load_object(target: str, what: str) -> Any:
-    """The object called Name in a module or file; `what` names its kind in errors."""
+    """Returns the object that `target` names; `what` is its kind in error messages."""
     place, colon, name = target.rpartition(":")
     if not colon or not name:
         raise UserError(f"{target!r} names no {what}: write file.py:Name.")
@@ -28,12 +28,15 @@ def load_object(target: str, what: str) -> Any:
 
 
 def call_named(path: str, name: str, **options: Any) -> Any:
-    """Calls `name` of the file at `path`; can be sent to another process, unlike what it calls."""
+    """Calls `name` in the file at `path`.
+
+    Unlike the loaded function, a partial of this one can be pickled for another process.
+    """
     return load_object(f"{path}:{name}", "environment")(**options)
 
 
 def load_file(path: Path) -> ModuleType:
-    """A user's Python file as a module; its folder can be imported from."""
+    """Loads a user's Python file as a module; adds its folder to `sys.path`."""
     if not path.is_file():
         raise UserError(f"There is no file {path}: check the path.")
     return _load(path, path.stat().st_mtime_ns)
@@ -41,7 +44,7 @@ def load_file(path: Path) -> ModuleType:
 
 @lru_cache(maxsize=32)
 def _load(path: Path, changed: int) -> ModuleType:
-    """Runs the file; again only when it has changed."""
+    """Runs the file once per modification time; `changed` is only part of the cache key."""
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
     spec = importlib.util.spec_from_file_location(f"{USER_MODULE}{path.stem}_{digest}", path)
     if spec is None or spec.loader is None:
@@ -71,7 +74,7 @@ def _module(name: str, what: str) -> ModuleType:
 
 
 def _line_in(error: BaseException, path: Path) -> str:
-    """`:line` of the deepest frame in the user's file, if there is one."""
+    """`:line` of the deepest frame in the user's file; empty if there is none."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f":{error.lineno}"
     line = ""

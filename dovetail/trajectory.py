@@ -1,4 +1,4 @@
-"""What actors see of their environments, and what an unroll records."""
+"""The actors' input, `Timestep`, and the result of an unroll, `Trajectory`."""
 
 from typing import Any, NamedTuple
 
@@ -7,40 +7,40 @@ import numpy as np
 
 
 class Timestep(NamedTuple):
-    """What an actor sees of its environment before it acts."""
+    """The input of an actor: one environment's latest step."""
 
     observation: Any
     reward: jax.Array
-    """The last action's reward; 0 at an episode's first step."""
+    """The reward of the previous action; 0 at the first step of an episode."""
     first: jax.Array
-    """Whether an episode begins here; the carry was reset if so."""
+    """Whether this is the first step of an episode; if so, the carry was reset."""
     number: Any = np.int32(0)
-    """The environment's number among all that train; 0 when evaluated."""
+    """The environment's index among all training environments; 0 in evaluation."""
 
 
 class Trajectory(NamedTuple):
-    """What `unroll` returns: leaves [T, B, …], time first; axis 1 is the environments' in each."""
+    """The result of `unroll`: leaves [T, B, …], time-major; axis 1 is the environment axis."""
 
     observation: Any
     action: Any
     reward: jax.Array
     terminated: jax.Array
-    """The episode ended in the task's own sense: nothing comes after."""
+    """The episode reached a terminal state; its value beyond is zero."""
     truncated: jax.Array
-    """The episode was cut by a time limit: value goes on beyond it, bootstrap."""
+    """The episode was cut off by a time limit; bootstrap the value beyond."""
     first: jax.Array
-    """Whether `observation` began an episode."""
+    """Whether `observation` is the first of an episode."""
     valid: jax.Array
-    """False for the steps in which a back end only reset itself: leave these out of losses."""
+    """False for steps in which a back end only reset itself; mask these in losses."""
     next_observation: Any
-    """Where the action led, the true final observation included. Costs nothing unless used."""
+    """The observation after the action, including the true final one. Computed only if used."""
     extras: Any
-    """What `act` returned beside the action: log-probabilities, values, …"""
+    """The extras returned by `act`: log-probabilities, values, …"""
     bootstrap: Any
-    """`bootstrap(params, carry, timestep)` at each true final observation of a truncated episode
-    and after the last step (also where that one terminated: mask it); zero elsewhere. Empty
-    unless `unroll` was given one."""
+    """`bootstrap(params, carry, timestep)` at the true final observation of each truncated episode
+    and after the last step (even if that step terminated: mask it); zero elsewhere. Empty unless
+    `unroll` was given a `bootstrap`."""
     carry: Any
-    """The carry with which the unroll began, [1, B, …]."""
+    """The carry at the start of the unroll, [1, B, …]."""
     last: Timestep
-    """What the actors see after the last step, [1, B, …]."""
+    """The actors' timestep after the last step, [1, B, …]."""

@@ -11,7 +11,7 @@ import dovetail as dt
 
 
 class State(NamedTuple):
-    """What the learner keeps from one iteration to the next."""
+    """The learner's state, carried from one iteration to the next."""
 
     params: Any
     optimizer: Any
@@ -19,7 +19,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class ActorCritic(dt.Algorithm):
-    """Strategy gradients, weighed by how much better a return was than the value expected."""
+    """Policy gradients, weighted by the advantage: the return minus the predicted value."""
 
     unroll_length: int = 32
     """Steps each environment takes between two updates."""
@@ -49,25 +49,25 @@ class ActorCritic(dt.Algorithm):
         return optax.adam(self.learning_rate)
 
     def network(self, params: Any, observation: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The strategy's logits [..., n], and the value [...]."""
+        """The policy's logits [..., n], and the value [...]."""
         outputs = jnp.tanh(observation @ params["hidden"]) @ params["heads"]
         return outputs[..., :-1], outputs[..., -1]
 
     def act(self, params: Any, carry: Any, timestep: dt.Timestep, key: jax.Array) -> Any:
-        """(action, extras, carry): an action of the strategy; no extras, no memory."""
+        """(action, extras, carry): an action sampled from the policy; no extras, no memory."""
         logits, _ = self.network(params, timestep.observation)
         return jax.random.categorical(key, logits), (), carry
 
     def greedy(self, params: Any, carry: Any, timestep: dt.Timestep) -> Any:
-        """(action, carry): the likeliest action."""
+        """(action, carry): the most likely action."""
         return jnp.argmax(self.network(params, timestep.observation)[0]), carry
 
     def value(self, params: Any, carry: Any, timestep: dt.Timestep) -> jax.Array:
-        """What the network expects from here on."""
+        """The expected return from here on."""
         return self.network(params, timestep.observation)[1]
 
     def returns(self, batch: dt.Trajectory) -> jax.Array:
-        """Discounted returns [T, B]; where an episode was cut, `bootstrap` stands for the rest."""
+        """Discounted returns [T, B]; where an episode was cut, `bootstrap` replaces the rest."""
         beyond = jnp.where(batch.terminated, 0.0, batch.bootstrap)
         ended = batch.terminated | batch.truncated
 
@@ -79,7 +79,7 @@ class ActorCritic(dt.Algorithm):
         return jax.lax.scan(back, beyond[-1], (batch.reward, ended, beyond), reverse=True)[1]
 
     def loss(self, params: Any, batch: dt.Trajectory) -> jax.Array:
-        """Strategy gradient, value error and a little entropy, over the valid steps."""
+        """Policy gradient, value error and a small entropy bonus, over the valid steps."""
         logits, values = self.network(params, batch.observation)
         log_probs = jax.nn.log_softmax(logits)
         chosen = jnp.take_along_axis(log_probs, batch.action[..., None], axis=-1)[..., 0]
@@ -95,7 +95,7 @@ class ActorCritic(dt.Algorithm):
         return State(optax.apply_updates(state.params, updates), optimizer), {"loss": loss}
 
     def iteration(self, rl: dt.RL, state: State) -> tuple[State, Any]:
-        """The loop's body."""
+        """The body of the training loop."""
         params = rl.broadcast(state.params)
         trajectory = rl.unroll(self.act, params, self.unroll_length, bootstrap=self.value)
         batch = rl.gather(trajectory)

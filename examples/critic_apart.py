@@ -1,8 +1,8 @@
 """An advantage actor-critic whose critic lives, and learns, on a side of its own.
 
 The critic's parameters are marked as living on the side "critic", and `rl.call` runs a function
-there. Where that is (with the learner, on a worker, in a process, on another machine) is not said
-here.
+there. The strategy decides where that is: with the learner, on a worker, in a process, on another
+machine.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Layers = dict[str, jax.Array]
 
 
 class State(NamedTuple):
-    """What is kept from one iteration to the next."""
+    """The state that is carried from one iteration to the next."""
 
     params: Layers
     optimizer: Any
@@ -29,7 +29,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticApart(dt.Algorithm):
-    """Strategy gradients, weighed by advantages that a critic elsewhere works out."""
+    """Policy gradients, weighted by advantages that a critic on another side computes."""
 
     unroll_length: int = 16
     """Steps each environment takes between two updates."""
@@ -37,15 +37,15 @@ class CriticApart(dt.Algorithm):
     """Adam's step size, for both networks."""
     gamma: float = 0.99
     """Discount factor γ."""
-    trace: float = 0.95
-    """The weight of longer estimates of the advantage: λ of GAE."""
+    gae_lambda: float = 0.95
+    """λ of generalized advantage estimation."""
     hidden: int = 64
     """Size of the hidden layers."""
 
     actions: ClassVar[tuple[type, ...]] = (dt.envs.Discrete,)
 
     def init(self, key: jax.Array) -> State:
-        """Two networks of one hidden layer; the critic's is marked."""
+        """Two networks of one hidden layer; the critic's is marked with its side."""
         env, (one, two) = self.task.env, jax.random.split(key)
         assert isinstance(env.action, dt.envs.Discrete)  # as `actions` says
         params = self.layers(one, env.observation.shape[0], env.action.n)
@@ -62,11 +62,11 @@ class CriticApart(dt.Algorithm):
         return {"in": first, "out": 0.1 * jax.random.normal(two, (self.hidden, outputs))}
 
     def act(self, params: Layers, carry: Any, timestep: dt.Timestep, key: jax.Array) -> Any:
-        """(action, extras, carry): an action of the strategy; no extras, no memory."""
+        """(action, extras, carry): an action sampled from the policy; no extras, no memory."""
         return jax.random.categorical(key, network(params, timestep.observation)), (), carry
 
     def greedy(self, params: Layers, carry: Any, timestep: dt.Timestep) -> Any:
-        """(action, carry): the likeliest action."""
+        """(action, carry): the most likely action."""
         return jnp.argmax(network(params, timestep.observation)), carry
 
     def criticize(self, critic: Any, batch: dt.Trajectory) -> tuple[Any, jax.Array]:
@@ -78,7 +78,7 @@ class CriticApart(dt.Algorithm):
         )
         ends = batch.terminated, batch.truncated
         advantages = generalized_advantages(
-            batch.reward, values, following, *ends, self.gamma, self.trace
+            batch.reward, values, following, *ends, self.gamma, self.gae_lambda
         )
         goals = values + advantages
 
@@ -88,7 +88,7 @@ class CriticApart(dt.Algorithm):
         gradients = jax.grad(error)(params)
         updates, optimizer = optax.adam(self.learning_rate).update(gradients, optimizer)
         learned = optax.apply_updates(params, updates), optimizer
-        # the whole batch is here, however many learners there are: here it can be normalized
+        # This side has the whole batch, however many learners there are, so it can normalize.
         normalized = (advantages - advantages.mean()) / (advantages.std() + 1e-6)
         return dt.at("critic", learned), normalized
 
@@ -99,7 +99,7 @@ class CriticApart(dt.Algorithm):
         return -(chosen * advantages).mean()
 
     def iteration(self, rl: dt.RL, state: State) -> tuple[State, Any]:
-        """The loop's body: five sides, of which one is ours."""
+        """The body of the training loop."""
         params = rl.broadcast(state.params)
         batch = rl.gather(rl.unroll(self.act, params, self.unroll_length))
         critic, advantages = rl.call("critic", self.criticize, state.critic, batch)
@@ -111,5 +111,5 @@ class CriticApart(dt.Algorithm):
 
 
 def network(params: Layers, observation: jax.Array) -> jax.Array:
-    """The outputs [..., n] of two layers."""
+    """The outputs [..., n] of a network with two layers."""
     return jnp.tanh(observation @ params["in"]) @ params["out"]

@@ -1,8 +1,8 @@
 """Teams: several actors, each with several workers that step its environments, and one learner.
 
 `ActorLearner` gives an actor one process of environments, `CentralInference` gives all processes
-one actor. This strategy stands between: few calls of acting serve many processes, and no single
-actor has to keep up with all of them.
+one actor. This strategy is in between: a few acting calls serve many processes, and no single actor
+has to keep up with all of them.
 """
 
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ from dovetail.strategies.interface import (
 
 @dataclass(frozen=True)
 class Teams(Strategy):
-    """Actors that each serve several workers of environments, at a fixed lag."""
+    """Actors that each serve several environment workers, at a fixed lag."""
 
-    envs: int = 16
+    num_envs: int = 16
     """Environments stepped side by side, over all teams."""
     actors: int = 2
-    """Actors, each with an equal share of the environments: its team."""
+    """Actors, each with an equal share of the environments (its team)."""
     workers: int = 2
-    """Workers per actor that step, each with an equal share of the team."""
+    """Workers per actor that step environments, each with an equal share of the team."""
     staleness: int = 0
-    """How many versions behind the acting weights are: 0 is synchronous."""
+    """How many versions old the acting weights are; 0 is synchronous."""
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """A worker for the learner, one for each actor, some for each actor's environments."""
+        """One worker for the learner, one per actor, and several for each actor's environments."""
         workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
-        for i, (first, last) in enumerate(shares(0, self.envs, self.actors, "actors")):
+        for i, (first, last) in enumerate(shares(0, self.num_envs, self.actors, "actors")):
             actor = f"actor-{i}"
             workers.append(Worker(actor, (0,)))
             placed += on_actor(graph, actor, (first, last))

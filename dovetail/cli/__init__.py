@@ -1,4 +1,4 @@
-"""The `dovetail` command: each of its commands is a thin line over a public function.
+"""The `dovetail` command: each subcommand is a thin layer over a public function.
 
-Nothing here imports JAX before a command needs it, so that every `--help` answers at once.
+JAX is imported only when a command needs it, so that `--help` is fast.
 """

@@ -1,7 +1,7 @@
-"""A training's config file: TOML whose keys are the flags of `dovetail train`.
+"""The config file of `dovetail train`: TOML whose keys are its flags.
 
-Top-level keys are flags; the tables `[algorithm]`, `[strategy]` and `[settings]` hold options by
-their names in Python, and the first two a `name`. The command line wins over the file.
+Top-level keys are flags. The tables `[algorithm]`, `[strategy]` and `[settings]` hold options by
+their Python names; the first two also hold a `name`. The command line overrides the file.
 """
 
 import tomllib
@@ -15,7 +15,7 @@ TABLES = ("algorithm", "strategy", "settings")
 
 
 def load(path: str) -> dict[str, object]:
-    """The file's values by place: "env", "algorithm", "algorithm.learning_rate", …"""
+    """Reads the file's values by key: "env", "algorithm", "algorithm.learning_rate", …"""
     try:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -37,7 +37,7 @@ def load(path: str) -> dict[str, object]:
 def check(
     path: str, values: Mapping[str, object], flags: Mapping[str, str], known: set[str]
 ) -> dict[str, object]:
-    """The values by the parser's places; an unknown key is refused with the nearest known one."""
+    """Returns the values by the parser's keys; raises on an unknown key, suggesting the closest."""
     checked: dict[str, object] = {}
     for key, value in values.items():
         table, dot, name = key.rpartition(".")
@@ -52,7 +52,7 @@ def check(
 
 
 def _found(key: str, flags: Mapping[str, str], known: set[str]) -> str | None:
-    """The place that a key names, by its present or its earlier name."""
+    """The parser's key for a key of the file, by its current or an earlier name."""
     table, dot, name = key.rpartition(".")
     for present in (name, *OPTIONS.get(name, ())):
         for place in (f"{table}{dot}{present}", flags.get("--" + present.replace("_", "-"))):
@@ -62,7 +62,7 @@ def _found(key: str, flags: Mapping[str, str], known: set[str]) -> str | None:
 
 
 def _keys(flags: Iterable[str]) -> list[str]:
-    """What may stand at the top level: every flag, and the tables."""
+    """The valid top-level keys: all flags and the tables."""
     return [*(_place(flag[2:]) for flag in flags if not flag.startswith("--no-")), *TABLES]
 
 

@@ -1,4 +1,4 @@
-"""`dovetail data`: `dovetail.data` and `dovetail.estimate`, one action each."""
+"""`dovetail data`: one action for each function of `dovetail.data`, and `dovetail.estimate`."""
 
 import json
 import math
@@ -20,11 +20,11 @@ ACTIONS = {
     "estimate": "says what a run's policy would return, without an environment",
 }
 QUIET_SECONDS = 2.0
-"""What takes longer tells how far it is."""
+"""Delay before progress is shown."""
 
 
 def run(argv: list[str]) -> None:
-    """Does one of the actions."""
+    """Runs one of the actions."""
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage())
         return
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> None:
 
 
 def usage() -> str:
-    """What `dovetail data --help` prints."""
+    """The text of `dovetail data --help`."""
     width = max(map(len, ACTIONS))
     lines = [f"  {name:<{width}}  {line}" for name, line in ACTIONS.items()]
     return "\n".join(
@@ -56,7 +56,7 @@ def usage() -> str:
 
 
 class Telling:
-    """Tells on standard error how far something is, once it takes more than two seconds."""
+    """Shows progress on standard error, after `QUIET_SECONDS`."""
 
     def __init__(self, what: str) -> None:
         self._what, self._due = what, time.monotonic() + QUIET_SECONDS
@@ -72,7 +72,7 @@ class Telling:
             print(line, end=end, file=sys.stderr, flush=True)
 
     def over(self) -> None:
-        """Leaves the line that was written over."""
+        """Ends the line that a terminal keeps overwriting."""
         if self._told and self._live:
             print(file=sys.stderr)
 
@@ -322,7 +322,7 @@ def _print_made(given: Mapping[str, Any], made: list[Any]) -> None:
 
 
 def _plain(told: Any) -> Any:
-    """For JSON, which knows no NaN."""
+    """Replaces NaN and infinities, which JSON lacks, by None."""
     if isinstance(told, Mapping):
         return {name: _plain(value) for name, value in told.items()}
     if isinstance(told, list | tuple):
@@ -338,4 +338,4 @@ DOING = {
     "repair": _repair,
     "estimate": _estimate,
 }
-"""What does each action."""
+"""The function of each action."""

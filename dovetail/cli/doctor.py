@@ -10,7 +10,7 @@ MARKS = {"good": "✓", "note": "·", "bad": "✗"}
 
 
 def run(argv: list[str]) -> None:
-    """Says what is found; with --stacks, where the threads of a live run stand."""
+    """Prints the findings; with --stacks, the stack traces of a running run."""
     parser = Parser(
         "doctor",
         "Says what this machine has; or, of a run, what each worker does or waits for, and what\n"

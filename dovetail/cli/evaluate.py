@@ -9,7 +9,7 @@ from dovetail.cli.values import numbers
 
 
 def run(argv: list[str]) -> None:
-    """Evaluates a run's policy, and says what it returned."""
+    """Evaluates a run's policy and prints its returns."""
     parser = Parser(
         "eval",
         "Evaluates the policy that a run learned: greedy episodes, with seeds of their own.",

@@ -1,7 +1,7 @@
-"""What `train` and `explain` are about: an algorithm, an environment and a strategy, with options.
+"""The inputs of `train` and `explain`: an algorithm, an environment and a strategy, with options.
 
-The parser is completed with the options of the algorithm and the strategy that the words name, so
-their help, their flags and their mistakes are treated like the command's own.
+The options of the named algorithm and strategy are added to the command's parser, so that their
+flags, help and errors work like the command's own.
 """
 
 from collections.abc import Mapping
@@ -17,20 +17,20 @@ from dovetail.cli.values import convert
 from dovetail.errors import UserError, nearest
 
 ELASTIC = ("actors", "workers")
-"""Options that may be a range: `--actors 2..8` begins with 2 and lets others join."""
+"""Options that accept a range: `--actors 2..8` starts with 2 actors and lets more join."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An algorithm or a strategy, and the options that were given for it."""
+    """An algorithm or a strategy with its given options."""
 
     kind: type
     options: Mapping[str, Any]
     file: Path | None = None
-    """The user's file that defines it; None for Dovetail's own."""
+    """The user's file that defines it; None for a built-in one."""
 
     def build(self) -> Any:
-        """The object."""
+        """Creates the algorithm or strategy."""
         try:
             return self.kind(**self.options)
         except TypeError as error:
@@ -40,12 +40,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Words:
-    """A command line and its config file, understood but not yet loaded."""
+    """A parsed command line with its config file; nothing is imported yet."""
 
     algorithm: Reference | None
     strategy: Reference | None
     values: Mapping[str, Any]
-    """By place, as text or as TOML gave them."""
+    """The values by key, as text or as TOML values."""
 
     def section(self, name: str) -> dict[str, Any]:
         """The options given for the algorithm, the strategy or the settings."""
@@ -55,18 +55,19 @@ class Words:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What to run."""
+    """An algorithm, an environment and a strategy to run."""
 
     algorithm: Choice
     env: str | None
-    """None leaves the choice to the recorded data."""
+    """None for the environment that the recorded data name."""
     strategy: Choice | None
-    """None leaves the choice to Dovetail."""
+    """None for the default."""
 
 
 def understand(parser: Parser, words: list[str]) -> Words:
-    """Reads a command line whose first word names the algorithm."""
+    """Parses a command line whose first word names the algorithm."""
     name, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
+    # A first pass finds the strategy and the config file, which decide the flags of the second.
     peek = Parser(parser.prog.partition(" ")[2], "")
     peek.flag("--config", "", "FILE")
     peek.flag("--strategy", "", "STRATEGY")
@@ -93,7 +94,7 @@ def understand(parser: Parser, words: list[str]) -> Words:
 
 
 def experiment(words: Words, command: str) -> Experiment:
-    """Loads what the words name, and reads the options as their types."""
+    """Imports the named classes and converts the options to their types."""
     if words.algorithm is None:
         hint = nearest("", catalog("algorithm"))
         raise UserError(f"Name an algorithm, as in `dovetail {command} ppo …`: {hint}")
@@ -109,7 +110,7 @@ def experiment(words: Words, command: str) -> Experiment:
 
 
 def deployment(words: Words) -> tuple[dict[str, Any], str | None]:
-    """(the argument `cluster` if one was asked for, as Python would spell it)."""
+    """Returns (the argument `cluster`, if given; its Python source)."""
     cluster, file = words.values.get("cluster"), words.values.get("deploy")
     if file is None and cluster is None:
         return {}, None
@@ -125,7 +126,7 @@ def deployment(words: Words) -> tuple[dict[str, Any], str | None]:
 
 
 def replay(words: Words) -> tuple[dict[str, Any], str | None]:
-    """(the argument `replay` if one was asked for, as Python would spell it)."""
+    """Returns (the argument `replay`, if given; its Python source)."""
     kinds = {"replay-shards": int, "samples-per-insert": float, "durable": bool}
     names = {"replay-shards": "shards", "samples-per-insert": "samples_per_insert"}
     given = {
@@ -151,7 +152,7 @@ def replay(words: Words) -> tuple[dict[str, Any], str | None]:
 
 
 def replay_flags(parser: Parser) -> None:
-    """Adds what says where a replay is kept."""
+    """Adds the flags for the location of the replay."""
     parser.flag(
         "--replay",
         "Who keeps an off-policy algorithm's replay: learner (default), servers (processes of this "
@@ -180,7 +181,7 @@ def _choice(reference: Reference, texts: Mapping[str, Any]) -> Choice:
 
 
 def _default_strategy(env: str | None, texts: Mapping[str, Any]) -> Choice:
-    """The strategy that Dovetail would choose for `env`, with options for it."""
+    """The default strategy for `env`, with the given options."""
     from dovetail.training.planning import default_strategy
 
     if env is None:
@@ -210,7 +211,7 @@ def _converted(kind: type, texts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _strategy_options(strategy: Reference | None) -> dict[str, Option]:
-    """The options of `strategy`, or those of all of Dovetail's own where none is named."""
+    """The options of `strategy`, or of all built-in strategies if None."""
     if strategy is not None:
         return read(strategy.file, strategy.name)
     options: dict[str, Option] = {}

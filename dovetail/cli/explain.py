@@ -7,7 +7,7 @@ from dovetail.cli.parser import Parser
 
 
 def run(argv: list[str]) -> None:
-    """Prints the graph and the plan, or writes the graph as a drawing; or what a run measured."""
+    """Prints the graph and the plan, writes them as SVG, or prints a run's measurements."""
     if "--analyze" in argv:
         _analyze(argv)
         return
@@ -46,7 +46,7 @@ def run(argv: list[str]) -> None:
 
 
 def _analyze(argv: list[str]) -> None:
-    """Prints where the time of a run went."""
+    """Prints a run's measured times."""
     parser = Parser("explain", "", "dovetail explain RUN --analyze")
     parser.add_argument("run", metavar="RUN", help="A run's folder")
     parser.flag("--analyze", "Show what was measured")

@@ -1,9 +1,10 @@
-"""Ctrl-C that is never lost.
+"""Makes Ctrl-C reliable.
 
-Python forgets an exception that is raised in a callback of the garbage collector or in a
-destructor, a KeyboardInterrupt included, and JAX has such a callback that runs all the time while a
-program is traced. What was forgotten is sent again, and so is what comes while a module is being
-loaded, which some extensions do not survive; what they turned into another exception is remembered.
+Python swallows exceptions in destructors and garbage-collector callbacks, even KeyboardInterrupt,
+and JAX has such a callback that runs constantly during tracing. A swallowed interrupt is sent
+again. So is one that arrives during an import, because some extension modules do not survive an
+exception while loading. `Interrupts.seen` remembers interrupts that an extension turned into
+another exception.
 """
 
 import os
@@ -16,18 +17,18 @@ from types import FrameType
 from typing import Any
 
 AGAIN_SECONDS = 0.01
-"""How long the callback has for its own end before the interrupt comes again."""
+"""Delay before an interrupt is sent again, so that the callback can finish."""
 
 
 class Interrupts:
-    """Whether there was one, and what to do about the next."""
+    """The SIGINT handler; remembers whether there was an interrupt."""
 
     def __init__(self, last: bool) -> None:
         self.seen = False
         self._last = last
 
     def over(self) -> None:
-        """Nothing is left to be saved: if the process is about to end, Ctrl-C just ends it."""
+        """Restores the default handler once everything is saved, if the process is about to end."""
         if self._last:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -42,9 +43,10 @@ class Interrupts:
 
 @contextmanager
 def insisting(last: bool = False) -> Generator[Interrupts]:
-    """Raises KeyboardInterrupt for every SIGINT while the block runs (in the main thread).
+    """Raises KeyboardInterrupt for every SIGINT while the block runs, in the main thread.
 
-    `last` says that the process ends after the block.
+    `last` says that the process ends after the block. Does nothing outside the main thread or if
+    the program has its own handler.
     """
     interrupts = Interrupts(last)
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _in_main_thread():
@@ -74,7 +76,7 @@ def _send_again() -> None:
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Whether a module is being loaded: an extension may not survive an exception then."""
+    """Whether a module is being imported."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

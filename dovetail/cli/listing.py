@@ -1,4 +1,4 @@
-"""`dovetail list`: what there is to choose from, one line each."""
+"""`dovetail list`: the algorithms, strategies and back ends, one line each."""
 
 import json
 

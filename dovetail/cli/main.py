@@ -1,7 +1,7 @@
-"""The command's entrance: finds the command, and turns every failure into a sentence and a code.
+"""The entry point: dispatches to a command and turns failures into messages and exit codes.
 
-Exit codes: 0 done, 1 an error in Dovetail, 2 something the user can put right, 130 interrupted
-(143 by SIGTERM), 141 the reader of the output went away.
+Exit codes: 0 success, 1 an error in Dovetail, 2 an error that the user can fix, 130 interrupted
+(143 by SIGTERM), 141 broken pipe on standard output.
 """
 
 import importlib
@@ -27,10 +27,10 @@ COMMANDS = {
     "data": "works with recorded data: info, merge, split, export, repair, estimate",
     "list": "lists algorithms, strategies and environment back ends",
 }
-"""Each command with its one line; `dovetail.cli.<command>` holds its `run(argv)`."""
+"""The commands with a one-line help each; `dovetail.cli.<command>` defines its `run(argv)`."""
 
 MODULES = {"eval": "evaluate", "list": "listing"}
-"""Commands whose module is named otherwise."""
+"""Commands whose module has another name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,21 +43,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             _dispatch(words)
             sys.stdout.flush()
-        except SystemExit as ended:  # argparse has shown a help
+        except SystemExit as ended:  # argparse has printed help
             return ended.code if isinstance(ended.code, int) else 0
         except KeyboardInterrupt as interrupted:
             interrupts.over()
             code = getattr(interrupted, "code", 130)
             return _fail(str(interrupted) or "Interrupted.", code, debug)
         except Exception as error:
-            if interrupts.seen:  # an extension that was being loaded made it another exception
+            if interrupts.seen:  # an extension module may turn Ctrl-C into another exception
                 return _fail("Interrupted.", 130, debug)
             return _explain(error, debug)
     return 0
 
 
 def _explain(error: Exception, debug: bool) -> int:
-    """Says what went wrong; returns the exit code."""
+    """Prints the error; returns the exit code."""
     if isinstance(error, UserError):
         return _fail(str(error), 2, debug)
     if _reader_has_gone(error):
@@ -87,7 +87,7 @@ def _dispatch(words: list[str]) -> None:
 
 
 def usage() -> str:
-    """What `dovetail --help` prints."""
+    """The text of `dovetail --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {line}" for name, line in COMMANDS.items()]
     return "\n".join(
@@ -108,7 +108,7 @@ def usage() -> str:
 
 
 def _fail(sentence: str, code: int, debug: bool) -> int:
-    """Says why on standard error, with the traceback if asked; returns the exit code."""
+    """Prints the message to standard error, with the traceback if `debug`; returns `code`."""
     if debug:
         traceback.print_exc()
     print(f"dovetail: {sentence}", file=sys.stderr)
@@ -116,7 +116,10 @@ def _fail(sentence: str, code: int, debug: bool) -> int:
 
 
 def _reader_has_gone(error: Exception) -> bool:
-    """Whether standard output is a pipe that nobody reads any more; if so it is put to rest."""
+    """Whether standard output is a pipe without a reader; if so, redirects it to /dev/null.
+
+    Otherwise Python would fail again when it flushes standard output at exit.
+    """
     if not isinstance(error, BrokenPipeError):
         return False
     try:

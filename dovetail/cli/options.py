@@ -1,7 +1,7 @@
 """The options of a dataclass, read from its source: name, type, default and one-line meaning.
 
-An option's meaning is the string beneath its field. Reading the source instead of the class keeps
-`--help` fast, and keeps the meaning where the option is.
+The help text of an option is the string beneath its field. The source is parsed, not imported:
+that keeps `--help` fast, and these strings exist in the source only.
 """
 
 import ast
@@ -16,22 +16,22 @@ from dovetail.cli.reference import PACKAGE, Kind, catalog, class_in, parse
 
 @dataclass(frozen=True)
 class Option:
-    """One field of a dataclass, as its source has it."""
+    """One field of a dataclass, as written in its source."""
 
     name: str
     annotation: str
     default: str | None
-    """None if the option must be given."""
+    """The default's source text; None if the option is required."""
     meaning: str
 
     @property
     def flag(self) -> str:
-        """How it is written on the command line: --gae-lambda for `lambda_`."""
+        """The flag on the command line: --gae-lambda for `gae_lambda`."""
         return flag(self.name)
 
     @property
     def shape(self) -> str:
-        """What its value looks like, for the help."""
+        """The placeholder of its value in help."""
         kind = self.annotation.replace(" ", "").removesuffix("|None")
         if kind.startswith("Literal["):
             return "|".join(str(choice) for choice in ast.literal_eval(f"({kind[8:-1]},)"))
@@ -41,18 +41,18 @@ class Option:
 
     @property
     def help(self) -> str:
-        """Its meaning and its default."""
+        """The help text: meaning and default."""
         default = f"default {self.default}" if self.default is not None else "required"
         return f"{self.meaning.rstrip('.')} ({default.replace('None', 'none')})".strip()
 
 
 def flag(name: str) -> str:
-    """The flag of an option called `name` in Python."""
+    """The flag of the option `name`."""
     return "--" + name.rstrip("_").replace("_", "-")
 
 
 def read(file: Path, name: str) -> dict[str, Option]:
-    """The options of the dataclass `name` in `file`, those that it inherits first."""
+    """Reads the options of the dataclass `name` in `file`, inherited ones first."""
     definition = class_in(file, name)
     found: dict[str, Option] = {}
     for base in definition.bases:
@@ -70,7 +70,7 @@ def read(file: Path, name: str) -> dict[str, Option]:
 
 
 def _default(value: ast.expr | None) -> str | None:
-    """The default as written; what `field(default=…)` holds."""
+    """The default as written; for `field(default=…)`, its argument."""
     if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("field"):
         given = {word.arg: ast.unparse(word.value) for word in value.keywords}
         return given.get("default", "…" if "default_factory" in given else None)
@@ -85,7 +85,7 @@ def _meaning(statement: ast.stmt | None) -> str:
 
 
 def _place(base: str, file: Path) -> tuple[Path, str] | None:
-    """Where a base class is defined; None for those that bring no options."""
+    """The file and name of a base class; None if it has no options."""
     name = base.partition("[")[0]
     if any(isinstance(node, ast.ClassDef) and node.name == name for node in parse(file).body):
         return file, name
@@ -100,7 +100,7 @@ def _place(base: str, file: Path) -> tuple[Path, str] | None:
 
 
 def _own_place(module: str, name: str) -> tuple[Path, str] | None:
-    """Where one of Dovetail's own classes is defined; `dovetail.algorithms.PPO` is a short name."""
+    """The file and name of a built-in class; resolves re-exports like `dovetail.algorithms.PPO`."""
     kinds: tuple[Kind, ...] = ("algorithm", "strategy")
     own = [place for kind in kinds for place in catalog(kind).values()]
     module = next((m for m, _, n in (p.partition(":") for p in own) if n == name), module)
@@ -109,7 +109,7 @@ def _own_place(module: str, name: str) -> tuple[Path, str] | None:
 
 
 def _full_name(name: str, file: Path) -> str:
-    """`dt.algorithms.PPO` as `dovetail.algorithms.PPO`, by the file's imports."""
+    """Expands `dt.algorithms.PPO` to `dovetail.algorithms.PPO`, by the file's imports."""
     first, dot, rest = name.partition(".")
     for node in parse(file).body:
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -1,7 +1,7 @@
-"""One command's words: argparse underneath, every mistake a sentence, an example in every help.
+"""The parser of a command: argparse with our error messages, and an example in every help.
 
-Values stay text here; `values.convert` reads them, so that a config file and the command line are
-understood in one way. Dashes and underscores are the same in a flag.
+Values stay text here. `values.convert` converts them, so that a config file and the command line
+are read alike. Dashes and underscores in flags are equivalent.
 """
 
 import argparse
@@ -20,14 +20,14 @@ COMPLAINTS = {
     r"^argument (\S+): ignored explicit argument .*": r"\1 takes no value",
     r"^the following arguments are required: (.*)": r"\1 is missing",
 }
-"""What argparse says, and what we say."""
+"""Argparse's messages, as patterns, and ours."""
 
 ALIASES = {"--policy": "--strategy"}
-"""Flags of earlier versions that still work, and that no help shows."""
+"""Flags of earlier versions that still work, but are not shown in help."""
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one command; only what was given is in what it returns."""
+    """The parser of one command; it returns only the values that were given."""
 
     def __init__(self, command: str, description: str, *examples: str) -> None:
         super().__init__(
@@ -41,19 +41,19 @@ class Parser(argparse.ArgumentParser):
         )
         self.add_argument("-h", "--help", action="help", help="Show this")
         self.places: dict[str, str] = {}
-        """Each flag with the place where its value is found: "--seed": "seed"."""
+        """The key of each flag's value: "--seed": "seed"."""
         self.known: set[str] = set()
-        """Every place, those included that only a config file reaches."""
+        """All keys, including those that only a config file can set."""
 
     def flag(self, name: str, meaning: str, value: str = "", place: str = "") -> None:
-        """Adds `name`, which takes a `value` unless that is empty."""
+        """Adds the flag `name`; it takes a value unless `value`, its placeholder, is empty."""
         self.places[name] = place or name[2:]
         self.known.add(self.places[name])
         shape: dict[str, Any] = {"metavar": value} if value else {"action": "store_true"}
         self.add_argument(name, dest=self.places[name], help=_literal(meaning), **shape)
 
     def options(self, section: str, title: str, options: Iterable[Option]) -> None:
-        """Adds a flag for each option; a flag that is taken already keeps its meaning."""
+        """Adds a flag for each option; an existing flag keeps its meaning."""
         group = self.add_argument_group(title)
         for option in options:
             place = f"{section}.{option.name}"
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
             group.add_argument(option.flag, dest=place, help=_literal(option.help), **shape)
 
     def read(self, words: Iterable[str]) -> Mapping[str, Any]:
-        """What `words` give, as text; an unknown flag or a spare word is refused."""
+        """Returns the given values as text; raises on an unknown flag or an extra word."""
         known, unknown = self.parse_known_args(normalized(list(words)))
         flag = next((word for word in unknown if word.startswith("-")), None)
         if flag is not None:
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         return vars(known)
 
     def error(self, message: str) -> NoReturn:
-        """Argparse's own complaint, as our error."""
+        """Raises argparse's own message as a `UserError`."""
         told = message
         for pattern, sentence in COMPLAINTS.items():
             told = re.sub(pattern, sentence, told)
@@ -95,13 +95,13 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Two columns, without argparse's usage of every flag."""
+    """Two columns, without argparse's long usage line."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
-        """Names the positional words only: flags are listed below anyway."""
+        """Shows the positional arguments only; the flags are listed below."""
         words = [action for action in actions if not action.option_strings]
         super().add_usage(usage, words, groups, prefix)
 
@@ -112,7 +112,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def normalized(words: list[str]) -> list[str]:
-    """Flags with dashes for underscores, and a negative value tied to its flag."""
+    """Replaces underscores in flags by dashes, and joins a negative value to its flag with `=`.
+
+    Argparse would take a separate negative value for a flag.
+    """
     normal: list[str] = []
     for word in words:
         if word.startswith("--"):
@@ -127,10 +130,10 @@ def normalized(words: list[str]) -> list[str]:
 
 
 def _literal(text: str) -> str:
-    """For argparse, to whom % means something."""
+    """Escapes % for argparse, which formats help texts."""
     return text.replace("%", "%%")
 
 
 def _initials(flag: str) -> str:
-    """`lr` of --learning-rate."""
+    """The initials of a flag: `lr` for --learning-rate."""
     return "".join(part[0] for part in flag.strip("-").split("-"))

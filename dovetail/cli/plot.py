@@ -4,7 +4,7 @@ from dovetail.cli.parser import Parser
 
 
 def run(argv: list[str]) -> None:
-    """Draws the runs' learning curves into one picture, and says where it is."""
+    """Draws the learning curves of runs into one figure and prints its path."""
     parser = Parser(
         "plot",
         "Draws learning curves. Runs that differ in their seed only become one curve, with a\n"

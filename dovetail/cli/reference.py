@@ -1,7 +1,7 @@
-"""Which class a word of the command line means, found without importing it.
+"""Finds the class for a word of the command line, without importing it.
 
-`ppo` is one of Dovetail's own; `my_file.py:MyAlgorithm` is a class in the user's file. Only the
-source is read, so that help and spelling mistakes are answered before JAX is loaded.
+`ppo` is a built-in class; `my_file.py:MyAlgorithm` is a class in the user's file. Only the source
+is parsed, so that help and typos are handled before JAX is imported.
 """
 
 import ast
@@ -20,17 +20,17 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Reference:
-    """A class that has been found in a source file, and not yet imported."""
+    """A class found in a source file, not yet imported."""
 
     kind: Kind
     file: Path
     name: str
     own: str | None
-    """The word for one of Dovetail's own; None for a class in the user's file."""
+    """The short name of a built-in class; None for a class in the user's file."""
 
     @property
     def word(self) -> str:
-        """What one writes on the command line."""
+        """The word for the command line."""
         return self.own or f"{self.file}:{self.name}"
 
     @property
@@ -40,18 +40,18 @@ class Reference:
         return lines[0] if lines else ""
 
     def load(self) -> Any:
-        """Imports it; what a file holds under a class's name need not be one."""
+        """Imports the object; the file may have rebound the name to something else than a class."""
         own = catalog(self.kind)[self.own] if self.own else None
         return load_object(own or f"{self.file}:{self.name}", self.kind)
 
 
 def catalog(kind: Kind) -> dict[str, str]:
-    """Dovetail's own algorithms or strategies: word → "module:Class"."""
+    """The built-in algorithms or strategies: word → "module:Class"."""
     return algorithms.ALGORITHMS if kind == "algorithm" else strategies.STRATEGIES
 
 
 def find(kind: Kind, word: str) -> Reference:
-    """The class that `word` means."""
+    """Finds the class for `word`."""
     own = catalog(kind)
     if word.lower() in own:
         module, _, name = own[word.lower()].partition(":")
@@ -73,13 +73,13 @@ def find(kind: Kind, word: str) -> Reference:
 
 
 def parse(file: Path) -> ast.Module:
-    """The syntax tree of a source file."""
+    """Parses a source file."""
     return _parsed(file, file.resolve())
 
 
 @cache
 def _parsed(file: Path, _: Path) -> ast.Module:
-    """Read once for each whole path: the same name means another file in another folder."""
+    """Cached by absolute path: a relative path names another file in another working directory."""
     try:
         return ast.parse(file.read_text(encoding="utf-8"), str(file))
     except SyntaxError as error:
@@ -89,7 +89,7 @@ def _parsed(file: Path, _: Path) -> ast.Module:
 
 
 def class_in(file: Path, name: str) -> ast.ClassDef:
-    """The definition of the class `name` in `file`."""
+    """Finds the definition of the class `name` in `file`."""
     for node in parse(file).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node

@@ -11,11 +11,11 @@ from dovetail.cli.values import convert
 from dovetail.errors import ServerGone
 
 LOOK = 0.2
-"""Seconds between two looks whether the server still runs."""
+"""Seconds between two checks that the server is still running."""
 
 
 def run(argv: list[str]) -> None:
-    """Serves until it is interrupted."""
+    """Serves a replay until interrupted."""
     parser = Parser(
         "replay",
         "Serves the replay of an algorithm, in a process that trainings share: give them the\n"

@@ -1,4 +1,4 @@
-"""The Python that does what a command line does."""
+"""The Python code equivalent to a command line."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +59,7 @@ def _arguments(values: Mapping[str, Any]) -> str:
 
 
 def _call(function: str, words: list[str]) -> str:
-    """A call on one line if it fits, else with a line for each argument."""
+    """A call on one line if it fits, otherwise with one argument per line."""
     line = f"{function}({', '.join(words)})"
     if len(line) <= 90:
         return line

@@ -1,7 +1,7 @@
-"""What other libraries call an option, and what it is called here.
+"""The names of options in other libraries, and ours.
 
-Names are those of stable-baselines3, CleanRL, RLlib, Acme, Tianshou and TRL, and our own of earlier
-versions. An unknown flag is answered from this table before spelling is compared.
+The names come from Stable-Baselines3, CleanRL, RLlib, Acme, Tianshou and TRL, and from earlier
+versions of Dovetail. For an unknown flag, this table is consulted before the closest spelling.
 """
 
 from collections.abc import Collection
@@ -179,7 +179,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "policy-frequency": ("policy-delay",),
     "policy-freq": ("policy-delay",),
     "actor-every": ("policy-delay",),
-    # values as distributions
+    # distributional value functions
     "dueling-dqn": ("dueling",),
     "duelling": ("dueling",),
     "double-q": ("double",),
@@ -217,10 +217,10 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "ray-address": ("cluster",),
     "fewest": ("min-actors",),
 }
-"""Theirs → ours, without dashes in front; of several, the first that the command has."""
+"""Their name → our names, without leading dashes; of several, the first that the command has."""
 
 
 def ours(name: str, flags: Collection[str]) -> str | None:
-    """The flag among `flags` that means what `name` means elsewhere; None if there is none."""
+    """The flag in `flags` for another library's `name`; None if there is none."""
     wanted = SYNONYMS.get(name.strip("-").replace("_", "-").removeprefix("no-"), ())
     return next((f"--{word}" for word in wanted if f"--{word}" in flags), None)

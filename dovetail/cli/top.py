@@ -1,4 +1,4 @@
-"""`dovetail top`: follows a run, worker by worker, from its telemetry and status."""
+"""`dovetail top`: shows a run's workers live, from its telemetry and status files."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from dovetail.cli.values import convert
 
 
 def run(argv: list[str]) -> None:
-    """Shows where the time of a run goes until it ends, or once."""
+    """Shows how the workers spend their time, until the run ends or once."""
     parser = Parser(
         "top",
         "Follows a run: what each worker does, and where its time goes. Ctrl-C ends it.",

@@ -5,7 +5,7 @@ from dovetail.cli.values import convert
 
 
 def run(argv: list[str]) -> None:
-    """Writes the trace, and says how to look at it."""
+    """Writes the trace and prints how to open it."""
     parser = Parser(
         "trace",
         "Writes what every worker of a run did when, as a trace for Perfetto or Chrome.",

@@ -20,11 +20,11 @@ from dovetail.cli.values import convert, numbers
 from dovetail.errors import UserError
 
 WITH_RESUME = {"resume", "total-steps", "online-steps", "cluster", "deploy", "json", "quiet"}
-"""What may be said when a run is resumed; the rest is the run's own."""
+"""The flags allowed with --resume; everything else comes from the run's config."""
 
 
 def run(argv: list[str]) -> None:
-    """Trains; what came of it is said by the training itself, or in JSON."""
+    """Trains or resumes; prints the summary as JSON with --json."""
     words = understand(_parser(), argv)
     quiet = bool(words.values.get("quiet"))
     trained = _resume(words, quiet) if "resume" in words.values else _train(words, quiet)
@@ -133,6 +133,6 @@ def _settings(words: Words) -> dict[str, Any]:
 
 
 def _show(python: str, quiet: bool) -> None:
-    """Says how the same is done in Python, on standard error."""
+    """Prints the equivalent Python code to standard error."""
     if not quiet:
         print(f"The same in Python:\n\n{python}\n", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Text from the command line and values from TOML, as the types that options are annotated with."""
+"""Converts text from the command line and values from TOML to the annotated types of options."""
 
 import math
 import types
@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from dovetail.errors import UserError
 
 WRONG = (ValueError, TypeError, OverflowError, KeyError)
-"""What a value that does not fit raises."""
+"""The exceptions of a failed conversion."""
 NAMES: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -21,7 +21,7 @@ NAMES: dict[Any, str] = {
 
 
 def convert(value: object, kind: Any, what: str) -> Any:
-    """`value` as `kind`; `what` names the option in the sentence if that cannot be."""
+    """Converts `value` to the type `kind`; `what` names the option in the error message."""
     try:
         return _convert(value, kind)
     except WRONG:
@@ -29,13 +29,13 @@ def convert(value: object, kind: Any, what: str) -> Any:
 
 
 def numbers(given: Mapping[str, Any], *names: str) -> dict[str, int]:
-    """Those of the flags `names` that were given, as whole numbers, by their names in Python."""
+    """The given flags among `names` as integers, by their Python names."""
     found = {name: convert(given[name], int, f"--{name}") for name in names if name in given}
     return {name.replace("-", "_"): value for name, value in found.items()}
 
 
 def describe(kind: Any) -> str:
-    """What an option of this type takes, in words."""
+    """The accepted values of a type, in words."""
     if kind in NAMES:
         return NAMES[kind]
     arguments = get_args(kind)
@@ -71,7 +71,7 @@ def _convert(value: object, kind: Any) -> Any:
 
 
 def _number(value: object, kind: type) -> int | float:
-    """A number; whole ones may be written 200_000 or 2e5."""
+    """Converts a number; integers may be written as 200_000 or 2e5."""
     if not isinstance(value, int | float | str):
         raise TypeError
     if kind is int and isinstance(value, str) and value.replace("_", "").lstrip("+-").isdigit():
@@ -93,7 +93,7 @@ def _sequence(value: object, origin: type, arguments: tuple[Any, ...]) -> Any:
 
 
 def _first_that_fits(value: object, kinds: tuple[Any, ...]) -> Any:
-    """The first reading that works, `none` before text."""
+    """Converts to the first type that fits; `none` is tried before text."""
     for kind in sorted(kinds, key=lambda kind: kind is not type(None)):
         try:
             return _convert(value, kind)

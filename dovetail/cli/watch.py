@@ -5,7 +5,7 @@ from dovetail.cli.values import numbers
 
 
 def run(argv: list[str]) -> None:
-    """Shows an episode of a run's policy, and says where the video is."""
+    """Shows or records an episode of a run's policy; prints the path of the video."""
     parser = Parser(
         "watch",
         "Shows the policy that a run learned: writes a video, or opens a window.",

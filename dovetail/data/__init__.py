@@ -1,17 +1,15 @@
-"""Recorded data: datasets of episodes, written, read, checked and learned from.
+"""Recorded data: datasets of episodes, to write, read, check and learn from.
 
-A dataset is a folder in Minari's own layout, `data/main_data.hdf5` with `data/metadata.json`, so
-that Minari reads what is written here and the other way round; or tables in Parquet. It holds what
-the environment itself showed and took, terminations and truncations apart, the true last
-observation of every episode, the probabilities of actions where they are known, and where each
-episode comes from.
+A dataset is a folder in Minari's layout, `data/main_data.hdf5` with `data/metadata.json`, so that
+Minari and Dovetail read each other's datasets; or tables in Parquet. It holds the environment's own
+observations and actions, separate terminations and truncations, the true final observation of every
+episode, the log-probabilities of actions where known, and the source of each episode.
 
     with Writer(folder, metadata) as writer: writer.write(episode)
     with Reader(folder) as reader: reader.episode(17)
 
-`Recorder` writes the trajectories of several environments as episodes. `Stream` gives shuffled
-batches from the disk, `load` puts a dataset into a replay table; both need no more memory than they
-are told.
+`Recorder` writes the trajectories of several environments as episodes. `Stream` yields shuffled
+batches from disk, `load` puts a dataset into a replay table; both respect a memory limit.
 """
 
 from dovetail.lazy import lazy_attributes

@@ -1,4 +1,4 @@
-"""A dataset in blocks: runs of steps of about equal size, in which it is read from end to end."""
+"""Cuts a dataset into blocks: runs of consecutive steps of about equal size."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -8,26 +8,26 @@ import numpy as np
 from dovetail.data.hdf5 import Array, Piece
 
 ROUND_BLOCKS = 64
-"""Blocks that are in memory together: the more, the better mixed."""
+"""Number of blocks in memory together: more blocks mix better."""
 
 
 class Block(NamedTuple):
-    """The rows that windows of steps need, and where among them each window begins."""
+    """The rows that windows of steps need, and the row at which each window starts."""
 
     pieces: list[Piece]
     begins: Array
-    """[steps]: the row of each step."""
+    """[steps]: index of each step's row."""
     left: Array
-    """[steps]: how many steps there are from it to the end of its episode, itself included."""
+    """[steps]: number of steps from this one to the end of its episode, inclusive."""
     steps: Array
-    """[steps]: its number among all steps of the dataset."""
+    """[steps]: number of the step within the dataset."""
 
 
 class Blocks:
-    """The steps of episodes of given lengths, numbered through and cut into blocks."""
+    """The steps of all episodes, numbered consecutively and cut into blocks."""
 
     def __init__(self, lengths: Array, steps: int, behind: int) -> None:
-        """Blocks of `steps` steps; with them go `behind` rows, or as many as the episode has."""
+        """Blocks of `steps` steps, each run with up to `behind` further rows of its episode."""
         self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         self._steps, self._behind = steps, behind
         self.total = int(self._starts[-1])
@@ -36,11 +36,11 @@ class Blocks:
         return -(-self.total // self._steps)
 
     def size(self, number: int) -> int:
-        """Steps of a block."""
+        """Number of steps in a block."""
         return min(self._steps, self.total - number * self._steps)
 
     def get(self, numbers: Array) -> Block:
-        """Several blocks as one."""
+        """Several blocks, joined into one."""
         pieces: list[Piece] = []
         begins: list[Array] = []
         left: list[Array] = []
@@ -66,8 +66,9 @@ class Blocks:
 def fitting(
     lengths: Array, window: int, row_bytes: int, step_bytes: int, room: int
 ) -> tuple[int, int]:
-    """(steps of a block, blocks): as many steps as `room` bytes hold with the rows behind them,
-    one at least, in about `ROUND_BLOCKS` blocks. Besides its row, a step takes `step_bytes`."""
+    """(steps per block, number of blocks): as many steps as fit into `room` bytes with the rows
+    after them, at least one, in about `ROUND_BLOCKS` blocks. A step takes `step_bytes` in addition
+    to its row."""
     steps = min(max(room // (row_bytes + step_bytes), 1), int(lengths.sum()))
     while True:
         block = max(steps // ROUND_BLOCKS, 1)
@@ -75,12 +76,13 @@ def fitting(
         needed = most_rows(lengths, block, count, window) * row_bytes + count * block * step_bytes
         if needed <= room or steps == 1:
             return block, count
+        # Shrink in proportion, by at least one step, until it fits.
         steps = max(min(steps - 1, steps * room // needed), 1)
 
 
 def most_rows(lengths: Array, block: int, count: int, behind: int) -> int:
-    """The most rows of `count` blocks of `block` steps: the steps, and those behind each run of
-    them in an episode."""
+    """Maximum number of rows in `count` blocks of `block` steps: the steps, and `behind` rows after
+    each run of steps of one episode."""
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = np.arange(0, int(ends[-1]), block)
     stops = np.minimum(starts + block, ends[-1])
@@ -90,7 +92,7 @@ def most_rows(lengths: Array, block: int, count: int, behind: int) -> int:
 
 
 def grouped(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
-    """Pieces in groups of at most `rows` rows; only a longer one is cut."""
+    """Pieces in groups of at most `rows` rows; only pieces longer than that are cut."""
     group: list[Piece] = []
     room = rows
     for episode, begin, stop in pieces:
@@ -108,13 +110,13 @@ def grouped(pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
 
 
 def last_rows(pieces: Sequence[Piece], lengths: Array) -> Array:
-    """The rows of pieces that are behind the last step of an episode, in which nothing is done."""
+    """Indices of the rows after an episode's last step, which hold no action."""
     ends = np.cumsum([piece.stop - piece.start for piece in pieces]) - 1
     return ends[[piece.stop > lengths[piece.episode] for piece in pieces]]
 
 
 def whole_episodes(lengths: Array, steps: int) -> Iterator[range]:
-    """Runs of whole episodes, of about `steps` steps each."""
+    """Ranges of whole episodes of about `steps` steps each."""
     bounds = np.flatnonzero(np.diff(np.cumsum(lengths) // max(steps, 1), prepend=0)) + 1
     stops = sorted({*bounds.tolist(), len(lengths)})
     for first, stop in zip([0, *stops[:-1]], stops, strict=True):

@@ -1,4 +1,4 @@
-"""What a dataset consists of: episodes, the rows they are read as, and where they come from."""
+"""The contents of a dataset: episodes, the rows they are read as, and their sources."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ from dovetail.errors import UserError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LOG_PROBABILITY = "log_probability"
-"""Of the action, by the policy that chose it; NaN where it is not known."""
+"""Of the action under the policy that chose it; NaN where unknown."""
 VERSION = "version"
-"""Updates that the policy had seen; -1 where that is not known."""
+"""Number of updates the policy had seen; -1 where unknown."""
 SAMPLED_ACTION = "sampled_action"
-"""What the policy chose before it was clipped to the bounds of the action space."""
+"""The policy's action before it was clipped to the bounds of the action space."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Episode:
     """One episode, in the environment's own observations and actions."""
 
     observations: Any
-    """A tree of arrays [steps + 1, …]: the true last observation is the last row."""
+    """A tree of arrays [steps + 1, …]; the last row is the true final observation."""
     actions: Any
     """[steps, …]"""
     rewards: Array
@@ -31,9 +31,9 @@ class Episode:
     infos: dict[str, Array] = field(default_factory=dict[str, Array])
     """`log_probability`, `version`, `sampled_action`, each [steps, …], where known."""
     source: int = 0
-    """Which of the dataset's sources it comes from."""
+    """Index into the dataset's sources."""
     cut: bool = False
-    """Whether only the recording ended here: the last step is marked as truncated."""
+    """Whether only the recording ended here; the last step is marked as truncated."""
     begun: bool = True
     """Whether it was recorded from its first step."""
 
@@ -43,7 +43,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Source:
-    """Where episodes come from."""
+    """The origin of episodes."""
 
     environment: str
     """The environment's id."""
@@ -54,12 +54,12 @@ class Source:
     algorithm: str | None = None
     seed: int | None = None
     dovetail: str | None = None
-    """The version of Dovetail that recorded them."""
+    """The Dovetail version that recorded them."""
 
 
 class Rows(NamedTuple):
-    """Episodes in a line, as algorithms see them: leaves [n, …], with one more row behind the last
-    step of each, which holds the last observation and has no meaning else."""
+    """Consecutive episodes as algorithms see them: leaves [n, …], with one extra row after the last
+    step of each, which holds the final observation and is otherwise undefined."""
 
     observation: Any
     action: Any
@@ -67,17 +67,17 @@ class Rows(NamedTuple):
     terminated: Any
     truncated: Any
     log_probability: Any
-    """NaN where it is not known."""
+    """NaN where unknown."""
     version: Any
-    """-1 where it is not known."""
+    """-1 where unknown."""
     last: Any
-    """Whether a row is such a last one."""
+    """Whether a row is such an extra row."""
 
 
 def check_lengths(
     episode: Episode, observations: dict[str, Array], others: dict[str, Array]
 ) -> None:
-    """Refuses an episode whose arrays do not fit together."""
+    """Raises if an episode's arrays do not fit together."""
     steps = len(episode.rewards)
     if steps == 0:
         raise UserError("An episode without a step was given to be written: leave it out.")

@@ -1,4 +1,4 @@
-"""The packages that only datasets need: `pip install 'dovetail[data]'`."""
+"""Packages that only datasets need: `pip install 'dovetail[data]'`."""
 
 import importlib
 from typing import Any
@@ -7,7 +7,7 @@ from dovetail.errors import UserError
 
 
 def package(name: str) -> Any:
-    """The module `name`."""
+    """Imports the module `name`; raises a `UserError` if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

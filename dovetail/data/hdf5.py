@@ -1,8 +1,8 @@
-"""Minari's own layout: one HDF5 file with a group per episode.
+"""Minari's layout: one HDF5 file with a group per episode.
 
-Dovetail writes every array in one contiguous piece, and an index of where it begins. So episodes
-are read straight from the file, in any order and from within, without HDF5's cost per array; with
-each goes a check sum. A file that Minari wrote or added to has no such index and is read with h5py.
+Dovetail writes every array contiguously, with an index of file offsets. So episodes are read
+straight from the file, in any order and in part, without HDF5's overhead per array; each has a
+check sum. A file that Minari wrote or appended to has no index and is read with h5py.
 """
 
 import io
@@ -28,15 +28,15 @@ FILE = "main_data.hdf5"
 INDEX = "index.npz"
 ALIGNMENT = 8
 FILE_ROOM, EPISODE_ROOM, COLUMN_ROOM = 1 << 16, 2048, 768
-"""Bytes that HDF5 takes beside the arrays themselves, at most."""
+"""Upper bounds on HDF5's overhead in bytes: per file, per episode and per column."""
 ATTRIBUTES = {"id", "total_steps", "source", "cut", "begun"}
-"""Those of an episode that are read."""
+"""The attributes of an episode that are read."""
 VERIFIED = 1 << 20
-"""Bytes that are held against a check sum at a time."""
+"""Bytes read at a time when verifying a check sum."""
 
 
 class Piece(NamedTuple):
-    """Rows `start` … `stop` of an episode; its last observation is row number `steps`."""
+    """Rows `start` … `stop` - 1 of an episode; the final observation is row number `steps`."""
 
     episode: int
     start: int
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 class EpisodeColumns(NamedTuple):
-    """The columns of a dataset's episodes that are not arrays: [episodes]."""
+    """Per-episode values of a dataset: [episodes] each."""
 
     lengths: Array
     sources: Array
@@ -53,47 +53,47 @@ class EpisodeColumns(NamedTuple):
 
     @property
     def whole(self) -> Array:
-        """Those that were recorded from the first step to the last: no fragments."""
+        """Whether each was recorded from its first step to its last: not a fragment."""
         return self.begun & ~self.cut
 
 
 class Storage(Protocol):
-    """How episodes are read."""
+    """The interface for reading episodes."""
 
     episodes: EpisodeColumns
 
     def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:
-        """The columns of these pieces, one behind the other, all or `only` some; a column without a
-        last row has zeros there."""
+        """The columns of these pieces, concatenated, all or `only` some; a column without a value
+        in an episode's extra last row has zeros there."""
         ...
 
     def verify(self, episode: int) -> None:
-        """Holds an episode that is read in parts against its check sum, if it has one."""
+        """Verifies the check sum of an episode that is read in parts, if it has one."""
         ...
 
     def unread(self) -> list[str]:
-        """What else it holds of episodes: names of infos, attributes."""
+        """Names of further contents of episodes that are not read: infos, attributes."""
         ...
 
     def close(self) -> None:
-        """Releases the files."""
+        """Closes the files."""
         ...
 
 
 class Stored(NamedTuple):
-    """One episode on its way into a file."""
+    """One episode to be written to a file."""
 
     arrays: Mapping[str, Array]
-    """By column."""
+    """By column path."""
     source: int
     cut: bool
     begun: bool
 
 
 def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> Metadata:
-    """Writes the file and its index into `folder`/data; returns what there is now.
+    """Writes the file and its index into `folder`/data; returns the updated metadata.
 
-    Room is taken before anything is written: HDF5 itself crashes when a disk is full.
+    Space is reserved before each write, because HDF5 crashes when the disk is full.
     """
     h5py = package("h5py")
     place = folder / "data"
@@ -124,7 +124,7 @@ def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> 
             begun.append(episode.begun)
         end = file.id.get_filesize()
     size = min(end, temporary.stat().st_size)
-    os.truncate(temporary, size)  # the room that was not needed
+    os.truncate(temporary, size)  # release the unused reservation
     sync(temporary)
     with (place / INDEX).open("wb") as index:
         np.savez(
@@ -137,6 +137,7 @@ def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> 
             sums=np.array(sums, np.uint32),
         )
     sync(place / INDEX)
+    # Last: a file with its final name is complete and has its index.
     os.replace(temporary, place / FILE)
     return replace(
         metadata, data_format=HDF5, episodes=len(lengths), steps=sum(lengths), size=size, jpeg=False
@@ -144,14 +145,14 @@ def write_hdf5(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> 
 
 
 def _most_bytes(columns: Sequence[Column], arrays: Mapping[str, Array]) -> int:
-    """What an episode takes in the file, at most."""
+    """Upper bound on an episode's size in the file."""
     return EPISODE_ROOM + sum(COLUMN_ROOM + arrays[column.path].nbytes for column in columns)
 
 
 def _put(group: Any, columns: Sequence[Column], arrays: Mapping[str, Array]) -> list[int]:
-    """Writes an episode's arrays; returns where in the file they begin.
+    """Writes an episode's arrays; returns their file offsets.
 
-    By HDF5's own functions, which cost less than those of h5py around them.
+    Uses h5py's low-level API, which costs less than the high-level one.
     """
     h5py = package("h5py")
     found: list[int] = []
@@ -170,7 +171,7 @@ def _put(group: Any, columns: Sequence[Column], arrays: Mapping[str, Array]) -> 
 
 
 def checksum(arrays: Iterable[Array]) -> int:
-    """One CRC-32 of all arrays."""
+    """One CRC-32 over all arrays."""
     found = 0
     for array in arrays:
         if array.size:
@@ -179,7 +180,7 @@ def checksum(arrays: Iterable[Array]) -> int:
 
 
 def open_hdf5(folder: Path, metadata: Metadata) -> Storage:
-    """The file of a dataset; missing, half-written and damaged ones are refused by name."""
+    """Opens the file of a dataset; raises if it is missing, half-written or damaged."""
     file, index = folder / "data" / FILE, folder / "data" / INDEX
     if not file.exists():
         raise UserError(f"{file} is missing: take it from a copy of the dataset.")
@@ -200,7 +201,7 @@ def open_hdf5(folder: Path, metadata: Metadata) -> Storage:
 
 
 class IndexedFile:
-    """A file that Dovetail wrote, read straight from where its arrays are."""
+    """A file that Dovetail wrote, read directly at its arrays' offsets."""
 
     def __init__(self, file: Path, index: Path, metadata: Metadata) -> None:
         try:
@@ -213,7 +214,7 @@ class IndexedFile:
             self._offsets, self._sums = arrays["offsets"], arrays["sums"]
         except (OSError, ValueError, KeyError, zlib.error, EOFError) as error:
             raise _damaged(index, error) from error
-        except Exception as error:  # zipfile's own
+        except Exception as error:  # zipfile's errors
             raise _damaged(index, error) from error
         self._columns = metadata.columns
         self._observed = len(metadata.observation_columns)
@@ -223,7 +224,7 @@ class IndexedFile:
         self._descriptor = os.open(file, os.O_RDONLY)
 
     def read(self, pieces: Sequence[Piece], only: Sequence[str] = ()) -> dict[str, Array]:
-        """The columns of the pieces; whole episodes are held against their check sums."""
+        """The columns of the pieces; verifies the check sums of whole episodes."""
         total = sum(piece.stop - piece.start for piece in pieces)
         wanted = [not only or column.path in only for column in self._columns]
         arrays = [
@@ -255,7 +256,7 @@ class IndexedFile:
         return {column.path: x for column, x, want in found if want}
 
     def verify(self, episode: int) -> None:
-        """Holds an episode that is read in parts against its check sum."""
+        """Verifies the check sum of an episode that is read in parts."""
         steps, check = int(self.episodes.lengths[episode]), 0
         buffer = memoryview(bytearray(VERIFIED))
         for number, (column, offset) in enumerate(
@@ -269,7 +270,7 @@ class IndexedFile:
         self._compare(episode, check)
 
     def unread(self) -> list[str]:
-        """Dovetail writes nothing else."""
+        """Nothing: Dovetail writes no other contents."""
         return []
 
     def _compare(self, episode: int, check: int) -> None:
@@ -295,7 +296,7 @@ class IndexedFile:
 
 
 class LinkedFile:
-    """A file that Minari wrote or added to, read with h5py."""
+    """A file that Minari wrote or appended to, read with h5py."""
 
     def __init__(self, file: Path, metadata: Metadata) -> None:
         h5py = package("h5py")
@@ -309,7 +310,7 @@ class LinkedFile:
             ends = [bool(g["terminations"][-1] | g["truncations"][-1]) for g in groups]
             cut = [bool(group.attrs.get("cut", False)) for group in groups]
             begun = [bool(group.attrs.get("begun", True)) for group in groups]
-        except Exception as error:  # h5py's own: what is there, but is something else
+        except Exception as error:  # h5py raises many kinds for malformed files
             raise _damaged(file, error) from error
         self.episodes = EpisodeColumns(
             np.array(lengths, np.int64),
@@ -338,12 +339,12 @@ class LinkedFile:
         try:
             group = self._file[f"episode_{piece.episode}"]
             if column.path.startswith("infos/") and column.path not in group:
-                whole[...] = unknown(column)  # Minari has added this episode
+                whole[...] = unknown(column)  # an episode appended by Minari
                 return whole
             stored = group[column.path][piece.start : stop]
             if column.path in self._images:
                 stored = np.stack([_picture(frame) for frame in stored])
-        except Exception as error:  # h5py's own, and Pillow's
+        except Exception as error:  # h5py's and Pillow's errors
             where = f"episode {piece.episode}, {column.path}: "
             raise _damaged(self._path, error, where) from error
         if stored.shape != (stop - piece.start, *column.shape):
@@ -357,10 +358,10 @@ class LinkedFile:
         return whole
 
     def verify(self, episode: int) -> None:
-        """Minari writes no check sums."""
+        """Does nothing: Minari writes no check sums."""
 
     def unread(self) -> list[str]:
-        """What else the file holds of episodes: other infos, and attributes such as seeds."""
+        """Further contents of episodes: other infos, and attributes such as seeds."""
         found: set[str] = set()
         try:
             for number in range(len(self.episodes.lengths)):
@@ -368,7 +369,7 @@ class LinkedFile:
                 infos = set(group["infos"]) if "infos" in group else set[str]()
                 found |= {f"infos/{name}" for name in infos - set(self._metadata.infos)}
                 found |= set(group.attrs) - ATTRIBUTES
-        except Exception as error:  # h5py's own
+        except Exception as error:  # h5py's errors
             raise _damaged(self._path, error) from error
         return sorted(found)
 
@@ -378,12 +379,12 @@ class LinkedFile:
 
 
 def unknown(column: Column) -> float:
-    """What stands for a number that was not recorded."""
+    """The value that marks a number as not recorded."""
     return np.nan if column.dtype.kind == "f" else -1
 
 
 def _picture(frame: Array) -> Array:
-    """A frame that Minari stored as JPEG."""
+    """Decodes a frame that Minari stored as JPEG."""
     from PIL import Image
 
     with Image.open(io.BytesIO(np.asarray(frame, np.uint8).tobytes())) as image:

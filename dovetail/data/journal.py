@@ -1,4 +1,4 @@
-"""Episodes on their way to a dataset: records of named arrays, with a head in JSON."""
+"""The journal of a recording: records of named arrays with a JSON header."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,21 +10,21 @@ from dovetail.replay.storage.records import Array, Reading, RecordFile
 
 
 class Entry(NamedTuple):
-    """What was read of one."""
+    """One entry."""
 
     header: dict[str, Any]
     arrays: dict[str, Array]
 
 
 def append(file: RecordFile, header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Writes one entry."""
+    """Appends one entry."""
     layout = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
     head = json.dumps({**header, "arrays": layout}).encode()
     file.append(head, [np.ascontiguousarray(array) for array in arrays.values()])
 
 
 def entries(reading: Reading) -> Iterator[Entry]:
-    """The entries of a file, until its end or until one is not whole."""
+    """The entries of a file, up to its end or the first incomplete one."""
     for record in reading:
         header, parts = json.loads(record.head), iter(record.parts)
         arrays: dict[str, Array] = {}

@@ -1,4 +1,4 @@
-"""A dataset as a replay table on the device: all of it, to be sampled and never added to."""
+"""Loads a whole dataset into a replay table on the device, to be sampled and never added to."""
 
 import heapq
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from dovetail.replay.replay import DeviceReplay
 from dovetail.replay.table import Table, Transitions, make_layout, stored_bytes
 
 CHUNK = 1 << 14
-"""Steps that are inserted at a time, at most."""
+"""Maximum number of steps per insert."""
 
 
 def load(
@@ -31,10 +31,10 @@ def load(
     num_envs: int = 1,
     max_bytes: int | None = None,
 ) -> DeviceReplay:
-    """All steps of a dataset in a table of these options; its capacity is made to fit.
+    """All steps of a dataset in a table with these options; its capacity is adjusted to fit.
 
-    `row` makes the table's rows of `Rows`. Episodes are shared out among the streams of `num_envs`
-    environments. A table of more than `max_bytes` is refused.
+    `row` converts `Rows` into the table's rows. Episodes are distributed over the streams of
+    `num_envs` environments. Raises if the table would need more than `max_bytes`.
     """
     plan = _shared_out(reader.episodes.lengths, num_envs)
     example = _example(reader, row)
@@ -48,6 +48,7 @@ def load(
     replay = DeviceReplay.empty(table, example, num_envs)
     most = min(CHUNK, READ_BYTES // reader.metadata.row_bytes)
     chunk = min(most // num_envs or 1, make_layout(table, leaves_of(example), num_envs).chunk)
+    # Donated, so that the table is updated in place.
     insert = jax.jit(partial(_inserted, table), donate_argnums=0)
     state = replay.state
     for rows, following, ends, valid in _grids(reader, plan, chunk):
@@ -56,7 +57,7 @@ def load(
 
 
 def fitted(reader: Reader, table: Table, plan: list[list[int]] | None = None) -> Table:
-    """`table` with the capacity and the spare rows for all of a dataset."""
+    """`table` with capacity and spare rows for the whole dataset."""
     if not isinstance(table.items, Transitions) or not table.shared:
         raise UserError(
             f"A dataset becomes a table of Transitions with the Fifo remover, not {table}: give "
@@ -66,7 +67,7 @@ def fitted(reader: Reader, table: Table, plan: list[list[int]] | None = None) ->
     streams = plan or [list(range(len(lengths)))]
     longest = max(int(lengths[stream].sum()) for stream in streams)
     most = max(len(stream) for stream in streams)
-    # each stream keeps its equal share of the capacity; an episode's last row is one to spare
+    # Each stream gets an equal share of the capacity; an episode's final row needs a spare one.
     spare = max(table.spare, (most + 1) / longest + 1e-3)
     return replace(table, capacity=longest * len(streams), spare=spare)
 
@@ -78,7 +79,7 @@ def _inserted(
 
 
 def _shared_out(lengths: Array, streams: int) -> list[list[int]]:
-    """The episodes of each stream: the next one goes to the shortest."""
+    """The episodes of each stream: the next one goes to the shortest stream."""
     if len(lengths) < streams:
         raise UserError(
             f"The dataset has {len(lengths)} episodes, but the table has {streams} environments: "
@@ -101,7 +102,7 @@ def _example(reader: Reader, row: Callable[[Rows], Any]) -> Any:
 def _grids(
     reader: Reader, plan: list[list[int]], chunk: int
 ) -> Iterator[tuple[Rows, Rows, Array, Array]]:
-    """(rows, rows behind them, ends, valid), each [chunk, streams, …], until all is told."""
+    """(rows, successor rows, ends, valid), each [chunk, streams, …], over the whole dataset."""
     lengths = reader.episodes.lengths
     lines = [_line(stream, lengths, chunk) for stream in plan]
     while True:
@@ -134,7 +135,7 @@ def _line(stream: list[int], lengths: Array, chunk: int) -> Iterator[list[Piece]
 def _column(
     reader: Reader, pieces: list[Piece], chunk: int
 ) -> tuple[Rows, Rows, Array, Array] | None:
-    """One stream's part of a grid, filled up to `chunk` with steps that are not valid."""
+    """One stream's part of a grid, padded to `chunk` with invalid steps."""
     if not pieces:
         return None
     rows = reader.pieces(pieces)
@@ -142,6 +143,7 @@ def _column(
     behind = np.zeros(sizes.sum(), np.bool_)
     behind[np.cumsum(sizes) - 1] = True
     steps = np.flatnonzero(~behind)
+    # Repeats steps to fill the chunk; `valid` excludes the repeats.
     index = np.resize(steps, chunk)
     valid = np.arange(chunk) < len(steps)
     now, following = (jax.tree.map(lambda x, i=i: x[i], rows) for i in (index, index + 1))

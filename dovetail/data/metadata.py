@@ -1,6 +1,6 @@
-"""What a dataset says of itself: `data/metadata.json`, Minari's own, with a part of ours in it.
+"""A dataset's metadata: Minari's `data/metadata.json`, with a section for Dovetail.
 
-It is written last: a folder with data and without it is half-written.
+It is written last: a folder that has data but no metadata is half-written.
 """
 
 import json
@@ -17,28 +17,28 @@ from dovetail.errors import UserError
 from dovetail.run.folder import write_atomically
 
 FORMAT = 1
-"""Raised whenever an older Dovetail could no longer read what is written."""
+"""Incremented whenever an older Dovetail could no longer read the data."""
 MINARI = "0.5.4"
-"""The version of Minari whose layout it is."""
+"""The Minari version whose layout is written."""
 HDF5, TABLE = "hdf5", "dovetail-parquet"
-"""What `data_format` says: Minari's own layout, or tables in Parquet."""
+"""Values of `data_format`: Minari's layout, or tables in Parquet."""
 FILE = "metadata.json"
 JOURNAL = "recording.part"
-"""What a recording writes until it is closed."""
+"""The file a recording writes to until it is closed."""
 INFOS = (LOG_PROBABILITY, VERSION, SAMPLED_ACTION)
-"""What may be known of every step."""
+"""Optional values of every step."""
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a dataset holds."""
+    """The contents of a dataset."""
 
     observation: Space
     action: Space
     environment: str = ""
-    """The environment's id; empty if it is not known."""
+    """The environment's id; empty if unknown."""
     env_spec: str | None = None
-    """Gymnasium's own description of the environment, as JSON."""
+    """Gymnasium's description of the environment, as JSON."""
     sources: tuple[Source, ...] = ()
     infos: tuple[str, ...] = (VERSION,)
     """Which of `log_probability`, `version`, `sampled_action` every episode has."""
@@ -48,9 +48,9 @@ class Metadata:
     jpeg: bool = False
     """Whether images are stored as JPEG, as Minari does."""
     size: int | None = None
-    """Bytes of the data's file; None if Dovetail did not write it."""
+    """Bytes of the data file; None if Dovetail did not write it."""
     files: dict[str, int] = field(default_factory=dict[str, int])
-    """Bytes of each file of a dataset in Parquet."""
+    """Bytes of each file of a Parquet dataset."""
 
     @property
     def observation_columns(self) -> list[Column]:
@@ -75,7 +75,7 @@ class Metadata:
 
     @property
     def columns(self) -> list[Column]:
-        """All columns, in the order in which they are written."""
+        """All columns, in the order they are written."""
         return self.observation_columns + self.step_columns
 
     @property
@@ -84,7 +84,7 @@ class Metadata:
         return sum(column.row_bytes for column in self.columns)
 
     def described(self, dataset_id: str) -> dict[str, Any]:
-        """As `metadata.json` holds it."""
+        """The contents of `metadata.json`."""
         known = {"env_spec": self.env_spec} if self.env_spec is not None else {}
         return known | {
             "dataset_id": dataset_id,
@@ -117,7 +117,7 @@ class Metadata:
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """What the dataset `folder` holds; whatever is wrong with it is named."""
+    """The metadata of the dataset `folder`; raises if anything is wrong with it."""
     place = folder / "data" / FILE
     _refuse_missing(folder, place)
     try:
@@ -125,7 +125,7 @@ def read_metadata(folder: Path) -> Metadata:
         return _parsed(record, place)
     except UserError:
         raise
-    except Exception as error:  # Gymnasium's own among them: a space that cannot be
+    except Exception as error:  # also Gymnasium's, for an invalid space
         raise UserError(
             f"{place} is damaged ({type(error).__name__}: {' '.join(str(error).split())}): take it "
             "from a copy of the dataset."
@@ -170,7 +170,7 @@ def _parsed(record: dict[str, Any], place: Path) -> Metadata:
         )
     observation, action = _spaces(record, place)
     size = own.get("size")
-    fresh = own.get("episodes") == record["total_episodes"]  # else Minari has added to it
+    fresh = own.get("episodes") == record["total_episodes"]  # else Minari has appended to it
     spec = record.get("env_spec")
     environment = own.get("environment") or _environment(spec)
     sources = tuple(Source(**source) for source in own.get("sources", []))
@@ -200,7 +200,7 @@ def _spaces(record: dict[str, Any], place: Path) -> tuple[Space, Space]:
         except UserError as error:
             raise UserError(f"{place}: {error}") from error
         return observation, action
-    try:  # Minari may leave them to the environment
+    try:  # Minari may omit them in favor of the environment's
         import gymnasium
         from gymnasium.envs.registration import EnvSpec
 
@@ -223,7 +223,7 @@ def _size(column: Column) -> int:
 
 
 def dataset_id(folder: Path) -> str:
-    """The folder's name as Minari wants it, with a version: "mixed" becomes "mixed-v0"."""
+    """The folder's name as a Minari id, with a version: "mixed" becomes "mixed-v0"."""
     name = re.sub(r"[^-_\w]+", "-", folder.resolve().name).strip("-") or "dataset"
     return name if re.search(r"-v\d+$", name) else f"{name}-v0"
 

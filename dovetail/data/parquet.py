@@ -1,9 +1,9 @@
-"""Datasets as tables in Parquet, for everything that reads tables.
+"""Datasets as Parquet tables, for any tool that reads tables.
 
 One row per observation: `episode`, `step`, `observations…`, `actions…`, `rewards`, `terminations`,
-`truncations` and what else is known. The row behind an episode's last step holds its last
-observation, and nulls. A row group holds whole episodes; an array is a list of fixed size. The
-files are `data/part-00000.parquet`, …; the spaces stand in `data/metadata.json`.
+`truncations` and optional infos. The row after an episode's last step holds its final observation,
+and nulls. A row group holds whole episodes; an array is a list of fixed size. The files are
+`data/part-00000.parquet`, …; the spaces are in `data/metadata.json`.
 """
 
 import os
@@ -22,15 +22,15 @@ from dovetail.errors import UserError
 from dovetail.run.folder import sync
 
 GROUP_BYTES = 1 << 24
-"""About as many bytes go into one row group: what is read at a time."""
+"""Approximate bytes per row group, the unit of reading."""
 FILE_GROUPS = 32
-"""Row groups of a file."""
+"""Row groups per file."""
 PER_EPISODE = ("source", "cut", "begun")
-"""Columns that say the same in every row of an episode."""
+"""Columns that are constant within an episode."""
 
 
 def write_parquet(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> Metadata:
-    """Writes the tables into `folder`/data; returns what there is now."""
+    """Writes the tables into `folder`/data; returns the updated metadata."""
     pq = package("pyarrow.parquet")
     place = folder / "data"
     files: dict[str, int] = {}
@@ -71,7 +71,7 @@ def write_parquet(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) 
 
 
 def _grouped(episodes: Iterable[Stored], row_bytes: int) -> Iterator[tuple[int, list[Stored]]]:
-    """Episodes that make a row group, with the number of the first."""
+    """The episodes of each row group, with the number of the first."""
     batch: list[Stored] = []
     first = rows = 0
     for number, episode in enumerate(episodes):
@@ -110,7 +110,7 @@ def _table(metadata: Metadata, first: int, batch: list[Stored]) -> Any:
 
 
 def _arrow(column: Column, rows: Array, null: Array | None) -> Any:
-    """Rows as an Arrow array; those marked are null."""
+    """Rows as an Arrow array; rows marked in `null` become null."""
     pa = package("pyarrow")
     if not column.shape:
         return pa.array(rows, mask=null)
@@ -123,7 +123,7 @@ def _arrow(column: Column, rows: Array, null: Array | None) -> Any:
 
 
 class Tables:
-    """The tables of a dataset in Parquet; keeps the row group that it read last."""
+    """The tables of a Parquet dataset; caches the row group that was read last."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         self._place, self._metadata = folder / "data", metadata
@@ -167,7 +167,7 @@ class Tables:
             raise self._damaged(path, error) from error
 
     def _index(self, number: int, group: int) -> EpisodeColumns:
-        """Those of a row group; tables that do not say where an episode began hold whole ones."""
+        """The episodes of a row group; tables without a `begun` column hold whole episodes."""
         older = "begun" not in self._files[number].schema_arrow.names
         told = [name for name in PER_EPISODE if not (older and name == "begun")]
         table = self._table(number, group, ["step", *told])
@@ -186,7 +186,7 @@ class Tables:
     def _table(self, number: int, group: int, names: list[str]) -> Any:
         try:
             table = self._files[number].read_row_group(group, columns=names)
-            return table.select(names)  # which refuses names that it does not have
+            return table.select(names)  # raises for missing columns
         except Exception as error:
             raise self._damaged(self._path(number), error) from error
 
@@ -204,7 +204,7 @@ class Tables:
             table = self._table(*place, [column.path for column in columns])
             try:
                 self._kept = (group, {c.path: _numpy(c, table[c.path]) for c in columns})
-            except Exception as error:  # other arrays than the spaces say
+            except Exception as error:  # arrays that do not match the spaces
                 raise self._damaged(self._path(place[0]), error) from error
         return self._kept[1]
 
@@ -221,10 +221,10 @@ class Tables:
         return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
     def verify(self, episode: int) -> None:
-        """Every page is held against its check sum when it is read."""
+        """Does nothing: every page's check sum is verified when it is read."""
 
     def unread(self) -> list[str]:
-        """Dovetail writes nothing else."""
+        """Nothing: Dovetail writes no other contents."""
         return []
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ class Tables:
 
 
 def _numpy(column: Column, chunked: Any) -> Array:
-    """A column's rows; zeros where it is null."""
+    """A column's rows; zeros where null."""
     array = chunked.combine_chunks()
     if not column.shape:
         zero = False if column.dtype == np.bool_ else 0

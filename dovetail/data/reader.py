@@ -1,4 +1,4 @@
-"""Reading a dataset: any episode, any steps of it, any rows in a line; never all of it at once."""
+"""Reads a dataset: any episode, any steps of it, any range of rows; never all of it at once."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ from dovetail.envs.interface import EnvSpec
 from dovetail.errors import UserError
 
 READ_BYTES = 1 << 24
-"""The most bytes that are read at a time, where a row has no more."""
+"""Maximum bytes per read, unless a single row is larger."""
 
 
 class Reader:
-    """A dataset that is open for reading."""
+    """A dataset opened for reading."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Opens the dataset; what is missing, half-written or damaged is named."""
+        """Opens the dataset; raises if it is missing, half-written or damaged."""
         self.folder = Path(folder)
         self.metadata = read_metadata(self.folder)
         if self.metadata.episodes < 1:
@@ -40,30 +40,30 @@ class Reader:
 
     @property
     def episodes(self) -> EpisodeColumns:
-        """Length, source, and whether it was cut and recorded from its first step, of every
-        episode."""
+        """Length and source of every episode, and whether it was cut and whether it was recorded
+        from its first step."""
         return self.storage.episodes
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes there are."""
+        """Number of episodes."""
         return len(self.episodes.lengths)
 
     @property
     def num_steps(self) -> int:
-        """How many steps there are."""
+        """Number of steps."""
         return int(self.episodes.lengths.sum())
 
     @property
     def spec(self) -> EnvSpec:
-        """The environment as algorithms see it, as far as the dataset tells."""
+        """The environment as algorithms see it, as far as the dataset describes it."""
         name = self.metadata.environment or f"dataset:{self.folder.name}"
         codec = self.codec
         return EnvSpec(name, codec.observation, codec.action, bounds=codec.bounds)
 
     @property
     def has_log_probabilities(self) -> bool:
-        """Whether the probabilities of actions were recorded, at least of some."""
+        """Whether the log-probabilities of at least some actions were recorded."""
         return LOG_PROBABILITY in self.metadata.infos
 
     def episode(self, number: int) -> Episode:
@@ -85,11 +85,11 @@ class Reader:
         )
 
     def __iter__(self) -> Iterator[Episode]:
-        """Every episode in turn."""
+        """All episodes in order."""
         return (self.episode(number) for number in range(self.num_episodes))
 
     def pieces(self, pieces: Sequence[Piece]) -> Rows:
-        """The rows of these pieces, one behind the other, as algorithms see them."""
+        """The rows of these pieces, concatenated, as algorithms see them."""
         arrays = self.storage.read(pieces)
         self.check(arrays, pieces)
         total = len(arrays["rewards"])
@@ -113,8 +113,8 @@ class Reader:
         )
 
     def parts(self, pieces: Iterable[Piece], rows: int) -> Iterator[list[Piece]]:
-        """Pieces in groups of at most `rows` rows, to be read one after the other. A whole episode
-        that this cuts is held against its check sum before."""
+        """Groups of pieces with at most `rows` rows, to be read one after another. An episode too
+        long for one group is verified against its check sum first."""
 
         def verified() -> Iterator[Piece]:
             for piece in pieces:
@@ -128,8 +128,8 @@ class Reader:
     def through(
         self, only: Sequence[str] = (), memory: int = READ_BYTES
     ) -> Iterator[tuple[list[Piece], dict[str, Array]]]:
-        """All of the dataset from end to end, `memory` bytes at a time: (pieces, columns), all of
-        which are checked, or `only` some, which are not."""
+        """The whole dataset in order, `memory` bytes at a time: (pieces, columns). All columns are
+        checked; with `only`, just those columns are read, unchecked."""
         columns = [c for c in self.metadata.columns if not only or c.path in only]
         rows = max(memory // sum(column.row_bytes for column in columns), 1)
         lengths = self.episodes.lengths.tolist()
@@ -141,23 +141,24 @@ class Reader:
             yield pieces, arrays
 
     def check(self, arrays: dict[str, Array], pieces: Sequence[Piece]) -> None:
-        """Refuses numbers in what was read of these pieces that cannot be; names the first."""
+        """Raises if an array read from these pieces has invalid values; names the first."""
         check_values(self.folder, self.metadata, self.episodes.lengths, arrays, pieces)
 
     def _given(self, arrays: dict[str, Array], sampled: Array | None) -> Array:
-        """What the policy chose, where that is known; else what the environment took."""
+        """The action the policy chose, where known; otherwise the one the environment took."""
         taken = self.codec.actions(unflatten(self.metadata.action, arrays, "actions"))
         if sampled is None:
             return taken
+        # NaN marks steps without a recorded sample.
         return np.where(np.isnan(sampled), taken, sampled)
 
     def rows(self, first: int, stop: int) -> Rows:
-        """The rows of the episodes `first` … `stop` - 1."""
+        """The rows of episodes `first` … `stop` - 1."""
         lengths = self.episodes.lengths[first:stop]
         return self.pieces([Piece(first + i, 0, int(n) + 1) for i, n in enumerate(lengths)])
 
     def transitions(self, steps: Array) -> tuple[Rows, Any]:
-        """(rows, next observations) of these steps, numbered through all episodes."""
+        """(rows, next observations) of the given steps, numbered across all episodes."""
         starts = np.cumsum([0, *self.episodes.lengths])
         numbers = np.searchsorted(starts, steps, side="right") - 1
         within = np.asarray(steps) - starts[numbers]
@@ -167,7 +168,7 @@ class Reader:
         return rows, jax.tree.map(lambda x: x[1::2], both.observation)
 
     def close(self) -> None:
-        """Releases the files; safe to call twice."""
+        """Closes the files; safe to call twice."""
         self.storage.close()
 
     def __enter__(self) -> Self:
@@ -178,7 +179,7 @@ class Reader:
 
 
 def check_fits(reader: Reader, spec: EnvSpec) -> None:
-    """Refuses a dataset whose observations or actions are not those of an environment."""
+    """Raises if a dataset's observations or actions do not match an environment's."""
     found = reader.spec
     if jax.tree.structure(found.observation) != jax.tree.structure(spec.observation) or (
         jax.tree.leaves(found.observation) != jax.tree.leaves(spec.observation)
@@ -197,8 +198,8 @@ def check_fits(reader: Reader, spec: EnvSpec) -> None:
 
 
 def _refuse_other_bounds(folder: Path, own: Array, env_id: str, wanted: Array) -> None:
-    """Refuses actions whose bounds [2, size] are others than an environment's: one number would
-    stand for two actions. Where either has none, nothing is known."""
+    """Raises if action bounds [2, size] differ from the environment's: the same number would mean
+    two different actions. Entries unbounded on either side are not compared."""
     both = np.isfinite(own) & np.isfinite(wanted)
     other = (both & ~np.isclose(own, wanted, rtol=1e-5, atol=1e-6)).any(axis=0)
     if other.any():

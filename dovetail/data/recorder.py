@@ -1,9 +1,9 @@
-"""Recording: the trajectories of several environments, written as episodes when they end.
+"""Records the trajectories of several environments as episodes, written when they end.
 
-Trajectories are time-major, [T, B, …], as `unroll` makes them; each is told to `Recorder.add` in
-the order in which its environments lived through it. What is open when the recording ends is
-written too, marked as cut; what was under way when it began is marked as not begun. Episodes too
-long to be kept in memory are written in pieces, marked as both.
+Trajectories are time-major, [T, B, …], as `unroll` makes them, and each environment's are passed to
+`Recorder.add` in order. Episodes still open when the recording ends are written too, marked as cut;
+those under way when it began are marked as not begun. Episodes too long for memory are written in
+pieces, marked as both.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from dovetail.envs.interface import Continuous
 from dovetail.envs.resolve import Env
 
 OPEN_BYTES = 1 << 30
-"""Bytes that all episodes under way may take; beyond, what there is of the largest is written."""
+"""Maximum bytes of all open episodes; beyond it, the largest is written in its current state."""
 
 
 class RecordedSteps(NamedTuple):
-    """What `Recorder.add` takes, a part of `Trajectory`: leaves [T, B, …]."""
+    """The argument of `Recorder.add`, a part of `Trajectory`: leaves [T, B, …]."""
 
     observation: Any
     action: Any
@@ -39,16 +39,16 @@ class RecordedSteps(NamedTuple):
     valid: Any
     next_observation: Any
     log_probability: Any = None
-    """None where it is not known."""
+    """None where unknown."""
 
 
 class Lanes(NamedTuple):
-    """Whose steps the columns of a trajectory are, [B] each."""
+    """The environments behind the columns of a trajectory, [B] each."""
 
     env: Array
-    """Which environment lived through them."""
+    """Environment number."""
     turn: Array
-    """The number of its unroll: where one is missing, its steps are."""
+    """Number of its unroll: a gap means that steps are missing."""
 
 
 class Lane:
@@ -56,22 +56,23 @@ class Lane:
 
     def __init__(self) -> None:
         self.pieces: list[tuple[RecordedSteps, int]] = []
-        """With the version of the weights; of what came next only the last row."""
+        """Steps with the version of their weights; of `next_observation` only the last row."""
         self.turn: int | None = None
-        """The unroll that the last of them came with."""
+        """Number of the unroll that the last piece came from."""
         self.bytes = 0
-        """What they take."""
+        """Size of the pieces."""
 
     def add(self, part: RecordedSteps, version: int) -> None:
-        """Goes on with the episode."""
+        """Appends steps to the open episode."""
+        # A copy, so that the other rows can be freed.
         after = jax.tree.map(lambda x: x[-1:].copy(), part.next_observation)
         part = part._replace(next_observation=after)
         self.pieces.append((part, version))
         self.bytes += sum(leaf.nbytes for leaf in jax.tree.leaves(part))
 
     def breaks(self, steps: RecordedSteps, start: int) -> bool:
-        """Whether the episode does not go on here: its environment was set up anew, or steps in
-        between are missing."""
+        """Whether the open episode does not continue at `start`: its environment was set up anew,
+        or steps in between are missing."""
         if not self.pieces:
             return False
         before, _ = self.pieces[-1]
@@ -83,7 +84,7 @@ class Lane:
         return bool(steps.first[start]) or not all(jax.tree.leaves(same))
 
     def take(self) -> tuple[RecordedSteps, Array]:
-        """The episode as a whole and the versions of its weights; the lane is empty then."""
+        """The whole episode and the version of each step's weights; empties the lane."""
         pieces, self.pieces, self.bytes = self.pieces, [], 0
         steps: RecordedSteps = jax.tree.map(
             lambda *x: np.concatenate(x), *(part for part, _ in pieces)
@@ -93,22 +94,22 @@ class Lane:
 
 
 class Recorder:
-    """Writes episodes as they end: in the order of time, then of environments."""
+    """Writes episodes as they end, ordered by time, then by environment."""
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
         self.source = 0
-        """Which of the dataset's sources the next trajectories come from."""
+        """Index of the source that the next trajectories come from."""
         metadata = writer.metadata
         self._codec = Codec(metadata.observation, metadata.action, metadata.environment)
         self._lanes: dict[int, Lane] = defaultdict(Lane)
-        """By environment."""
+        """By environment number."""
         self._added = 0
 
     def add(self, trajectory: Any, version: int | Array = -1, of: Lanes | None = None) -> None:
-        """Records a trajectory, with the fields of `RecordedSteps`, made by weights of this
-        `version`: one for all, or one for each column. Unless `of` says whose the columns are,
-        they are the same environments' every time, and nothing is missing."""
+        """Records a trajectory with the fields of `RecordedSteps`, made by weights of `version`:
+        one number, or one per column. Without `of`, the columns are the same environments in every
+        call, and no steps are missing."""
         steps = RecordedSteps(*(getattr(trajectory, name) for name in RecordedSteps._fields))
         columns: RecordedSteps = jax.tree.map(lambda x: np.swapaxes(np.asarray(x), 0, 1), steps)
         count = len(columns.reward)
@@ -122,6 +123,7 @@ class Recorder:
             missing = lane.turn is not None and turn != lane.turn + 1
             lane.turn = turn
             if missing and lane.pieces:
+                # -1 sorts before all episodes that end within this trajectory.
                 ended.append((-1, env, self._finished(lane, cut=True)))
             if len(valid):
                 column = jax.tree.map(lambda x, i=i, v=valid: x[i][v], columns)
@@ -136,7 +138,7 @@ class Recorder:
     def _follow(
         self, lane: Lane, steps: RecordedSteps, times: Array, version: int
     ) -> Iterator[tuple[int, Episode]]:
-        """Goes on with one environment; what ended, with when."""
+        """Continues one environment's episode; yields the episodes that end, with their time."""
         ends = steps.terminated | steps.truncated
         begins = np.flatnonzero(steps.first).tolist()
         bounds: set[int] = {len(ends), *(np.flatnonzero(ends) + 1).tolist(), *begins}
@@ -150,7 +152,7 @@ class Recorder:
             start = stop
 
     def _finished(self, lane: Lane, cut: bool) -> Episode:
-        """The episode that was open in a lane."""
+        """The open episode of a lane."""
         steps, versions = lane.take()
         seen = jax.tree.map(
             lambda x, after: np.concatenate([x, after[-1:]]),
@@ -178,7 +180,7 @@ class Recorder:
         )
 
     def close(self, cut: bool = True) -> None:
-        """Writes what is open as cut episodes, unless told to leave it out; closes the dataset."""
+        """Writes open episodes as cut, unless `cut` is false; closes the dataset."""
         for _, lane in sorted(self._lanes.items()):
             if lane.pieces and cut:
                 self.writer.write(self._finished(lane, cut=True))
@@ -202,7 +204,7 @@ def record(
     *,
     log_probabilities: bool,
 ) -> Recorder:
-    """A recorder of environments like `env` into a new dataset; it begins with the first source."""
+    """A recorder of environments like `env` into a new dataset; it starts with the first source."""
     observation, action, spec = own_spaces(env)
     infos = (VERSION,)
     if log_probabilities:
@@ -214,9 +216,9 @@ def record(
 
 
 def own_spaces(env: Env) -> tuple[Space, Space, str | None]:
-    """(observation, action, Gymnasium's description) of what the environment itself shows and
-    takes; of what algorithms see, where that is not known."""
-    with contextlib.suppress(Exception):  # whatever keeps a single one from being made
+    """(observation, action, Gymnasium's description) of the environment itself, or, if those are
+    unknown, of the environment as algorithms see it."""
+    with contextlib.suppress(Exception):  # a single environment may fail to be made in any way
         assert env.single is not None
         with env.single() as single:
             codec = Codec(single.observation_space, single.action_space, env.spec.id)

@@ -1,20 +1,20 @@
-"""Room on the disk for a file that a library writes which does not survive a full one."""
+"""Reserves disk space for a file written by a library that does not survive a full disk."""
 
 import os
 
 STEP = 1 << 20
-"""Bytes that room is taken in."""
+"""Space is reserved in multiples of this many bytes."""
 
 
 class Room:
-    """Room for a file that is open: what was taken is there when it is written to."""
+    """Reserved space of an open file: writes within it cannot fail for lack of space."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._needed = self._taken = 0
 
     def take(self, count: int) -> None:
-        """Takes room for as many more bytes; raises an OSError if there is none."""
+        """Reserves `count` more bytes; raises an OSError if the disk is full."""
         self._needed += count
         if self._needed > self._taken and hasattr(os, "posix_fallocate"):
             wanted = -(-self._needed // STEP) * STEP

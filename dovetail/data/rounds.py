@@ -1,9 +1,9 @@
-"""A dataset as the recorded steps that a learner draws from: all of it, or round after round.
+"""Feeds a dataset to a learner, whole or in rounds.
 
-What fits into the memory that is allowed is one round, read once. A larger dataset is cut into
-blocks of steps; in each epoch their order is drawn anew, and as many as fit are a round, on the
-device while as many steps are drawn as it has. The next one is read meanwhile. Which round is whose
-turn depends on the seed and on the number of updates alone.
+A dataset that fits into the memory limit is one round, read once. A larger one is cut into blocks
+of steps. Each epoch shuffles the blocks and groups as many as fit into a round, which stays on the
+device until as many steps have been sampled as it holds; the next one is read meanwhile. The order
+of rounds depends only on the seed and the number of updates.
 """
 
 import sys
@@ -22,9 +22,9 @@ from dovetail.data.rows import RowReader
 from dovetail.replay.data import Data, DataSpec
 
 AT_ONCE = 3
-"""Rounds in memory: one that is drawn from, one that is read, and one that is not yet let go."""
+"""Rounds in memory: one being sampled, one being read, and one not yet freed."""
 READING = 8
-"""The part of the memory that reading takes meanwhile: one in so many."""
+"""Reading may use 1 / READING of the memory."""
 
 
 class Rounds:
@@ -39,8 +39,8 @@ class Rounds:
         memory: int,
         seed: int = 0,
     ) -> None:
-        """`row` makes a learner's rows of `Rows`; an item has `window` steps; `memory` is the most
-        bytes to take."""
+        """`row` converts `Rows` into the learner's rows; an item has `window` steps; `memory` is
+        the limit in bytes."""
         self._reader, self._window, self._seed = reader, window, seed
         self._memory = memory
         self._checked: Data | None = None
@@ -54,12 +54,12 @@ class Rounds:
             behind = window
         self._blocks = Blocks(lengths, block, window)
         self.count = -(-len(self._blocks) // self._at_once)
-        """Rounds of an epoch; 1 if all of the dataset is in memory."""
+        """Rounds per epoch; 1 if the whole dataset is in memory."""
         rows = most_rows(lengths, block, self._at_once, behind)
         self.spec = DataSpec(total, self._at_once * block, rows)
 
     def read(self, number: int) -> Data:
-        """A round, in numpy arrays."""
+        """Round `number`, in numpy arrays."""
         checked, self._checked = self._checked, None
         if checked is not None:
             return checked
@@ -75,35 +75,35 @@ class Rounds:
         return Data(rows, begins, left, np.int32(len(found.begins)), self._window)
 
     def check(self) -> None:
-        """Reads all of a dataset, and names what cannot be in it. If it is one round, that is kept
-        for who asks for it next."""
+        """Reads the whole dataset and raises if it has invalid values. A single round is kept for
+        the next `read`."""
         if self.count == 1:
             self._checked = self.read(0)
             return
         for _ in self._reader.through(memory=min(self._memory, READ_BYTES)):
-            pass  # it is checked on the way
+            pass  # `through` checks what it reads
 
 
 class Feed:
-    """Gives a learner its rounds in turn, and reads the next one meanwhile."""
+    """Gives a learner its rounds in turn, and reads the next one in a thread."""
 
     def __init__(self, rounds: Rounds, draws: int) -> None:
-        """`draws` are the steps that an update draws."""
+        """`draws` is the number of steps sampled per update."""
         self._rounds = rounds
         self._every = max(rounds.spec.held // max(draws, 1), 1) if rounds.count > 1 else sys.maxsize
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dovetail-data")
         self._ahead: tuple[int, Future[Data]] | None = None
         self.number = -1
-        """The round that was given last."""
+        """The current round."""
         self.waited = 0.0
-        """Seconds that the learner had to wait for rounds after the first."""
+        """Seconds the learner has waited for rounds after the first."""
 
     def due(self, update: int) -> bool:
-        """Whether an update is to draw from another round than was given last."""
+        """Whether an update samples a different round than the current one."""
         return update // self._every != self.number
 
     def left(self, update: int) -> int:
-        """Updates until the next round, this one included."""
+        """Number of updates until the next round, including this one."""
         return self._every - update % self._every
 
     def take(self, update: int) -> Data:
@@ -120,5 +120,5 @@ class Feed:
         return placed
 
     def close(self) -> None:
-        """Ends the thread; safe to call twice."""
+        """Stops the thread; safe to call twice."""
         self._pool.shutdown(wait=True, cancel_futures=True)

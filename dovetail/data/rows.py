@@ -1,4 +1,4 @@
-"""A learner's own rows of a dataset, read in parts, so that the reading takes little memory."""
+"""Reads a dataset in the learner's own row format, in parts to bound the memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from dovetail.data.reader import READ_BYTES, Reader
 
 
 class RowReader:
-    """Reads what `row` makes of a dataset's rows."""
+    """Reads a dataset's rows, converted by `row`."""
 
     def __init__(self, reader: Reader, row: Callable[[Rows], Any], memory: int) -> None:
-        """A read takes at most `memory` bytes, and `READ_BYTES`, beside what it returns."""
+        """A read takes at most min(`memory`, `READ_BYTES`) bytes in addition to its result."""
         self._reader, self._row = reader, row
         seen = reader.pieces([Piece(0, 0, 1)])
         self._example = row(seen)
@@ -25,8 +25,7 @@ class RowReader:
         self._at_once = max(min(memory, READ_BYTES) // meanwhile, 1)
 
     def read(self, pieces: Sequence[Piece], room: int | None = None) -> Any:
-        """The rows of these pieces, one behind the other; with `room`, zeros behind them make that
-        many."""
+        """The rows of these pieces, concatenated; with `room`, zero-padded to that many."""
         size = sum(piece.stop - piece.start for piece in pieces) if room is None else room
         found = jax.tree.map(lambda x: np.zeros((size, *x.shape[1:]), x.dtype), self._example)
         first = 0

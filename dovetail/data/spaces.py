@@ -1,7 +1,7 @@
 """Gymnasium's spaces in a dataset: as Minari's JSON, as named columns, and as algorithms see them.
 
-A dataset holds what an environment itself shows and takes, so that others can use it; `Codec`
-leads from there to what algorithms see (see `dovetail.envs.spaces`) and back.
+A dataset holds an environment's own observations and actions, so that others can use it; `Codec`
+converts them to the arrays algorithms see (see `dovetail.envs.spaces`) and back.
 """
 
 import json
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Column(NamedTuple):
-    """One array of every episode: where it stands, and one row of it."""
+    """One array of every episode: its path, and the dtype and shape of one row."""
 
     path: str
     dtype: np.dtype[Any]
@@ -38,7 +38,7 @@ class Column(NamedTuple):
 
 
 def to_json(space: Space) -> dict[str, Any]:
-    """The space as Minari writes it."""
+    """The space in Minari's JSON."""
     match space:
         case spaces.Box():
             bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
@@ -66,7 +66,7 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 def from_json(record: Mapping[str, Any]) -> Space:
-    """The space that Minari's JSON stands for."""
+    """The space described by Minari's JSON."""
     match record:
         case {"type": "Box", "dtype": dtype, "shape": shape, "low": low, "high": high}:
             kind = np.dtype(dtype)
@@ -89,7 +89,7 @@ def from_json(record: Mapping[str, Any]) -> Space:
 
 
 def same(a: Space, b: Space) -> bool:
-    """Whether elements of both can stand in one dataset."""
+    """Whether elements of both can be stored in one dataset."""
     return json.dumps(to_json(a)) == json.dumps(to_json(b))
 
 
@@ -108,7 +108,7 @@ def is_image(space: Space) -> bool:
 
 
 def leaves(space: Space, path: str) -> Iterator[tuple[str, Space]]:
-    """The arrays that an element consists of, each with its path; a tuple's are `_index_0`, …."""
+    """The arrays of an element, each with its path; entries of a tuple are `_index_0`, …."""
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
             yield from leaves(part, f"{path}/{name}")
@@ -120,13 +120,13 @@ def leaves(space: Space, path: str) -> Iterator[tuple[str, Space]]:
 
 
 def columns(space: Space, path: str) -> Iterator[Column]:
-    """The columns that hold elements of a space."""
+    """The columns that store elements of a space."""
     for place, leaf in leaves(space, path):
         yield Column(place, np.dtype(leaf.dtype), leaf.shape or ())
 
 
 def flatten(space: Space, tree: Any, path: str) -> dict[str, Array]:
-    """A tree of elements [n, …] as columns, in the types that the space says."""
+    """A tree of elements [n, …] as columns, in the space's dtypes."""
     if isinstance(space, spaces.Dict):
         parts = [flatten(part, tree[name], f"{path}/{name}") for name, part in space.spaces.items()]
     elif isinstance(space, spaces.Tuple):
@@ -140,7 +140,7 @@ def flatten(space: Space, tree: Any, path: str) -> dict[str, Array]:
 
 
 def unflatten(space: Space, arrays: Mapping[str, Array], path: str) -> Any:
-    """The tree whose columns these are."""
+    """The tree with these columns."""
     if isinstance(space, spaces.Dict):
         return {n: unflatten(part, arrays, f"{path}/{n}") for n, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -151,30 +151,30 @@ def unflatten(space: Space, arrays: Mapping[str, Array], path: str) -> Any:
     return arrays[path]
 
 
-# What algorithms see.
+# The algorithm's view.
 
 
 class Codec:
-    """Between the environment's own observations and actions [n, …] and those of algorithms."""
+    """Converts observations and actions [n, …] between the environment and algorithms."""
 
     def __init__(self, observation: Space, action: Space, name: str) -> None:
-        """`name` stands for the environment in messages."""
+        """`name` identifies the environment in messages."""
         self._map = space_map(observation, action, name)
         self._observation, self._action = observation, action
 
     @property
     def observation(self) -> Any:
-        """What algorithms are shown, as in `EnvSpec`."""
+        """The observations algorithms see, as in `EnvSpec`."""
         return self._map.observation
 
     @property
     def action(self) -> ActionSpace:
-        """What algorithms choose from."""
+        """The actions algorithms choose from."""
         return self._map.action
 
     @property
     def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Those of continuous actions, as in `EnvSpec`."""
+        """Bounds of continuous actions, as in `EnvSpec`."""
         return self._map.bounds
 
     def observations(self, own: Any) -> Any:
@@ -182,7 +182,7 @@ class Codec:
         return self._map.encode(own)
 
     def actions(self, own: Any) -> Array:
-        """The environment's actions as algorithms give them: bounded ones in [-1, 1]."""
+        """The environment's actions in the algorithm's format: bounded ones in [-1, 1]."""
         space, own = self._action, np.asarray(own)
         if isinstance(space, spaces.Discrete):
             return (own - int(space.start)).astype(np.int32)
@@ -199,7 +199,7 @@ class Codec:
         return ((flat - (high + low) / 2) / half).astype(np.float32)
 
     def own_observations(self, seen: Any) -> Any:
-        """What the environment showed, of what algorithms saw."""
+        """The environment's observations, from those algorithms saw."""
         space = self._observation
         if not isinstance(space, spaces.Dict | spaces.Tuple):
             return _own(space, np.asarray(seen))
@@ -208,12 +208,12 @@ class Codec:
         return _own_tree(space, (), seen, rest)
 
     def own_actions(self, given: Any) -> Any:
-        """What the environment took, of what algorithms gave: clipped to the bounds."""
+        """The environment's actions, from those algorithms gave: clipped to the bounds."""
         return np.asarray(self._map.decode(np.asarray(given)))
 
 
 class _Vector:
-    """The joined part of an observation, taken apart from the left."""
+    """The concatenated part of an observation, consumed from the left."""
 
     def __init__(self, joined: Array) -> None:
         self._joined, self._at = joined, 0
@@ -240,7 +240,7 @@ def _own_tree(space: Space, path: tuple[str, ...], seen: Any, rest: _Vector) -> 
 
 
 def _width(space: Space) -> int:
-    """Numbers that one element becomes."""
+    """Number of entries of one element in the concatenated vector."""
     if isinstance(space, spaces.Discrete):
         return int(space.n)
     if isinstance(space, spaces.MultiDiscrete):
@@ -249,7 +249,7 @@ def _width(space: Space) -> int:
 
 
 def _own(space: Space, seen: Array) -> Array:
-    """Elements [n, …] of a space that is one array."""
+    """Elements [n, …] of a space that is a single array."""
     if isinstance(space, spaces.Discrete):
         return seen.argmax(axis=-1) + space.start
     if isinstance(space, spaces.MultiDiscrete):
@@ -261,8 +261,8 @@ def _own(space: Space, seen: Array) -> Array:
 
 
 def spaces_of(spec: EnvSpec) -> tuple[Space, Space]:
-    """(observation, action): spaces of what algorithms see, where no others are known; actions in
-    the environment's own bounds, where these are."""
+    """(observation, action): spaces of the environment as algorithms see it, for when its own are
+    unknown; actions have the environment's own bounds if these are known."""
     if spec.bounds is not None:
         low, high = (np.array(bound, np.float32) for bound in spec.bounds)
         return _shown(spec.observation), spaces.Box(low, high)

@@ -1,9 +1,9 @@
-"""Shuffled batches from the disk, ahead of who takes them, in bounded memory.
+"""Shuffled batches from disk, prefetched in bounded memory.
 
-The dataset is cut into blocks of steps. In each epoch their order is drawn anew; some at a time are
-read together, and their steps are given in random order: every step once per epoch, but for less
-than a batch of each such round. One thread reads the next round while another puts batches of the
-present one together. What is given depends on the seed and the position alone.
+The dataset is cut into blocks of steps. Each epoch shuffles the blocks, reads several at a time as
+one round, and yields the round's steps in random order: every step once per epoch, except for a
+remainder of less than a batch per round. One thread reads the next round while another assembles
+batches of the current one. The batches depend only on the seed and the position.
 """
 
 import queue
@@ -24,13 +24,13 @@ from dovetail.errors import check_option
 from dovetail.replay.sample import ItemKeys, Sample
 
 MEMORY = 1 << 28
-"""Bytes that a stream takes, unless told."""
+"""Default memory limit in bytes."""
 TOGETHER = 1 << 13
-"""Windows that are put together at a time, at most."""
+"""Maximum number of windows assembled at a time."""
 STEP_BYTES = 32
-"""Of a step in a round, beside its rows: four numbers."""
+"""Bytes per step of a round in addition to its rows: four numbers."""
 POLL = 0.1
-"""Seconds between two looks at whether the stream was closed."""
+"""Seconds between checks whether the stream was closed."""
 
 
 class _Round(NamedTuple):
@@ -42,14 +42,14 @@ class _Round(NamedTuple):
     steps: Array
     order: Array
     skip: int
-    """Batches at its beginning that were given already."""
+    """Number of its first batches that were already yielded."""
 
 
 class Stream:
-    """Batches of windows of a dataset, for ever: an iterator of `Sample`s on numpy arrays.
+    """An endless iterator over batches of windows, as `Sample`s of numpy arrays.
 
-    A window is `steps` steps and the row behind them, cut where the episode ends, as those of
-    `dovetail.replay.Transitions(steps)`. `row` makes an algorithm's rows of `Rows`.
+    A window is `steps` steps and the row after them, cut at the end of the episode, as in
+    `dovetail.replay.Transitions(steps)`. `row` converts `Rows` into an algorithm's rows.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Stream:
         memory: int = MEMORY,
         ahead: int = 8,
     ) -> None:
-        """`start` is the number of the first batch, `memory` the most bytes to take, but for a few
-        batches, `ahead` how many of these are made in advance, if there is memory for them."""
+        """`start` is the number of the first batch, `memory` the limit in bytes (plus a few
+        batches), `ahead` the number of batches to prefetch, if the memory allows."""
         for name, value in (("batch", batch), ("steps", steps), ("ahead", ahead)):
             check_option(name, value, value >= 1, "1 or more")
         self._batch, self._window, self._seed = batch, steps, seed
-        # of the memory, 5/16 are each of two rounds, 1/8 is reading, 1/4 are batches: those that
-        # wait, and twice those that are put together
+        # Memory budget: 5/16 for each of two rounds, 1/8 for reading, 1/4 for batches (queued ones,
+        # and twice those being assembled).
         self._rows = RowReader(reader, row, memory // 8)
         lengths, per_row = reader.episodes.lengths, self._rows.row_bytes
         block, count = fitting(lengths, steps, per_row, STEP_BYTES, memory * 5 // 16)
@@ -79,10 +79,11 @@ class Stream:
         self._together = max(min(TOGETHER // batch, memory // 16 // per_batch), 1)
         ahead = max(min(ahead, memory // 8 // per_batch), 1)
         self.position = start
-        """How many batches were given, those before `start` included."""
+        """Number of batches yielded, including those before `start`."""
         self.waited = 0.0
-        """Seconds that the taker had to wait."""
+        """Seconds that the consumer has waited."""
         self._closed = threading.Event()
+        # One round may be read ahead.
         self._room = threading.Semaphore(1)
         self._rounds: queue.Queue[_Round | BaseException] = queue.Queue()
         self._samples: queue.Queue[Sample | BaseException] = queue.Queue(ahead)
@@ -108,7 +109,7 @@ class Stream:
         return found
 
     def close(self) -> None:
-        """Ends the threads; safe to call twice."""
+        """Stops the threads; safe to call twice."""
         self._closed.set()
         for thread in self._threads:
             thread.join()
@@ -120,14 +121,14 @@ class Stream:
         self.close()
 
     def epoch(self, number: int) -> list[tuple[Array, int]]:
-        """The rounds of an epoch: (blocks, batches) each."""
+        """The rounds of an epoch: (blocks, number of batches) each."""
         order = np.random.default_rng([self._seed, number]).permutation(len(self._blocks))
         rounds = [order[at : at + self._at_once] for at in range(0, len(order), self._at_once)]
         sizes = [sum(self._blocks.size(int(block)) for block in blocks) for blocks in rounds]
         return [(b, max(size // self._batch, 1)) for b, size in zip(rounds, sizes, strict=True)]
 
     def _planned(self) -> Iterator[tuple[Array, tuple[int, int], int]]:
-        """(blocks, (epoch, round), batches to skip), from `position` on."""
+        """(blocks, (epoch, round), batches to skip), starting at `position`."""
         skip, epoch = self.position, 0
         while True:
             rounds = self.epoch(epoch)
@@ -150,6 +151,7 @@ class Stream:
                         return
                 if self._closed.is_set():
                     return
+                # Sorted for sequential reads; `order` shuffles the steps.
                 found = self._blocks.get(np.sort(blocks))
                 rows = self._rows.read(found.pieces)
                 order = np.random.default_rng([self._seed, *place]).permutation(len(found.begins))
@@ -158,7 +160,7 @@ class Stream:
             self._rounds.put(error)
 
     def _make(self) -> None:
-        """The thread that makes batches."""
+        """The thread that assembles batches."""
         try:
             while not self._closed.is_set():
                 try:
@@ -186,7 +188,7 @@ class Stream:
         return False
 
     def _made(self, found: _Round, first: int, stop: int) -> Iterator[Sample]:
-        """Batches `first` … `stop` - 1 of a round: put together at once, which costs less."""
+        """Batches `first` … `stop` - 1 of a round, gathered in one call, which costs less."""
         size = self._batch
         chosen = np.resize(found.order[first * size : stop * size], (stop - first) * size)
         within = np.arange(self._window + 1)

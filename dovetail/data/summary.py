@@ -1,4 +1,4 @@
-"""What a dataset holds, in numbers: read in one pass, and checked from end to end if asked."""
+"""Summary statistics of a dataset, read in one pass; optionally checks all of it."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from dovetail.data.writer import Tell
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and extremes."""
+    """Mean, standard deviation and extremes."""
 
     mean: float
     deviation: float
@@ -24,13 +24,13 @@ class Spread:
 
     @classmethod
     def of(cls, x: Array) -> "Spread":
-        """That of some numbers."""
+        """The spread of an array."""
         return cls(float(x.mean()), float(x.std()), float(x.min()), float(x.max()))
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a dataset holds."""
+    """The contents of a dataset."""
 
     dataset: str
     format: str
@@ -41,34 +41,33 @@ class Summary:
     observation: str
     action: str
     returns: Spread | None
-    """Of whole episodes; None if there is none."""
+    """Of whole episodes; None if there are none."""
     lengths: Spread
     terminated: int
-    """Episodes that ended in the task's own sense."""
+    """Number of episodes that terminated."""
     truncated: int
-    """Episodes that a time limit cut."""
+    """Number of episodes that were truncated."""
     cut: int
-    """Episodes that only the recording cut, of those."""
+    """Number of truncated episodes that only the end of the recording cut."""
     not_begun: int
-    """Episodes that were not recorded from their first step."""
+    """Number of episodes not recorded from their first step."""
     fragments: int
-    """Episodes that are one or the other, whose returns are left out."""
+    """Number of episodes that were cut or not begun; their returns are excluded."""
     log_probabilities: float
-    """The share of steps whose action's probability was recorded."""
+    """Fraction of steps with a recorded log-probability."""
     versions: tuple[int, int] | None
-    """The oldest and the newest policy; None if that is not known."""
+    """Oldest and newest policy version; None if unknown."""
     sources: list[dict[str, Any]]
     checked: bool
-    """Whether all of it was read and found whole, its numbers finite and its choices
-    such as their spaces have."""
+    """Whether all of it was read and found intact, with finite numbers and valid choices."""
 
     def described(self) -> dict[str, Any]:
-        """For JSON."""
+        """As a dict, for JSON."""
         return asdict(self)
 
 
 def info(dataset: str | Path, *, check: bool = False, tell: Tell | None = None) -> Summary:
-    """What a dataset holds; with `check`, all of it is read and what is wrong with it is named."""
+    """Summarizes a dataset; with `check`, reads all of it and raises if anything is wrong."""
     with Reader(dataset) as reader:
         metadata, lengths = reader.metadata, reader.episodes.lengths
         names = ["rewards", "terminations"]

@@ -1,4 +1,4 @@
-"""Datasets from datasets: merged, split, and written in another format; episodes stay whole."""
+"""Merges datasets, splits them, and converts their format; episodes stay whole."""
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,14 +21,14 @@ FORMATS = {"minari": HDF5, "parquet": TABLE}
 
 
 class MadeDataset(NamedTuple):
-    """A dataset that was made."""
+    """A new dataset."""
 
     folder: Path
     metadata: Metadata
     dropped: int
-    """Episodes that were left out because they hold numbers that cannot be."""
+    """Number of episodes left out because of invalid values."""
     unread: list[str]
-    """What Minari's datasets held of episodes beside what is read here, and is not in this one."""
+    """Contents of Minari's episodes that were not read, and are missing here."""
 
 
 def merge(
@@ -42,7 +42,7 @@ def merge(
     """All episodes of `datasets`, in order, as a new dataset `out`.
 
     `drop_invalid` leaves out episodes with observations, actions or rewards that are not finite, or
-    with choices that their space does not have.
+    with choices outside their space.
     """
     readers = [Reader(folder) for folder in datasets]
     try:
@@ -67,7 +67,7 @@ def split(
     seed: int = 0,
     tell: Tell | None = None,
 ) -> list[MadeDataset]:
-    """New datasets with these shares of the episodes, drawn at random; each keeps their order."""
+    """New datasets with these shares of the episodes, assigned at random, order preserved."""
     check_shares(shares, outs)
     with Reader(dataset) as reader:
         parts = _assign(reader.num_episodes, shares, seed)
@@ -91,7 +91,7 @@ def split(
 
 
 def check_shares(shares: Sequence[float], outs: Sequence[str | Path]) -> None:
-    """Refuses shares that cannot be."""
+    """Raises if the shares or folders are invalid."""
     if len(shares) < 2 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise UserError(
             f"The shares are {','.join(f'{share:g}' for share in shares)}: give two or more above "
@@ -104,7 +104,7 @@ def check_shares(shares: Sequence[float], outs: Sequence[str | Path]) -> None:
 
 
 def _assign(count: int, shares: Sequence[float], seed: int) -> Array:
-    """The part of each episode; sizes are the shares, rounded."""
+    """The part of each episode; sizes are the rounded shares."""
     order = np.random.default_rng(seed).permutation(count)
     bounds = np.rint(np.cumsum(shares) * count).astype(np.int64)
     parts = np.empty(count, np.int64)
@@ -117,7 +117,7 @@ def _format(metadata: Metadata) -> str:
 
 
 def _joined(readers: Sequence[Reader], format: str) -> tuple[Metadata, list[int]]:
-    """What the new dataset is made with, and how far each one's sources are shifted."""
+    """The metadata of the new dataset, and the offset of each reader's sources."""
     if format not in FORMATS:
         raise UserError(f"There is no format {format!r}: {nearest(format, FORMATS)}.")
     first = readers[0].metadata
@@ -163,7 +163,7 @@ def _all(
     metadata: Metadata,
     dropped: list[int] | None,
 ) -> Iterator[Stored]:
-    """The episodes marked in `keep`; those that are not valid go to `dropped`, if given."""
+    """The episodes marked in `keep`; invalid ones go to `dropped`, if given."""
     for reader, shift, marked in zip(readers, shifts, keep, strict=True):
         lengths, sources, cut, begun = reader.episodes
         for number in np.flatnonzero(marked).tolist():
@@ -186,7 +186,7 @@ def _fine(reader: Reader, arrays: dict[str, Array], piece: Piece) -> bool:
 
 
 def _completed(arrays: dict[str, Array], metadata: Metadata) -> dict[str, Array]:
-    """The episode without the rows that have no meaning, and with what it does not know."""
+    """The episode without its undefined last rows, and with placeholders for unknown columns."""
     steps = len(arrays["rewards"]) - 1
     found = {column.path: arrays[column.path] for column in metadata.observation_columns}
     for column in metadata.step_columns:
@@ -208,7 +208,7 @@ def _told(
 
 
 def _write(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) -> Metadata:
-    """A new dataset; if that fails, nothing of it is left."""
+    """Writes a new dataset; leaves nothing behind if that fails."""
     make_new(folder, "dataset")
     write = write_parquet if metadata.data_format == TABLE else write_hdf5
     try:

@@ -1,4 +1,4 @@
-"""Whether the numbers of a dataset can be: finite, and choices that their spaces have."""
+"""Checks a dataset's values: finite numbers, and choices within their spaces."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,14 +21,14 @@ def check_values(
     arrays: dict[str, Array],
     pieces: Sequence[Piece],
 ) -> None:
-    """Refuses observations, actions or rewards that are not finite, and choices that their space
-    does not have; names the first. `lengths` are those of all episodes."""
+    """Raises if observations, actions or rewards are not finite, or choices lie outside their
+    space; names the first. `lengths` are those of all episodes."""
     for column in metadata.columns:
         if column.dtype.kind != "f" or column.path.startswith("infos/"):
             continue
         array = arrays[column.path]
         with np.errstate(invalid="ignore", over="ignore"):
-            fine = np.isfinite(array.sum())  # one pass; a NaN or an infinity is never lost in it
+            fine = np.isfinite(array.sum())  # one pass: a NaN or infinity always survives a sum
         if not fine and not np.isfinite(array).all():
             raise _wrong(folder, column.path, array, ~np.isfinite(array), pieces)
     observed = leaves(metadata.observation, "observations")
@@ -45,7 +45,7 @@ def check_values(
 
 
 def _choices(space: Space) -> tuple[Any, Any] | None:
-    """(lowest, highest) of a space of choices."""
+    """(lowest, highest) of a discrete space; None for others."""
     match space:
         case spaces.Discrete():
             return space.start, space.start + space.n - 1
@@ -65,7 +65,7 @@ def _wrong(
     pieces: Sequence[Piece],
     why: str = "",
 ) -> UserError:
-    """The sentence about the first number that is marked as wrong."""
+    """The error for the first value marked as wrong."""
     row = int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[0])
     ends = np.cumsum([piece.stop - piece.start for piece in pieces])
     at = int(np.searchsorted(ends, row, side="right"))

@@ -1,9 +1,9 @@
-"""Writing a dataset: a journal while it grows, Minari's layout when it is closed.
+"""Writes a dataset: a journal while it grows, Minari's layout once it is closed.
 
-Each episode is appended to the journal as one record with a check sum, and outlives the process
-from then on. Closing makes the HDF5 file of it and then `metadata.json`, and removes the journal
-when the disk has both. So a folder is a whole dataset, or it has a journal and says so; `repair`
-finishes what a killed process began, or a full disk did not let close.
+Each episode is appended to the journal as one record with a check sum, and from then on survives a
+crash of the process. Closing converts the journal into the HDF5 file and then `metadata.json`, and
+removes it once both are on disk. So a folder is either a complete dataset or has a journal;
+`repair` finishes a recording after a killed process or a full disk.
 """
 
 import contextlib
@@ -29,26 +29,26 @@ from dovetail.run.folder import make_new, sync
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tell = Callable[[int, int], None]
-"""Told how many of how many episodes are done."""
+"""Progress callback: (episodes done, episodes in total)."""
 MOST_BYTES = (1 << 32) - 1
-"""Of an episode's column, that the journal can tell."""
+"""Maximum bytes of one column of an episode; the journal stores lengths in 32 bits."""
 
 
 class Writer:
     """Writes episodes into a new dataset; a context manager that closes it.
 
-    After an exception the journal stays as it is, with all episodes so far.
+    After an exception the journal stays in place with all episodes so far.
     """
 
     def __init__(self, folder: str | Path, metadata: Metadata) -> None:
-        """`folder` is new or empty; `metadata` says what will be written, its counts aside."""
+        """`folder` is new or empty; `metadata` describes the dataset, except for its counts."""
         self.folder = Path(folder)
         self.metadata = metadata
         self.episodes = 0
         self.steps = 0
         package(
             "pyarrow.parquet" if metadata.data_format == TABLE else "h5py"
-        )  # now, not at the end
+        )  # fail now, not at the end
         make_new(self.folder, "dataset")
         self._journal: RecordFile | None = RecordFile(self.folder / JOURNAL)
         append(self._journal, {"dataset": _described(metadata)}, {})
@@ -68,7 +68,7 @@ class Writer:
         self.steps += len(episode)
 
     def _arrays(self, episode: Episode) -> dict[str, Array]:
-        """The episode's columns, held against the spaces."""
+        """The episode's columns, checked against the spaces."""
         metadata = self.metadata
         try:
             observed = flatten(metadata.observation, episode.observations, "observations")
@@ -99,7 +99,7 @@ class Writer:
         return arrays
 
     def close(self, tell: Tell | None = None) -> None:
-        """Makes the dataset of what was written; refuses to make an empty one."""
+        """Converts the journal into a dataset; refuses to make an empty one."""
         if self._journal is None:
             return
         journal, self._journal = self._journal, None
@@ -111,7 +111,7 @@ class Writer:
         finish(self.folder, tell)
 
     def abandon(self) -> None:
-        """Leaves the journal as it is, for `repair`; nothing is left of one without an episode."""
+        """Leaves the journal for `repair`; removes it if it has no episode."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -134,7 +134,7 @@ class Writer:
 
 
 def repair(folder: str | Path, tell: Tell | None = None) -> tuple[Metadata, str | None]:
-    """Makes a dataset of a recording that was not closed: (what it holds, what was lost)."""
+    """Finishes a recording that was not closed: (its metadata, what was lost or None)."""
     path = Path(folder)
     if not (path / JOURNAL).exists():
         raise UserError(f"{path} has no {JOURNAL}: there is nothing to repair.")
@@ -142,7 +142,7 @@ def repair(folder: str | Path, tell: Tell | None = None) -> tuple[Metadata, str 
 
 
 def finish(folder: Path, tell: Tell | None = None) -> tuple[Metadata, str | None]:
-    """Turns the journal in `folder` into a dataset, and removes it."""
+    """Converts the journal in `folder` into a dataset, and removes it."""
     journal = folder / JOURNAL
     total, lost = _count(journal)
     if total < 1:
@@ -163,10 +163,13 @@ def finish(folder: Path, tell: Tell | None = None) -> tuple[Metadata, str | None
     write = write_parquet if metadata.data_format == TABLE else write_hdf5
     try:
         metadata = write(folder, metadata, episodes())
+        # Last, because its presence marks the dataset as complete.
         metadata.write(folder)
         sync(folder)
         journal.unlink()
     except (OSError, UserError) as error:
+        # The journal still has everything: remove the partial files, so that `repair` can try
+        # again.
         shutil.rmtree(folder / "data", ignore_errors=True)
         system = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(system, OSError):
@@ -180,7 +183,7 @@ def finish(folder: Path, tell: Tell | None = None) -> tuple[Metadata, str | None
 
 
 def _count(journal: Path) -> tuple[int, str | None]:
-    """(whole episodes, what is wrong with what follows them)."""
+    """(number of intact episodes, the damage after them or None)."""
     reading = Reading(journal)
     return sum(1 for _ in reading) - 1, reading.damage
 
@@ -202,7 +205,7 @@ def _check_shapes(arrays: dict[str, Array], columns: list[Column]) -> None:
 
 
 def _described(metadata: Metadata) -> dict[str, Any]:
-    """All that the journal must know to become a dataset."""
+    """Everything needed to turn the journal into a dataset."""
     return {
         "format": FORMAT,
         "observation": to_json(metadata.observation),

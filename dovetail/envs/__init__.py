@@ -1,6 +1,6 @@
 """Environments: one interface, several back ends, a conformance kit.
 
-Importing it costs no JAX: processes of environments import parts of it and do without.
+Importing this package does not import JAX: environment processes use parts of it and run without.
 """
 
 from typing import TYPE_CHECKING

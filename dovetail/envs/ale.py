@@ -1,6 +1,6 @@
-"""Atari games stepped in native threads by ALE's own vector environment.
+"""Atari games stepped in native threads by ALE's vector environment.
 
-`ale:pong` shows the usual 84 × 84 greyscale frames, four at a time, as uint8[4, 84, 84]. Options
+`ale:pong` shows the usual 84 × 84 grayscale frames, four at a time, as uint8[4, 84, 84]. Options
 are those of `ale_py.vector_env.AtariVectorEnv`, and `autoreset`.
 """
 
@@ -19,20 +19,20 @@ _AUTORESETS = ("same_step", "next_step")
 
 
 def names() -> list[str]:
-    """The games that ale-py brings."""
+    """The games bundled with ale-py."""
     from ale_py import roms
 
     return sorted(roms.get_all_rom_ids())
 
 
 def game_of(name: str) -> str:
-    """The ROM's name for a game written as "Pong", "MsPacman-v5" or "ms_pacman"."""
+    """The ROM name of a game written as "Pong", "MsPacman-v5" or "ms_pacman"."""
     bare = re.sub(r"(NoFrameskip)?-v\d+$", "", name.removeprefix("ALE/"))
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
 
 
 def make(name: str, options: Mapping[str, Any], env_id: str) -> tuple[EnvSpec, Any, None]:
-    """The spec and the host factory of a game; processes are needless."""
+    """The spec and host factory of a game; processes are unnecessary."""
     game = game_of(name)
     if game not in names():
         raise unknown_env(name, "ALE", names())
@@ -49,7 +49,7 @@ def make(name: str, options: Mapping[str, Any], env_id: str) -> tuple[EnvSpec, A
 
 
 def single(name: str, options: Mapping[str, Any], **more: Any) -> Any:
-    """One game that draws itself."""
+    """One game that renders itself."""
     from dovetail.envs.render import atari
 
     return atari(game_of(name), **more)
@@ -68,5 +68,5 @@ def _build(game: str, autoreset: str, kwargs: Mapping[str, Any], env_id: str, nu
 
 
 def seed_array(seeds: list[int]) -> np.ndarray:
-    """Seeds as ALE takes them: 31 bits each."""
+    """Seeds in ALE's format: 31 bits each."""
     return np.array([seed & 0x7FFFFFFF for seed in seeds])

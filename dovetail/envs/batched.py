@@ -1,4 +1,4 @@
-"""A `JaxEnv` over a batch: mapped, with finished episodes reset in the same step.
+"""A `JaxEnv` mapped over a batch; finished episodes are reset in the same step.
 
 The reset is computed only in steps where some episode ended, which on a CPU saves most of its cost.
 """
@@ -25,15 +25,16 @@ class BatchStep(NamedTuple):
 
 
 def reset(env: JaxEnv, keys: jax.Array) -> tuple[Any, Observation]:
-    """A new episode in every environment; keys [B]."""
+    """Starts an episode in every environment; keys [B]."""
     return jax.vmap(env.reset)(keys)
 
 
 def step(env: JaxEnv, state: Any, action: Any, keys: jax.Array) -> BatchStep:
-    """One transition in every environment; where an episode ended, the next one begins."""
+    """One transition in every environment, with keys [B]; a new episode starts where one ended."""
     step_keys, reset_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
     after = jax.vmap(env.step)(state, action, step_keys)
     terminated = after.terminated.astype(bool)
+    # Termination wins: an episode that terminated was not cut short.
     truncated = after.truncated.astype(bool) & ~terminated
     done = terminated | truncated
     going_on = (after.state, after.observation)

@@ -1,4 +1,4 @@
-"""How batches of one kind of Gymnasium environment are made: here, or in processes of their own."""
+"""Makes batches of a Gymnasium environment, in this process or in separate ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ class Batches:
     seeding: Seeding | None = None
     threads: bool = False
     autoreset: AutoresetMode | None = None
-    """The mode that was asked for, of environments which may not have it."""
+    """The requested autoreset mode, which the environment may not support."""
     patience: float | None = None
-    """Seconds that a process may take for a step, if the id says so."""
+    """Seconds that a step in a process may take, if the id sets it."""
 
     def here(self, num_envs: int) -> VectorHost:
-        """Environments in this process."""
+        """A batch in this process."""
         venv = created(partial(self.build, num_envs), self.env_id)
         found = autoreset_mode(venv, self.env_id)
         if self.autoreset is not None and found != self.autoreset:
@@ -57,7 +57,7 @@ class Batches:
         *,
         processes: int = 1,
     ) -> VectorHost:
-        """Environments in a process of their own, or divided among several."""
+        """A batch in a separate process, or split among several."""
         venv = ProcessVectorEnv(
             self.build,
             num_envs,
@@ -75,12 +75,12 @@ class Batches:
             raise
 
     def process(self) -> ProcessFactory | None:
-        """`apart`, unless native threads make it needless or the factory cannot be sent."""
+        """`apart`, or None if native threads make it unnecessary or pickling fails."""
         return self.apart if not self.threads and sendable(self.build) else None
 
 
 def created(build: Callable[[], Any], env_id: str) -> Any:
-    """What `build` makes; whatever goes wrong in it becomes a sentence."""
+    """The result of `build`; any exception becomes a `UserError`."""
     try:
         return build()
     except UserError:

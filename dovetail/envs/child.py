@@ -1,8 +1,8 @@
-"""What a process of environments runs: one Gymnasium `VectorEnv`, stepped through shared memory.
+"""The main loop of an environment process: one Gymnasium `VectorEnv`, stepped via shared memory.
 
-It imports numpy, Gymnasium and what the environments need, and no JAX: processes start quickly and
-stay small. It answers one exchange after the other until it is asked to close, and ends by itself
-when the process that started it is gone.
+It imports numpy, Gymnasium and the environments' own dependencies but not JAX, so processes start
+quickly and stay small. It serves exchanges until it is asked to close, and exits when its parent
+process is gone.
 """
 
 import contextlib
@@ -41,42 +41,42 @@ from dovetail.envs.segment import (
 STEP, RESET, CLOSE = range(3)
 """Commands."""
 LONGEST = 20_000
-"""Characters of a text that is sent: more might not fit into the pipe at once."""
+"""Maximum characters of an error message: more might not fit into the pipe at once."""
 _LOOK_ROUND = 1.0
-"""Seconds between two looks whether the parent is still there."""
+"""Seconds between checks that the parent is still alive."""
 _SPIN = 100e-6
-"""Seconds of polling before a wait. To wake a core that has gone idle takes about as long."""
+"""Seconds of polling before blocking: waking an idle core takes about as long."""
 
 
 @dataclass(frozen=True)
 class ChildJob:
-    """What a process is told when it starts."""
+    """Arguments of an environment process."""
 
     env_id: str
     build: bytes
-    """Pickled: a function of the number of environments that makes a `VectorEnv`."""
+    """Pickled function: number of environments → `VectorEnv`."""
     index: int
-    """Which of the processes this is."""
+    """Index of this process."""
     rows: slice
-    """Which environments of the segment are its own."""
+    """Which of the segment's environments belong to this process."""
     first: int
-    """What the run calls the segment's first environment."""
+    """Number within the run of the segment's first environment."""
     go: Semaphore
     done: Semaphore
     bell: Semaphore | None
     spins: bool
-    """Whether to poll a little before waiting; not where many share a bell, and the cores."""
+    """Whether to poll briefly before blocking; not where many share a bell and the cores."""
     parent: int
 
     @property
     def num_envs(self) -> int:
-        """How many environments it makes."""
+        """Number of environments it makes."""
         return self.rows.stop - self.rows.start
 
 
 @dataclass(frozen=True)
 class ChildReady:
-    """What a process tells of the environments it has made."""
+    """A process's description of the environments it has made."""
 
     observation: gymnasium.Space[Any]
     action: gymnasium.Space[Any]
@@ -86,7 +86,7 @@ class ChildReady:
 
 
 def spin(over: Callable[[], bool]) -> bool:
-    """Polls for a moment whether something is over, giving way to whoever wants the core."""
+    """Polls `over` for a moment, yielding the core; returns whether it became true."""
     end = time.perf_counter() + _SPIN
     while not over():
         if time.perf_counter() > end:
@@ -96,16 +96,16 @@ def spin(over: Callable[[], bool]) -> bool:
 
 
 class Misfit(Exception):
-    """What the environments returned has the wrong shape."""
+    """The environments returned an array of the wrong shape."""
 
 
 def serve(job: ChildJob, connection: Connection) -> None:
-    """Makes the environments and steps them until the parent is done with them."""
+    """Makes the environments and steps them until the parent is done. Runs in the child process."""
     log = recv_handle(connection)
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log, all_threads=False)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with contextlib.suppress(EOFError):  # the parent has changed its mind
+    with contextlib.suppress(EOFError):  # the parent closed the pipe during startup
         venv = _make(job, connection)
         if venv is not None:
             layout: SegmentLayout = connection.recv()
@@ -116,8 +116,8 @@ def serve(job: ChildJob, connection: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Waits for the parent's end, in a thread: the environments may hang just then."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # which asks where they hang
+    """Exits when the parent does; in a thread, because the environments may be stuck."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # meant for the main thread
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -125,7 +125,7 @@ def _end_with_parent() -> None:
 
 
 def _make(job: ChildJob, connection: Connection) -> VectorEnv[Any, Any, Any] | None:
-    """Makes the environments and tells the parent, of whatever hinders it too."""
+    """Makes the environments and reports them, or the failure, to the parent."""
     failed = "cannot be brought into a process of its own: define it in a module or file; there is"
     try:
         load: Any = getattr(ForkingPickler, "loads")  # noqa: B009  (its stub is wrong)
@@ -147,13 +147,13 @@ def _make(job: ChildJob, connection: Connection) -> VectorEnv[Any, Any, Any] | N
 
 
 def _tell(connection: Connection, sentence: str) -> None:
-    """Sends the sentence and the traceback of the exception being handled."""
-    with contextlib.suppress(OSError):  # nobody is there to hear it
+    """Sends the message and the traceback of the exception being handled."""
+    with contextlib.suppress(OSError):  # the parent is gone
         connection.send((sentence[:LONGEST], traceback.format_exc()[-LONGEST:]))
 
 
 class _Server:
-    """Answers exchanges."""
+    """Serves exchanges."""
 
     def __init__(
         self, job: ChildJob, connection: Connection, venv: VectorEnv[Any, Any, Any], views: Views
@@ -164,7 +164,7 @@ class _Server:
         self._steps = 0
 
     def run(self) -> None:
-        """Until asked to close, or until the parent is gone."""
+        """Serves until asked to close, or until the parent is gone."""
         words, acquire, done = self._words, self._job.go.acquire, self._job.done.release
         bell = None if self._job.bell is None else self._job.bell.release
         asked = partial(acquire, False)
@@ -177,13 +177,14 @@ class _Server:
             if command == CLOSE:
                 return
             self._count += 1
+            # Written before the semaphore is released: the parent reads it afterwards.
             words[DONE] = self._count if self._answer(command) else -self._count
             done()
             if bell is not None:
                 bell()
 
     def _answer(self, command: int) -> bool:
-        """Steps or resets; whether that went well."""
+        """Steps or resets; returns whether it succeeded."""
         try:
             if command == STEP:
                 self._steps += 1
@@ -203,7 +204,7 @@ class _Server:
         return True
 
     def _step(self) -> None:
-        # environments may keep the action they were given: it must not change under them
+        # Environments may keep a reference to the action, so it must not be overwritten later.
         action = self._views.action
         given = _copied(action.tree) if action.only is None else action.only.copy()
         raw, reward, terminated, truncated, infos = self._venv.step(given)
@@ -218,9 +219,9 @@ class _Server:
             self._words[FINAL] = self._count
 
     def _reset(self, seed: Any, options: dict[str, Any] | None) -> None:
-        """Resets into the outcome of the last step: only steps take turns."""
+        """Resets into the last step's result buffer: only steps alternate buffers."""
         mask = (options or {}).get("reset_mask")
-        if mask is not None and not mask.any():  # those that ended are all in other processes
+        if mask is not None and not mask.any():  # only other processes' episodes ended
             return
         self._steps = self._steps if mask is not None else 0
         raw, _ = self._venv.reset(seed=seed, options=options)
@@ -234,7 +235,7 @@ class _Server:
             _fill(array, at(raw, path), "observations")
 
     def _show_finals(self, batch: SharedArrays, finals: Any, ended: np.ndarray) -> None:
-        """Final observations come as a batch, or as an array of separate ones."""
+        """Writes final observations, given as a batch or as an object array of single ones."""
         listed = isinstance(finals, np.ndarray) and finals.dtype == object
         for path, array in zip(batch.paths, batch.arrays, strict=True):
             if listed:
@@ -245,7 +246,7 @@ class _Server:
 
 
 def _fill(array: np.ndarray, found: Any, what: str) -> None:
-    """Writes into shared memory, and never by broadcasting."""
+    """Writes into shared memory, never broadcasting."""
     if type(found) is not np.ndarray:
         found = np.asarray(found)
     if found.shape != array.shape:
@@ -254,7 +255,7 @@ def _fill(array: np.ndarray, found: Any, what: str) -> None:
 
 
 def _copied(tree: Any) -> Any:
-    """A batch whose arrays will stay as they are."""
+    """A deep copy of a batch."""
     if isinstance(tree, dict):
         return {key: _copied(value) for key, value in tree.items()}
     if isinstance(tree, tuple):

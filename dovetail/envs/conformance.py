@@ -1,7 +1,7 @@
-"""A kit that checks whether an environment keeps its promises; every failure is a sentence.
+"""Checks that an environment keeps its contract; every failure is a sentence.
 
 Run it on your own environment in a test: `check_jax_env(MyEnv())`, or
-`check_host_env(resolve("my_file.py:MyEnv").host)`. Nothing is returned; a broken promise raises
+`check_host_env(resolve("my_file.py:MyEnv").host)`. Nothing is returned; a violation raises
 `UserError`.
 """
 
@@ -55,7 +55,7 @@ def check_jax_env(env: JaxEnv | None, *, steps: int = 100, seed: int = 0) -> Non
 
 
 def _check_jax_run(env: JaxEnv, steps: int, seed: int) -> None:
-    """A batch in one compiled loop, against itself and against one environment alone."""
+    """Compares a batch in one compiled loop with a second run and with a single environment."""
     spec = env.spec
     actions = jax.tree.map(jnp.asarray, _actions(spec.action, steps, _BATCH, seed))
 
@@ -91,7 +91,7 @@ def _check_jax_run(env: JaxEnv, steps: int, seed: int) -> None:
 
 
 def _check_bounds(env: JaxEnv, key: jax.Array) -> None:
-    """The extreme actions are legal; beyond the bounds is the same as at them."""
+    """Extreme actions are legal; actions beyond the bounds act like the bounds."""
     reset_and_step = jax.jit(lambda action: env.step(env.reset(key)[0], action, key))
     for low, high in _extremes(env.spec.action):
         here, beyond = reset_and_step(low), reset_and_step(high)
@@ -107,7 +107,7 @@ def _check_bounds(env: JaxEnv, key: jax.Array) -> None:
 
 
 def _extremes(space: ActionSpace) -> list[tuple[jax.Array, jax.Array]]:
-    """Pairs of (an extreme action, one that must do the same)."""
+    """Pairs of (an extreme action, an action that must have the same effect)."""
     match space:
         case Discrete(n):
             ends = [jnp.int32(0), jnp.int32(n - 1)]
@@ -126,10 +126,10 @@ def check_host_env(
     seed: int = 0,
     independent: bool = True,
 ) -> None:
-    """Shapes and dtypes, determinism by seed, what first, valid and next_observation mean.
+    """Shapes and dtypes, determinism by seed, and the meaning of first, valid and next_observation.
 
-    `independent` also asks that environment i depends on seeds[i] alone, which makes a run the
-    same however its environments are split among workers; some vector back ends cannot do it.
+    `independent` also requires that environment i depends on seeds[i] alone, so that a run does not
+    change with the split of its environments among workers; some vector back ends cannot do this.
     """
     if factory is None:
         raise UserError("There are no host environments here: use check_jax_env(env.jax).")
@@ -147,7 +147,7 @@ def check_host_env(
         again = _host_run(env, seeds, actions)
     finally:
         env.close()
-        env.close()
+        env.close()  # closing twice must be harmless
     _require(_finite(once), f"{spec.id} shows observations or rewards that are not finite.")
     _require(
         _equal(once, again), f"{spec.id} does different things when reset with the same seeds."
@@ -178,7 +178,7 @@ def _check_independent(
 
 
 def _host_run(env: HostEnv, seeds: list[int], actions: np.ndarray) -> tuple[Any, list[HostStep]]:
-    """The first observation and every step, copied, their shapes and dtypes checked."""
+    """The first observation and every step, copied, with shapes and dtypes checked."""
     spec, lead = env.spec, (len(seeds),)
     observation = jax.tree.map(np.copy, env.reset(seeds))
     _check_tree(spec, "reset's observation", observation, lead)
@@ -196,7 +196,7 @@ def _host_run(env: HostEnv, seeds: list[int], actions: np.ndarray) -> tuple[Any,
 
 
 def _check_host_semantics(spec: EnvSpec, observation: Any, run: list[HostStep]) -> None:
-    """Episodes end, begin and continue as the flags say."""
+    """Episodes end, start and continue according to the flags."""
     waiting = np.zeros(_BATCH, np.bool_)  # ended, and the back end has not reset yet
     for t, step in enumerate(run):
         at = f"{spec.id}, step {t}:"

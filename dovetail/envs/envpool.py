@@ -1,6 +1,6 @@
 """EnvPool's environments, stepped in native threads.
 
-EnvPool fixes the seeds when a pool is made, so `reset` makes the pool anew. Episodes that end are
+EnvPool fixes the seeds when a pool is created, so `reset` creates a new pool. Finished episodes are
 reset by the next step, whose action is ignored.
 """
 
@@ -20,14 +20,14 @@ from dovetail.errors import UserError
 
 
 def names() -> list[str]:
-    """The environments that this EnvPool was built with."""
+    """The environments in this build of EnvPool."""
     return sorted(_envpool().list_all_envs())
 
 
 def make(
     name: str, options: Mapping[str, Any], env_id: str
 ) -> tuple[EnvSpec, Callable[[int], "EnvPoolHost"], None]:
-    """The spec and the host factory of one of EnvPool's environments; processes are needless."""
+    """The spec and host factory of one of EnvPool's environments; processes are unnecessary."""
     if name not in names():
         raise unknown_env(name, "EnvPool", names())
     kwargs = dict(options)
@@ -41,7 +41,7 @@ def make(
 
 
 def single(name: str, options: Mapping[str, Any], **more: Any) -> Any:
-    """The Gymnasium environment of the same name; a game as EnvPool shows it."""
+    """The Gymnasium environment of the same name; Atari games are preprocessed as in EnvPool."""
     from dovetail.envs.ale import game_of
     from dovetail.envs.render import atari, is_atari, of_same_name
 
@@ -60,8 +60,9 @@ class EnvPoolHost:
         self._host: VectorHost | None = None
 
     def reset(self, seeds: list[int]) -> Observation:
-        """Makes the pool with these seeds and begins an episode in every environment."""
+        """Creates the pool with these seeds and starts an episode in every environment."""
         self.close()
+        # EnvPool's seeds are signed 32-bit integers.
         seeds = [int(seed) & 0x7FFFFFFF for seed in seeds]
         build = partial(_envpool().make, self._name, env_type="gymnasium", **self._options)
 
@@ -91,11 +92,11 @@ def _envpool() -> Any:
 
 
 def _already(seeds: list[int]) -> None:
-    """The pool was made with its seeds."""
+    """No seeds: the pool was created with them."""
 
 
 def _spec(name: str, options: Mapping[str, Any], env_id: str) -> EnvSpec:
-    """The spec, read without making a pool."""
+    """The spec, read without creating a pool."""
 
     def read() -> EnvSpec:
         found = _envpool().make_spec(name, **options)
@@ -107,7 +108,7 @@ def _spec(name: str, options: Mapping[str, Any], env_id: str) -> EnvSpec:
 
 
 def _quietly(build: Callable[[], Any], env_id: str) -> Any:
-    """What `build` makes, without the warnings that EnvPool's 64-bit bounds are cast to 32."""
+    """The result of `build`, without the warnings that EnvPool's 64-bit bounds are cast to 32."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
         try:

@@ -1,6 +1,6 @@
-"""Which environment of a batch went wrong, and how: sentences for whatever a step raised.
+"""Error messages that name the environment of a batch that raised.
 
-Nothing here imports JAX: processes of environments tell their faults with it, too.
+Does not import JAX: environment processes use it too.
 """
 
 from types import TracebackType
@@ -18,14 +18,14 @@ _INDEX_VARIABLE = {
     SyncVectorEnv.reset.__code__: "i",
     AsyncVectorEnv._raise_if_errors.__code__: "index",  # pyright: ignore[reportPrivateUsage]
 }
-"""Where Gymnasium's own loops hold the index of the environment they are at."""
+"""The local variable that holds the environment's index in each of Gymnasium's loops."""
 
 
 def fault(
     error: BaseException, venv: VectorEnv[Any, Any, Any], call: str, step: int, first: int = 0
 ) -> str:
-    """Names the environment that raised, where that can be found out; the batch's number `first`
-    is the run's environment `first`."""
+    """The error message, naming the environment that raised where that can be determined;
+    environment 0 of the batch is called `first`."""
     misfit = _misfit(venv) if isinstance(venv, SyncVectorEnv) else None
     if misfit is not None:
         index, found, expected = misfit
@@ -39,7 +39,7 @@ def fault(
 
 
 def _index_in(traceback: TracebackType | None) -> int | None:
-    """The environment at which Gymnasium's loop stood when one of its environments raised."""
+    """The index in Gymnasium's loop when one of its environments raised."""
     while traceback is not None:
         name = _INDEX_VARIABLE.get(traceback.tb_frame.f_code)
         if name is not None and name in traceback.tb_frame.f_locals:

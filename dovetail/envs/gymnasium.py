@@ -1,9 +1,9 @@
 """Gymnasium's registry, and any `gymnasium.Env` class, as host environments.
 
-An environment with a vector entry point of its own is stepped by it; any other is vectorized here,
-one after the other (`sync`) or in one process each (`async`); either can be divided among several
-processes (`processes`). Episodes that end are reset in the same step unless the entry point does
-otherwise or the user asks for another autoreset mode.
+An environment with its own vector entry point is stepped by it. Any other is vectorized here, in
+turn (`sync`) or in one process each (`async`); either can be split among several processes
+(`processes`). Finished episodes are reset in the same step unless the entry point does otherwise or
+the user asks for another autoreset mode.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from dovetail.envs.spaces import space_map
 from dovetail.errors import UserError
 
 THRESHOLDS = {"Pendulum-v1": -200.0}
-"""Where the field agrees on a threshold and Gymnasium's registry has none."""
+"""Conventional thresholds that are missing in Gymnasium's registry."""
 
 VECTORIZATIONS = ("sync", "async", "vector_entry_point", "processes")
 AUTORESETS = {
@@ -45,7 +45,7 @@ Factories = tuple[EnvSpec, HostFactory, ProcessFactory | None]
 
 
 class Options(NamedTuple):
-    """What is asked for in an id's options."""
+    """Options parsed from an id."""
 
     vectorization: str | None
     autoreset: str | None
@@ -74,12 +74,12 @@ def has(name: str) -> bool:
 
 
 def make(name: str, options: Mapping[str, Any], env_id: str) -> Factories:
-    """The spec, the host factory and the process factory of a registered environment."""
+    """The spec, host factory and process factory of a registered environment."""
     registered = find(name)
     asked = split_options(options, env_id)
     threshold = registered.reward_threshold
     threshold = THRESHOLDS.get(registered.id) if threshold is None else float(threshold)
-    threshold = None if asked.own else threshold  # another task than the field's
+    threshold = None if asked.own else threshold  # options change the task
     one = maker(registered, asked.own)
     creator = _entry_point(registered, asked, env_id)
     if creator is None:
@@ -100,13 +100,14 @@ def make(name: str, options: Mapping[str, Any], env_id: str) -> Factories:
         autoreset=wanted,
         patience=asked.patience,
     )
+    # Made once to learn its spaces.
     host = batches.here(1)
     host.close()
     return factories(host.spec, batches, asked)
 
 
 def single(name: str, options: Mapping[str, Any], **more: Any) -> gymnasium.Env[Any, Any]:
-    """One registered environment; a game as ALE's vector environment shows it."""
+    """One registered environment; Atari games are preprocessed as in ALE's vector environment."""
     from dovetail.envs.ale import game_of
     from dovetail.envs.render import atari, is_atari
 
@@ -124,23 +125,23 @@ def find(name: str) -> Registered:
     registered = gymnasium.registry[name.rpartition(":")[2]]
     if "box2d" in str(registered.entry_point):
         with warnings.catch_warnings(), contextlib.suppress(ImportError):
-            # its generated code warns as it loads, and crashes if warnings are errors
+            # Its generated code warns while loading, and crashes if warnings are errors.
             warnings.simplefilter("ignore", DeprecationWarning)
             importlib.import_module("Box2D")
     return registered
 
 
 def maker(registered: Registered, kwargs: Mapping[str, Any]) -> Maker:
-    """Makes one bare environment of a registered kind."""
-    # Dovetail checks what environments return itself: Gymnasium's checker would be paid twice.
-    # Nothing of Dovetail is in the partial, so that worker processes need not import JAX.
+    """A factory of one bare registered environment."""
+    # Dovetail checks the results itself, so Gymnasium's checker would be redundant.
+    # The partial refers to nothing in Dovetail, so worker processes need not import JAX.
     return partial(gymnasium.make, registered, disable_env_checker=True, **kwargs)
 
 
 def from_class(
     build: Maker, options: Mapping[str, Any], env_id: str
 ) -> tuple[EnvSpec, HostFactory, ProcessFactory | None, Maker]:
-    """The same of a user's `gymnasium.Env` class or factory of one, and what makes a single one."""
+    """(spec, host factory, process factory, factory of one) of a user's class or factory."""
     asked = split_options(options, env_id)
     if asked.vectorization == "vector_entry_point":
         raise UserError(
@@ -169,25 +170,25 @@ def _from_single(one: Maker, asked: Options, env_id: str, threshold: float | Non
 
 
 def factories(spec: EnvSpec, batches: Batches, asked: Options) -> Factories:
-    """What makes batches, as it was asked for."""
+    """The spec and the factories for the requested vectorization."""
     if asked.vectorization == "processes":
         return spec, partial(batches.apart, processes=asked.processes), batches.process()
     return spec, batches.here, batches.process()
 
 
 def _asynchronous(one: Maker, autoreset: AutoresetMode, num_envs: int) -> "_Async":
-    # forking a process in which JAX runs its threads may hang: spawn
+    # Spawn: forking a process in which JAX runs threads may deadlock.
     return _Async([one] * num_envs, context="spawn", copy=False, autoreset_mode=autoreset)
 
 
 class _Async(AsyncVectorEnv):
     """AsyncVectorEnv that reports a worker's exception once, by raising it.
 
-    Its processes do not hear Ctrl-C, which a terminal sends to all: who made them ends them.
+    Its processes ignore Ctrl-C, which a terminal sends to the whole group: their owner ends them.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        resource_tracker.ensure_running()  # its own start would unblock the signal
+        resource_tracker.ensure_running()  # starting it later would unblock the signal
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
         try:
             super().__init__(*args, **kwargs)
@@ -195,7 +196,7 @@ class _Async(AsyncVectorEnv):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ends the processes, whatever they are at and whoever has ended some already."""
+        """Ends the processes, whatever their state, even if some have already ended."""
         for process in self.processes:
             process.terminate()
         for pipe in self.parent_pipes:
@@ -206,13 +207,13 @@ class _Async(AsyncVectorEnv):
 
     def _raise_if_errors(self, successes: list[bool] | tuple[bool]) -> None:
         if not all(successes):
-            with warnings.catch_warnings():  # its log goes through warnings
+            with warnings.catch_warnings():  # Gymnasium's logger emits warnings
                 warnings.simplefilter("ignore")
                 super()._raise_if_errors(successes)
 
 
 def split_options(options: Mapping[str, Any], env_id: str) -> Options:
-    """Divides an id's options into Dovetail's and the environment's own."""
+    """Splits an id's options into Dovetail's and the environment's own."""
     own = dict(options)
     mode, autoreset = own.pop("vectorization", None), own.pop("autoreset", None)
     if mode not in (None, *VECTORIZATIONS):
@@ -236,7 +237,7 @@ def split_options(options: Mapping[str, Any], env_id: str) -> Options:
 
 
 def _entry_point(registered: Registered, asked: Options, env_id: str) -> Callable[..., Any] | None:
-    """The registry's vector entry point, if it is wanted and can do what is asked."""
+    """The registry's vector entry point, if it is wanted and supports the options."""
     if asked.vectorization in ("sync", "async"):
         return None
     wanted = asked.vectorization == "vector_entry_point"
@@ -272,7 +273,7 @@ def _can(creator: Any, autoreset: str | None, kwargs: Mapping[str, Any]) -> bool
 
 
 def _seeding(creator: Any) -> Callable[[list[int]], Any] | None:
-    """How an entry point takes a seed for each environment, where it can."""
+    """How an entry point takes per-environment seeds, if it can."""
     if creator.__module__ == "dovetail.envs.gymnasium_cartpole":
         return list
     if creator.__module__.startswith("ale_py"):

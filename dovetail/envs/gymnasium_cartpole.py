@@ -1,8 +1,8 @@
-"""Gymnasium's own vectorized CartPole, given one random stream per environment.
+"""Gymnasium's vectorized CartPole, with one random stream per environment.
 
-It draws every environment's resets from one shared generator and takes one seed. Here environment
-i draws from a generator of its own, as `gymnasium.make` would with seeds[i]: splitting a batch
-among workers then changes nothing. Its check of actions is replaced by one that costs 1 µs, not 10.
+The original draws all resets from one shared generator and takes one seed. Here environment i draws
+from its own generator, as `gymnasium.make` would with seeds[i], so that splitting a batch among
+workers changes nothing. The check of actions is replaced by one that costs 1 µs, not 10.
 """
 
 from typing import Any
@@ -13,11 +13,11 @@ from gymnasium.spaces import MultiDiscrete
 from gymnasium.utils import seeding
 
 AHEAD = 16
-"""Episodes for whose beginnings each environment's numbers are drawn at once."""
+"""Number of resets for which each environment draws random numbers in advance."""
 
 
 class _Streams:
-    """Stands where a numpy Generator would: draws each column from its environment's stream."""
+    """Replaces a numpy Generator: draws each column from its environment's stream."""
 
     def __init__(self, venv: CartPoleVectorEnv, seeds: list[int]) -> None:
         self._venv = venv
@@ -26,11 +26,12 @@ class _Streams:
         self._used = np.zeros(len(seeds), np.int64)
 
     def uniform(self, low: float, high: float, size: tuple[int, int]) -> np.ndarray:
-        """Shape [4, number of environments that begin an episode]."""
+        """Shape [4, number of environments that start an episode]."""
         columns = size[1]
         if columns == 0:
             return np.empty(size)
         whole = columns == len(self._generators)
+        # A partial reset is for the environments whose episode has just ended.
         who = np.arange(columns) if whole else np.flatnonzero(self._venv.prev_done)
         draws = self._drawn[who, self._used[who]].T
         self._used[who] += 1
@@ -41,7 +42,7 @@ class _Streams:
 
 
 class _Choices(MultiDiscrete):
-    """A batch of two-way choices, checked in a microsecond."""
+    """A batch of binary choices, checked in a microsecond."""
 
     def contains(self, x: Any) -> bool:
         """Whether every entry is 0 or 1."""
@@ -59,7 +60,7 @@ class CartPoles(CartPoleVectorEnv):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """A new episode everywhere; `seed` is a list with one seed for each environment."""
+        """Starts a new episode everywhere; `seed` is a list with one seed per environment."""
         if seed is not None:
             streams: Any = _Streams(self, list(seed))
             self.np_random = streams

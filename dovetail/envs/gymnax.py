@@ -1,7 +1,7 @@
-"""Gymnax's environments as JAX environments, with termination and truncation told apart.
+"""Gymnax's environments as JAX environments, with termination and truncation distinguished.
 
-Gymnax's own `step` resets finished episodes; we use the functions beneath it, so that Dovetail
-sees the true final observation and resets by its own keys.
+Gymnax's own `step` resets finished episodes. This adapter uses the functions beneath it, so that
+Dovetail sees the true final observation and resets with its own keys.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from dovetail.envs.spaces import space_map
 from dovetail.errors import UserError, nearest
 
 THRESHOLDS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "Pendulum-v1": -200.0}
-"""The mean return at which the field calls these solved; Gymnax has no such table."""
+"""Conventional thresholds for a solved task; Gymnax has no such table."""
 
 
 class GymnaxEnv:
@@ -40,7 +40,7 @@ class GymnaxEnv:
         self.spec = EnvSpec(env_id, observation, action, threshold, bounds=self._spaces.bounds)
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
-        """A new episode."""
+        """Starts a new episode."""
         raw, state = self._env.reset_env(key, self._params)
         return _strong(state), self._spaces.encode(raw)
 
@@ -56,12 +56,12 @@ class GymnaxEnv:
 
 
 def _strong(state: Any) -> Any:
-    """Plain numbers as arrays of a fixed type, so that reset's and step's states agree."""
+    """Python scalars as strongly typed arrays, so that reset and step return equal types."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.asarray(x).dtype), state)
 
 
 def gymnasium_space(space: Any, env_id: str) -> gym_spaces.Space[Any]:
-    """The Gymnasium space that says the same as one of Gymnax's."""
+    """The Gymnasium space equivalent to one of Gymnax's."""
     from gymnax.environments import spaces
 
     if isinstance(space, spaces.Discrete):

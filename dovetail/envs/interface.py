@@ -1,10 +1,10 @@
-"""What an environment is to Dovetail: a spec, and one of two ways to step.
+"""The environment interface: a spec, and one of two ways to step.
 
 A `JaxEnv` is a pair of pure functions for *one* environment, without autoreset; Dovetail maps it
 over the batch and resets finished episodes. A `HostEnv` is a batch of environments that live
-outside JAX and step on numpy arrays. Both say the same about every transition: where it led
-(`next_observation`, the true final observation at an episode's end) and what to act on next
-(`observation`, already the new episode's first).
+outside JAX and step on numpy arrays. Both report every transition alike: its successor
+(`next_observation`, the true final observation at an episode's end) and the observation to act on
+next (`observation`, already the new episode's first).
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-if TYPE_CHECKING:  # processes of environments import this module, and no JAX
+if TYPE_CHECKING:  # environment processes import this module without JAX
     import jax
 
 Observation = Any
@@ -35,8 +35,8 @@ class MultiDiscrete:
 
 @dataclass(frozen=True)
 class Continuous:
-    """float32[size]. A bounded entry is seen by algorithms as [-1, 1], clipped and rescaled by the
-    environment's adapter; an unbounded entry is passed through."""
+    """float32[size]. Algorithms see a bounded entry as [-1, 1], clipped and rescaled by the
+    environment's adapter; unbounded entries pass through."""
 
     size: int
     bounded: bool
@@ -47,25 +47,25 @@ ActionSpace = Discrete | MultiDiscrete | Continuous
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What one environment shows and takes, without a batch axis."""
+    """Observations and actions of one environment, without a batch axis."""
 
     id: str
-    """Back end and name, as the command line takes them: "gymnasium:CartPole-v1"."""
+    """Back end and name, as given on the command line: "gymnasium:CartPole-v1"."""
     observation: Any
     """A pytree of jax.ShapeDtypeStruct: a vector or image, or a dict of named ones."""
     action: ActionSpace
     threshold: float | None = None
-    """The mean return at which the task counts as solved, where the field agrees on one."""
+    """Mean return at which the task counts as solved, where there is a conventional one."""
     threads: bool = True
-    """Whether threads step it side by side: not so for environments written in Python, which hold
-    its lock."""
+    """Whether threads can step it in parallel: false for Python environments, which hold the
+    GIL."""
     bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    """(lowest, highest) of each entry of continuous actions in the environment's own numbers, where
-    its adapter knows them: what [-1, 1] stands for."""
+    """(lowest, highest) of each entry of continuous actions in the environment's own units, which
+    [-1, 1] maps to; None if the adapter does not know them."""
 
 
 class JaxStep(NamedTuple):
-    """What `JaxEnv.step` returns; `observation` is what the action led to, never a reset's."""
+    """The result of `JaxEnv.step`; `observation` is the successor, never a reset's."""
 
     state: Any
     observation: Observation
@@ -76,12 +76,12 @@ class JaxStep(NamedTuple):
 
 @runtime_checkable
 class JaxEnv(Protocol):
-    """One environment as pure functions; mapped over a batch and reset by Dovetail."""
+    """One environment as pure functions; Dovetail maps it over a batch and resets it."""
 
     spec: EnvSpec
 
     def reset(self, key: "jax.Array") -> tuple[Any, Observation]:
-        """A new episode: (state, observation)."""
+        """Starts a new episode: (state, observation)."""
         ...
 
     def step(self, state: Any, action: "jax.Array", key: "jax.Array") -> JaxStep:
@@ -92,18 +92,18 @@ class JaxEnv(Protocol):
 class HostStep(NamedTuple):
     """One step of a batch of host environments: numpy arrays with leading axis [B].
 
-    The arrays may be reused by the next `step`: who keeps them, copies them.
+    The next `step` may reuse the arrays: copy them to keep them.
     """
 
     observation: Observation
-    """What to act on next: the first observation of the new episode where one began."""
+    """The observation to act on next: the new episode's first where one started."""
     next_observation: Observation
-    """Where the action led: the true final observation where the episode ended."""
+    """The successor of the action: the true final observation where the episode ended."""
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
     first: np.ndarray
-    """Whether `observation` begins an episode."""
+    """Whether `observation` starts an episode."""
     valid: np.ndarray
     """False where the back end ignored the action and only reset (next-step autoreset)."""
 
@@ -116,7 +116,7 @@ class HostEnv(Protocol):
     num_envs: int
 
     def reset(self, seeds: list[int]) -> Observation:
-        """Begins an episode in every environment, environment i seeded with seeds[i]."""
+        """Starts an episode in every environment, environment i seeded with seeds[i]."""
         ...
 
     def step(self, action: np.ndarray) -> HostStep:
@@ -124,25 +124,25 @@ class HostEnv(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases what the environments hold; safe to call twice."""
+        """Releases the environments' resources; safe to call twice."""
         ...
 
 
 @runtime_checkable
 class SplitHostEnv(HostEnv, Protocol):
-    """A `HostEnv` whose step comes in two halves: `step` is `send` and then `receive`.
+    """A `HostEnv` whose step has two halves: `step` is `send`, then `receive`.
 
-    What `receive` returns may be reused by the next `receive`, not yet by the next `send`.
+    The arrays from `receive` stay valid across the next `send`; the next `receive` may reuse them.
     """
 
     def send(self, action: np.ndarray) -> None:
-        """Asks for one transition in every environment."""
+        """Starts one transition in every environment."""
         ...
 
     def receive(self) -> HostStep:
-        """The transition that was asked for."""
+        """Waits for the transition started by `send`."""
         ...
 
     def ready(self) -> bool:
-        """Whether `receive` would not wait for another process."""
+        """Whether `receive` would return without waiting for another process."""
         ...

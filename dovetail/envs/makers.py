@@ -1,6 +1,7 @@
-"""Functions that make Gymnasium environments, in this process or in one of their own.
+"""Factories of Gymnasium environments, in this process or in a separate one.
 
-They can be sent to other processes, so they stand at the top of a module that imports no JAX.
+They are pickled and sent to other processes, so they are top-level functions of a module that does
+not import JAX.
 """
 
 import copy
@@ -19,7 +20,7 @@ Maker = Callable[..., gymnasium.Env[Any, Any]]
 
 
 class Alone(SyncVectorEnv):
-    """One environment as a batch, without what a batch costs: that is more than many a step."""
+    """A batch of one environment, without the overhead of batching: it exceeds many a step."""
 
     def __init__(self, one: Maker, autoreset: AutoresetMode | str) -> None:
         super().__init__([one], copy=False, autoreset_mode=autoreset)
@@ -27,10 +28,11 @@ class Alone(SyncVectorEnv):
         self._plain = plain and isinstance(self.single_action_space, Box | Discrete)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """As SyncVectorEnv's, which does what is rare; of `infos` only what resets need."""
+        """Like SyncVectorEnv's, which handles the rare cases; `infos` holds only final
+        observations."""
         if self._autoreset_envs[0] or not self._plain:
             return super().step(actions)
-        i = 0  # by this name `faults` finds who raised
+        i = 0  # `faults` reads this variable to name the environment that raised
         seen, reward, terminated, truncated, info = self.envs[i].step(actions[i])
         self._env_obs[i] = seen
         infos: dict[str, Any] = {}
@@ -48,15 +50,15 @@ class Alone(SyncVectorEnv):
 
 
 def synchronous(one: Maker, autoreset: AutoresetMode | str, num_envs: int) -> SyncVectorEnv:
-    """Single environments, stepped one after the other."""
+    """Single environments, stepped in turn."""
     if num_envs == 1:
         return Alone(one, autoreset)
     return SyncVectorEnv([one] * num_envs, copy=False, autoreset_mode=autoreset)
 
 
 def one_or_many(one: Maker, many: Callable[[int], Any], num_envs: int) -> VectorEnv[Any, Any, Any]:
-    """What `many` makes, but a single environment where there is one only: their steps are the
-    same, and a batch of one costs many times as much."""
+    """`many(num_envs)`, or a single environment where there is only one: the steps are the same,
+    and a batch of one costs many times as much."""
     if num_envs == 1:
         return Alone(one, AutoresetMode.NEXT_STEP)
     return many(num_envs)
@@ -86,5 +88,5 @@ def by_class(
 def limited(
     build: Maker, limit: int, options: Mapping[str, Any], **more: Any
 ) -> gymnasium.Env[Any, Any]:
-    """One environment whose episodes are cut after `limit` steps."""
+    """One environment whose episodes are truncated after `limit` steps."""
     return TimeLimit(build(**options, **more), int(limit))

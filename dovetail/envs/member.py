@@ -1,7 +1,7 @@
-"""One process of environments, seen from the process that started it: its start, death and end.
+"""The parent's handle of one environment process: starting, failing and ending it.
 
-Nothing here waits without a limit. Whatever becomes of the process is told in a sentence that names
-its environments.
+No call waits without a time limit. Every failure becomes an error that names the process's
+environments.
 """
 
 import contextlib
@@ -25,24 +25,24 @@ from dovetail.envs.segment import COMMAND, FOLDER, LINE
 from dovetail.errors import UserError
 
 SPAWN = multiprocessing.get_context("spawn")
-"""JAX's threads do not survive a fork."""
+"""Spawn, because JAX's threads do not survive a fork."""
 SLICE = 0.25
-"""Seconds between two looks whether processes are still alive."""
+"""Seconds between checks that processes are still alive."""
 GRACE = 1.0
-"""Seconds to close the environments when asked; and then to die when terminated."""
+"""Seconds for closing the environments when asked, and again for exiting when terminated."""
 LOG = "dovetail-log-"
-"""How the name of the file begins in which a process says where it stands."""
+"""Name prefix of the file to which a process's faulthandler writes."""
 _NAME = "dovetail-environments"
 _UNGUARDED = 77
-"""Exit code of a process that wanted to start processes while it was still being started."""
+"""Exit code of a process that tried to start processes while it was still starting up."""
 _starting = threading.Lock()
 
 
 class ProcessFailed(UserError):
-    """A process of environments raised, was killed, or hangs."""
+    """An environment process raised, was killed, or hangs."""
 
     def __init__(self, sentence: str, traceback: str = "") -> None:
-        """`traceback` is the text of the process's own, as far as it could tell."""
+        """`traceback` is the text of the process's own traceback, if available."""
         super().__init__(sentence)
         self.traceback = traceback
         if traceback:
@@ -50,7 +50,7 @@ class ProcessFailed(UserError):
 
 
 class Member:
-    """Owns one process and both ends of what is said to it beside the segment."""
+    """Owns one process and the pipe to it; the segment carries only steps."""
 
     def __init__(self, job: ChildJob) -> None:
         """Starts the process."""
@@ -64,9 +64,11 @@ class Member:
         self._who = f"The process of {which} of {job.env_id}"
         self._env_id = job.env_id
         self._log, name = tempfile.mkstemp(prefix=LOG)
+        # Unlinked at once: the open file disappears with its users.
         os.unlink(name)
         self._connection, there = SPAWN.Pipe()
         self._process = SPAWN.Process(target=serve, args=(job, there), name=_NAME, daemon=True)
+        # A pickled reference to the main module makes the child import it.
         needs_main = b"_main__" in job.build
         try:
             with starting_process(needs_main):
@@ -80,17 +82,17 @@ class Member:
         self.pass_file(self._log)
 
     def say(self, message: Any) -> None:
-        """Sends something; if nobody is there, who waits for an answer will find out."""
+        """Sends a message; if the process is gone, the next wait for an answer reports it."""
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
     def pass_file(self, descriptor: int) -> None:
-        """Gives the process a copy of an open file."""
+        """Passes the process a duplicate of a file descriptor."""
         with contextlib.suppress(OSError):
             send_handle(self._connection, descriptor, self._process.pid or 0)
 
     def hear(self, limit: float, doing: str) -> Any:
-        """What the process says within `limit` seconds."""
+        """The process's next message, within `limit` seconds."""
         deadline = time.monotonic() + limit
         while not self._connection.poll(SLICE):
             if self.dead():
@@ -108,7 +110,7 @@ class Member:
         return self._process.exitcode is not None
 
     def death(self, doing: str) -> UserError:
-        """How it ended."""
+        """The error that says how it ended."""
         code = self._process.exitcode
         told = self._told(0)
         if code == _UNGUARDED:
@@ -125,7 +127,7 @@ class Member:
         return ProcessFailed(f"{self._who} was killed by {name} {doing}{hint}.", told)
 
     def hanging(self, limit: float, doing: str) -> ProcessFailed:
-        """Where it hangs, by its own account; it is killed."""
+        """The error that says where it is stuck, from its own traceback; kills it."""
         before = os.fstat(self._log).st_size
         with contextlib.suppress(OSError):
             os.kill(self._process.pid or 0, signal.SIGUSR1)
@@ -144,16 +146,16 @@ class Member:
         )
 
     def _told(self, start: int) -> str:
-        """What faulthandler wrote in the process, from byte `start` on."""
+        """The output of faulthandler in the process, from byte `start`."""
         return os.pread(self._log, 100_000, start).decode(errors="replace")
 
     def share(self, words: memoryview) -> None:
-        """Has words with the process from now on: it serves."""
+        """Sets the process's words in the segment: from now on it serves."""
         self.words = words
         self._serving = True
 
     def ask_to_close(self) -> None:
-        """Asks it to close the environments; if it does not serve yet, it is terminated."""
+        """Asks it to close the environments; terminates it if it does not serve yet."""
         if self._serving:
             self.words[COMMAND] = CLOSE
             self.go()
@@ -161,11 +163,11 @@ class Member:
             self._process.terminate()
 
     def wait(self, deadline: float) -> None:
-        """Waits for the process's end."""
+        """Waits for the process to end."""
         self._process.join(max(0.0, deadline - time.monotonic()))
 
     def end(self) -> None:
-        """Makes sure that it has ended, and lets go of everything."""
+        """Ends the process if it has not ended, and releases its resources."""
         if not self.dead():
             self._process.terminate()
             self._process.join(GRACE)
@@ -174,12 +176,12 @@ class Member:
             self._process.join(GRACE)
         self._connection.close()
         os.close(self._log)
-        with contextlib.suppress(ValueError):  # not even killed: in the kernel's hands
+        with contextlib.suppress(ValueError):  # still alive after SIGKILL: stuck in the kernel
             self._process.close()
 
 
 def pickled(build: Any, env_id: str) -> bytes:
-    """A factory as it is sent."""
+    """A factory, pickled."""
     try:
         return bytes(ForkingPickler.dumps(build))
     except Exception as error:
@@ -190,7 +192,7 @@ def pickled(build: Any, env_id: str) -> bytes:
 
 
 def semaphore(env_id: str) -> Semaphore:
-    """A semaphore that can be passed to processes, with nothing to be taken yet."""
+    """A semaphore with value 0 that can be passed to processes."""
     try:
         return SPAWN.Semaphore(0)
     except OSError as error:
@@ -201,7 +203,7 @@ def semaphore(env_id: str) -> Semaphore:
 
 
 def leave_if_unguarded() -> None:
-    """Ends a process of environments whose main module, imported, wants to start some itself."""
+    """Exits an environment process whose main module, when imported, tries to start processes."""
     me = multiprocessing.current_process()
     if me.name == _NAME and getattr(me, "_inheriting", False):
         os._exit(_UNGUARDED)
@@ -213,7 +215,7 @@ def _main_file() -> str:
 
 @contextlib.contextmanager
 def starting_process(needs_main: bool) -> Generator[None]:
-    """Processes started meanwhile do not hear Ctrl-C; they import the main module only if they need
+    """Processes started inside do not receive Ctrl-C, and import the main module only if they need
     it. One is started at a time."""
     with _starting, _without_interrupts(), _without_main(not needs_main):
         yield
@@ -221,8 +223,8 @@ def starting_process(needs_main: bool) -> Generator[None]:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Generator[None]:
-    """Processes started meanwhile do not hear Ctrl-C, which a terminal sends to all."""
-    resource_tracker.ensure_running()  # its own start would unblock the signal
+    """Processes started inside do not receive Ctrl-C, which a terminal sends to the whole group."""
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -232,7 +234,7 @@ def _without_interrupts() -> Generator[None]:
 
 @contextlib.contextmanager
 def _without_main(hide: bool) -> Generator[None]:
-    """Processes started meanwhile do not import the main module, and so need no guard in it."""
+    """Processes started inside do not import the main module, so it needs no `__main__` guard."""
     main = sys.modules["__main__"]
     if hide:
         sys.modules["__main__"] = ModuleType("__main__")

@@ -1,4 +1,4 @@
-"""Environment ids as users write them, and the sentences for those that cannot be resolved.
+"""Parses environment ids, and phrases the errors for ids that cannot be resolved.
 
 An id is `[backend:]name[?key=value&key=value]`, or `path/to/file.py:Name[?…]`.
 """
@@ -15,21 +15,21 @@ from dovetail.errors import UserError, nearest
 
 @dataclass(frozen=True)
 class EnvId:
-    """An id taken apart."""
+    """A parsed id."""
 
     backend: str | None
-    """A name in BACK_ENDS, "file", or None where the id does not say."""
+    """A name in BACK_ENDS, "file", or None if the id has no prefix."""
     name: str
-    """The name in the back end; the class in a file."""
+    """The name within the back end, or the class in a file."""
     path: str
-    """The file, if it is one."""
+    """The file; empty for other ids."""
     options: dict[str, Any]
     query: str
     """The options as written, with the question mark; empty if there are none."""
 
 
 def parse(text: str) -> EnvId:
-    """Takes an id apart; option values are JSON where they parse as such, else strings."""
+    """Parses an id; option values are read as JSON where possible, otherwise as strings."""
     stem, mark, query = text.partition("?")
     options: dict[str, Any] = {}
     for item in query.split("&") if query else []:
@@ -61,7 +61,7 @@ def _value(text: str) -> Any:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The nearest of `known`, whatever its case, or where to find them all."""
+    """The closest of `known`, ignoring case, or where to find them all."""
     by_lower = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     if near:
@@ -70,17 +70,17 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def unknown_env(name: str, where: str, known: Iterable[str]) -> UserError:
-    """`name` is not among the environments that `where` knows."""
+    """The error for a name that back end `where` does not have."""
     return UserError(f"There is no environment {name!r} in {where}: {suggestion(name, known)}")
 
 
 def unknown_option(env_id: str, option: str, value: Any, known: Iterable[str]) -> UserError:
-    """`value` is not one of the values that `option` takes."""
+    """The error for a value that `option` does not accept."""
     return UserError(f"{env_id} was given {option}={value}: {nearest(str(value), known)}")
 
 
 def missing_extra(env_id: str, package: str, extra: str) -> UserError:
-    """A package is not installed, which comes with an extra, if there is one."""
+    """The error for a package that is not installed, naming the extra that brings it, if any."""
     wanted = f"'dovetail[{extra}]'" if extra else package
     return UserError(
         f"{env_id} needs {package}, which is not installed: run `pip install {wanted}`."

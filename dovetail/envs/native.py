@@ -1,6 +1,6 @@
-"""Small JAX environments of our own: a control task, a memory task, and a chain with known values.
+"""Small JAX environments: a control task, a memory task, and a chain with known values.
 
-They import nothing but JAX, so they are quick to load, and their options are dataclass fields:
+They import nothing but JAX, so they load quickly, and their options are dataclass fields:
 `dovetail:MemoryCue-v0?length=16`.
 """
 
@@ -18,7 +18,7 @@ from dovetail.errors import UserError, nearest
 
 
 class CartPoleState(NamedTuple):
-    """Position, velocity, angle, angular velocity (float32[4]), and the steps taken."""
+    """Position, velocity, angle, angular velocity (float32[4]), and the step count."""
 
     physics: jax.Array
     time: jax.Array
@@ -35,7 +35,7 @@ class CartPole:
 
     @property
     def spec(self) -> EnvSpec:
-        """Four numbers in, left or right out."""
+        """Four numbers observed; actions push left or right."""
         return _spec(self, 4, 2, 475.0 if self.limit == 500 else None)
 
     def reset(self, key: jax.Array) -> tuple[CartPoleState, jax.Array]:
@@ -44,10 +44,11 @@ class CartPole:
         return CartPoleState(physics, jnp.int32(0)), physics
 
     def step(self, state: CartPoleState, action: jax.Array, key: jax.Array) -> JaxStep:
-        """A fiftieth of a second by Euler's rule, pushed with 10 N."""
+        """One Euler step of 0.02 s with a force of ±10 N."""
         _, x_dot, theta, theta_dot = state.physics
         force = jnp.where(action == 1, 10.0, -10.0)
         cos, sin = jnp.cos(theta), jnp.sin(theta)
+        # Total mass 1.1, pole mass 0.1, half length 0.5; 0.05 is pole mass × half length.
         push = (force + 0.05 * theta_dot**2 * sin) / 1.1
         theta_acc = (9.8 * sin - cos * push) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / 1.1))
         x_acc = push - 0.05 * theta_acc * cos / 1.1
@@ -60,7 +61,7 @@ class CartPole:
 
 
 class CueState(NamedTuple):
-    """What to recall, and the steps taken."""
+    """The cue to recall, and the step count."""
 
     cue: jax.Array
     time: jax.Array
@@ -70,24 +71,24 @@ class CueState(NamedTuple):
 class MemoryCue:
     """A cue is shown in the first observation only and must be named `length` steps later.
 
-    Observation: the cue as a one-hot (first step only), then 1 when it is time to answer. Reward 1
-    for the right answer. Without memory nothing beats chance.
+    Observation: the cue as a one-hot vector (first step only), then a 1 when the answer is due.
+    Reward 1 for the right answer. Without memory nothing beats chance.
     """
 
     length: int = 8
     """Steps between the cue and the answer."""
     cues: int = 2
-    """How many different cues there are."""
+    """Number of different cues."""
 
     name: ClassVar[str] = "MemoryCue-v0"
 
     @property
     def spec(self) -> EnvSpec:
-        """The cue and the call for an answer in, a cue's number out."""
+        """The cue and the answer signal observed; actions name a cue."""
         return _spec(self, self.cues + 1, self.cues, 0.95)
 
     def reset(self, key: jax.Array) -> tuple[CueState, jax.Array]:
-        """A cue at random, each as likely."""
+        """A uniformly random cue."""
         state = CueState(jax.random.randint(key, (), 0, self.cues), jnp.int32(0))
         return state, self._observe(state)
 
@@ -104,7 +105,7 @@ class MemoryCue:
 
 
 class ChainState(NamedTuple):
-    """Where one stands, and the steps taken."""
+    """The current place, and the step count."""
 
     place: jax.Array
     time: jax.Array
@@ -112,14 +113,14 @@ class ChainState(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """Places 0 … length-1 in a row, nothing random: 1 goes right, 0 goes left; starts at 0.
+    """Places 0 … length-1 in a row, fully deterministic: 1 goes right, 0 goes left; starts at 0.
 
-    The last place pays 1 and terminates, everything else pays 0, and `limit` truncates. The value
-    of place s under "always right" is discount ** (length - 2 - s).
+    The last place pays 1 and terminates, everything else pays 0, and episodes are truncated after
+    `limit` steps. The value of place s under "always right" is discount ** (length - 2 - s).
     """
 
     length: int = 5
-    """How many places there are."""
+    """Number of places."""
     limit: int = 20
     """Steps after which an episode is truncated."""
 
@@ -127,16 +128,16 @@ class Chain:
 
     @property
     def spec(self) -> EnvSpec:
-        """The place as a one-hot in, left or right out."""
+        """The place observed as a one-hot vector; actions go left or right."""
         return _spec(self, self.length, 2, 1.0 if self.limit >= self.length - 1 else None)
 
     def reset(self, key: jax.Array) -> tuple[ChainState, jax.Array]:
-        """At place 0."""
+        """Starts at place 0."""
         state = ChainState(jnp.int32(0), jnp.int32(0))
         return state, jax.nn.one_hot(state.place, self.length)
 
     def step(self, state: ChainState, action: jax.Array, key: jax.Array) -> JaxStep:
-        """One place left or right."""
+        """Moves one place left or right."""
         place = jnp.clip(state.place + jnp.where(action == 1, 1, -1), 0, self.length - 1)
         after = ChainState(place, state.time + 1)
         arrived = place == self.length - 1
@@ -151,7 +152,7 @@ _KINDS = {kind.name: kind for kind in (CartPole, MemoryCue, Chain)}
 def _spec(
     env: CartPole | MemoryCue | Chain, size: int, actions: int, threshold: float | None
 ) -> EnvSpec:
-    """The spec; options that differ from the usual ones show in the id."""
+    """The spec; options that differ from the defaults appear in the id."""
     usual = type(env)()
     changed = [
         f"{field.name}={getattr(env, field.name)}"
@@ -164,12 +165,12 @@ def _spec(
 
 
 def names() -> list[str]:
-    """The names of our own environments."""
+    """The names of these environments."""
     return sorted(_KINDS)
 
 
 def make(name: str, options: Mapping[str, Any], env_id: str) -> JaxEnv:
-    """One of our own environments with its options."""
+    """One of these environments with its options."""
     if name not in _KINDS:
         raise unknown_env(name, "dovetail", names())
     kind = _KINDS[name]

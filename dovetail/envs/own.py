@@ -1,7 +1,7 @@
-"""A user's own environments: from a Python object, or from a class or factory in a file.
+"""User-defined environments, from a Python object or from a class or factory in a file.
 
-Whatever is given must be something that can be made many times: a class, a factory, or a
-`JaxEnv`, which is pure functions.
+Dovetail makes many instances, so it takes a class, a factory, or a `JaxEnv`, which is pure
+functions.
 """
 
 import inspect
@@ -25,9 +25,9 @@ def from_file(path: str, name: str, options: Mapping[str, Any], env_id: str) -> 
 
 
 def from_object(found: Any, options: Mapping[str, Any], env_id: str, build: Any = None) -> Env:
-    """The environment that a class, factory or `JaxEnv` stands for.
+    """The environment given by a class, factory or `JaxEnv`.
 
-    `build` makes what calling `found` makes; it is what other processes are sent.
+    `build` is a picklable equivalent of calling `found`, for other processes.
     """
     import gymnasium
 
@@ -63,6 +63,7 @@ def _from_factory(
     if "num_envs" in inspect.signature(found).parameters:
         return _hosted(build, options, env_id)
     own = split_options(options, env_id).own
+    # Applied as a wrapper later, not an argument of the factory.
     own.pop("max_episode_steps", None)
     made = _called(build, own, env_id)
     if isinstance(made, gymnasium.Env):
@@ -94,7 +95,7 @@ def _vector(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) 
     from dovetail.envs.makers import by_class
 
     asked = Options(None, None, dict(options), 1, None)
-    if options.get("vectorization") == "processes":  # all other options are its own
+    if options.get("vectorization") == "processes":  # without it, all options are the environment's
         asked = split_options(options, env_id)
     batches = Batches(partial(by_class, build, asked.own), env_id, patience=asked.patience)
     host = batches.here(1)
@@ -104,7 +105,7 @@ def _vector(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) 
 
 
 def _hosted(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) -> Env:
-    """Something that makes a `HostEnv`, or a `VectorEnv`, of `num_envs` environments."""
+    """A factory that makes a `HostEnv`, or a `VectorEnv`, of `num_envs` environments."""
     import gymnasium
 
     if options.get("vectorization") == "processes":

@@ -1,10 +1,10 @@
-"""Environments in processes of their own, joined to this one by shared memory.
+"""Environments in separate processes, connected to this one by shared memory.
 
-Environments written in Python hold its lock, so threads do not step them side by side; processes
-do. Actions and whatever a step returns lie in one segment, and semaphores hand them over: an
-exchange costs a few microseconds. Several `ProcessVectorEnv`s can be in flight at once, and one
-waiter can wait for any of them at a bell they share. A process that raises, is killed or hangs is
-named, with its environments, the step and where it was.
+Environments written in Python hold the GIL, so threads cannot step them in parallel; processes can.
+Actions and step results lie in one segment, and semaphores hand them over: an exchange costs a few
+microseconds. Several `ProcessVectorEnv`s can be in flight at once, and one thread can wait for any
+of them at a shared bell. If a process raises, is killed or hangs, the error names its environments,
+the step and its position in the code.
 """
 
 import os
@@ -35,18 +35,18 @@ from dovetail.errors import UserError
 __all__ = ["PATIENCE", "ProcessFailed", "ProcessVectorEnv", "make_bell", "sendable"]
 
 PATIENCE = 30.0
-"""Seconds that one step or reset may take, unless told."""
+"""Default time limit of one step or reset, in seconds."""
 START_LIMIT = 120.0
-"""Seconds that a process may take to make its environments, if that is more than its patience."""
+"""Seconds that a process may take to make its environments, unless its patience is longer."""
 
 Build = Callable[[int], VectorEnv[Any, Any, Any]]
-"""Makes that many environments; it is sent to processes."""
+"""Makes that many environments; it is pickled and sent to processes."""
 Seeding = Callable[[list[int]], Any]
-"""What `reset` takes as its seed, from the seeds of its environments."""
+"""Converts the environments' seeds into the seed argument of `reset`."""
 
 
 def sendable(build: Any) -> bool:
-    """Whether a factory can be sent to a process."""
+    """Whether a factory can be pickled for a process."""
     try:
         pickled(build, "")
     except UserError:
@@ -55,20 +55,20 @@ def sendable(build: Any) -> bool:
 
 
 def make_bell() -> Semaphore:
-    """A semaphore that several `ProcessVectorEnv`s can release whenever one of them is done."""
+    """A semaphore that several `ProcessVectorEnv`s release whenever one of them finishes a step."""
     return semaphore("A bell")
 
 
 def one_seed(seeds: list[int]) -> int:
-    """A single seed that depends on all of `seeds`, for back ends that take only one."""
+    """A single seed derived from all of `seeds`, for back ends that take only one."""
     return int(np.random.SeedSequence(seeds).generate_state(1)[0])
 
 
 class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
-    """A batch of environments, hosted by one process or divided among several.
+    """A batch of environments in one process, or split among several.
 
-    What `reset` and `step_wait` return are views of shared memory: they hold until the next
-    `reset` or until the next `step_wait` returns.
+    `reset` and `step_wait` return views of shared memory. They stay valid until the next `reset`,
+    or until the next `step_wait` returns.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         count = max(1, min(processes, num_envs))
         self._spins = count > 1 or bell is None
         sent = pickled(build, env_id)
-        # Only the C-level methods of semaphores are kept, and with them the semaphores; their names
-        # go at the end of this function, when every process has opened them: nothing can be left.
+        # Only the C-level methods are kept; they keep the semaphores alive. The names are unlinked
+        # at the end of this function, once every process has opened them: nothing can leak.
         goes, done = [semaphore(env_id) for _ in range(count)], semaphore(env_id)
         self._done = done.acquire
         try:
@@ -114,7 +114,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             raise
 
     def _made(self) -> ChildReady:
-        """What the processes tell of their environments, which are all alike."""
+        """The processes' description of their environments, which are all alike."""
         told = [self._heard_starting(member) for member in self._members]
         for found in told:
             if not isinstance(found, ChildReady):
@@ -125,7 +125,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         return member.hear(max(START_LIMIT, self._patience), "as it started")
 
     def _share(self, made: ChildReady, seeding: Seeding | None) -> None:
-        """Makes the segment, hands it to the processes, and prepares everything for stepping."""
+        """Creates the segment, passes it to the processes, and prepares for stepping."""
         for space in (made.observation, made.action):
             if not segment.fits(space):
                 raise UserError(
@@ -155,9 +155,9 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """A new episode everywhere, or where `options["reset_mask"]` says; environment i is seeded
-        with seed[i], or seed + i."""
-        if self._missing:  # a step that nobody has waited for
+        """Starts a new episode everywhere, or only where `options["reset_mask"]` is set;
+        environment i is seeded with seed[i], or seed + i."""
+        if self._missing:  # a step whose result was never collected
             self._collect()
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
         mask = (options or {}).get("reset_mask")
@@ -178,7 +178,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         return self.step_wait()
 
     def step_async(self, actions: Any) -> None:
-        """Asks for a transition in every environment; `step_wait` returns it."""
+        """Starts a transition in every environment; `step_wait` returns it."""
         if self._missing:
             raise UserError(f"{self._env_id} was asked for a step while another is under way.")
         only = self._only
@@ -187,11 +187,12 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         else:
             self._write(actions)
         self._steps += 1
+        # Alternate the result buffers: the last step's results stay readable.
         self._turn ^= 1
         self._send(STEP)
 
     def step_wait(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """The transition that was asked for."""
+        """Waits for the transition started by `step_async`."""
         if not self._missing:
             raise UserError(f"{self._env_id} was asked for a step's result before the step.")
         self._collect()
@@ -206,13 +207,13 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         )
 
     def ready(self) -> bool:
-        """Whether `step_wait` would not wait: everything is there, or something has gone wrong."""
+        """Whether `step_wait` would return or raise at once."""
         if self._all_done():
             return True
         return self._overdue() or any(member.dead() for member in self._members)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Ends the processes: asked, terminated, killed."""
+        """Ends the processes: asks, then terminates, then kills."""
         self._finalizer()
 
     def _write(self, actions: Any) -> None:
@@ -236,8 +237,9 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             go()
 
     def _collect(self) -> None:
-        """Waits until every process has done what was asked; tells what went wrong in any."""
+        """Waits until every process has finished the command; raises if one failed."""
         if self._spins:
+            # Short steps finish while polling, without a wake-up.
             spin(self._all_done)
         while self._missing:
             if self._done(True, SLICE):
@@ -257,7 +259,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         return True
 
     def _look_round(self) -> None:
-        """Raises if a process has died, or takes too long."""
+        """Raises if a process has died or exceeded its time limit."""
         for member in self._members:
             if member.dead():
                 raise self._over(member.death(self._when()))
@@ -277,11 +279,11 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         return error
 
     def _raise_told(self) -> None:
-        """Raises what the first of the processes that failed has told."""
+        """Raises the error reported by the first process that failed."""
         failed = [member for member in self._members if member.words[DONE] == -self._sent]
         told = [member.hear(self._patience, self._when()) for member in failed]
         for member in failed:
-            member.words[DONE] = self._sent  # told once
+            member.words[DONE] = self._sent  # report a failure only once
         raise ProcessFailed(*told[0])
 
     def _finals(self, outcome: StepResult) -> dict[str, Any]:
@@ -293,7 +295,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 def _end(members: list[Member], owner: int) -> None:
-    """Ends all the processes, unless this is a fork of the one that started them."""
+    """Ends all the processes, unless this is a fork of the process that started them."""
     if os.getpid() != owner:
         return
     for member in members:

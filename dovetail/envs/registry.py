@@ -1,8 +1,8 @@
-"""The back ends that environments come from: one row each.
+"""The back ends that provide environments, one row each.
 
-To add one, write a module with `make` and `names`, and its row here. Ids, `dovetail list`, the
-doctor and the sentences for what is unknown or not installed all read this table. Functions are
-named as "module:function" and imported when they are needed.
+To add one, write a module with `make` and `names`, and a row here. Ids, `dovetail list`, the doctor
+and the errors for unknown or missing back ends all read this table. Functions are named as
+"module:function" and imported when needed.
 """
 
 import importlib
@@ -13,37 +13,37 @@ from typing import Any
 
 @dataclass(frozen=True)
 class BackEnd:
-    """Where environments come from, and how they are made."""
+    """A provider of environments, and the functions that make them."""
 
     make: str
-    """(name, options, env_id) → a `JaxEnv` if `traced`; else (spec, what makes a batch of so many,
-    what makes one in a process of its own or None)."""
+    """(name, options, env_id) → a `JaxEnv` if `traced`; otherwise (spec, a factory of batches by
+    size, a factory of batches in a separate process or None)."""
     names: str
-    """() → the environments that it has."""
+    """() → the names of its environments."""
     about: str
     """One line for lists."""
     package: str
-    """What is imported for it."""
+    """The package to import."""
     title: str
-    """What that package is called."""
+    """Display name of the package."""
     extra: str = ""
-    """The extra of Dovetail that brings it; empty if it is a dependency."""
+    """The extra of Dovetail that installs it; empty if it is a dependency."""
     traced: bool = False
-    """Whether its environments are in JAX, and compiled with the algorithm."""
+    """Whether its environments are written in JAX and compiled with the algorithm."""
     bare: bool = False
-    """Whether a name without a back end is looked up here."""
+    """Whether names without a back end are looked up here."""
     has: str = ""
-    """(name) → whether it has that one; by its names unless given."""
+    """(name) → whether it has that environment; by default, looks in `names`."""
     single: str = "dovetail.envs.render:of_same_name"
-    """(name, options, **more) → one `gymnasium.Env` that draws what the environment shows."""
+    """(name, options, **more) → one `gymnasium.Env` that renders the environment."""
 
     @property
     def installed(self) -> bool:
-        """Whether its package is there."""
+        """Whether its package is installed."""
         return importlib.util.find_spec(self.package) is not None
 
     def knows(self, name: str) -> bool:
-        """Whether it has an environment of that name."""
+        """Whether it is installed and has an environment of that name."""
         if not self.installed:
             return False
         return bool(load(self.has)(name)) if self.has else name in load(self.names)()
@@ -97,17 +97,17 @@ BACK_ENDS: dict[str, BackEnd] = {
         single="dovetail.envs.ale:single",
     ),
 }
-"""By the name that stands before the colon of an id. Bare names are looked up in this order, but in
-JAX environments first where these are compiled."""
+"""Keyed by the prefix before the colon of an id. Bare names are looked up in this order, except
+that JAX environments come first when the environment is to be compiled."""
 
 
 def load(reference: str) -> Any:
-    """The function that "module:function" names."""
+    """The function named by "module:function"."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def looked_up(traced: bool | None) -> list[str]:
-    """The back ends in which a bare name is looked up, in that order."""
+    """The back ends that are searched for a bare name, in order."""
     found = [name for name, row in BACK_ENDS.items() if row.bare]
     return sorted(found, key=lambda name: not BACK_ENDS[name].traced) if traced else found

@@ -1,7 +1,7 @@
-"""One environment to watch: for videos and for a window on the screen.
+"""One environment to render, for videos or a window on the screen.
 
-JAX and native back ends do not draw, so their pictures come from the Gymnasium environment of the
-same name, if it shows and takes the same as the one that was trained in.
+JAX and native back ends do not render, so their pictures come from the Gymnasium environment of the
+same name, if its observations and actions match those of the training environment.
 """
 
 import os
@@ -19,10 +19,10 @@ from dovetail.envs.spaces import space_map
 
 
 class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One Gymnasium environment that shows and takes what algorithms see (see spaces.py)."""
+    """One Gymnasium environment as algorithms see it (see spaces.py)."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], env_id: str) -> None:
-        """Translates as the environment's host adapter does, without a batch axis."""
+        """Uses the same mapping as the environment's host adapter, without a batch axis."""
         super().__init__(env)
         self.mapped = space_map(
             env.observation_space, env.action_space, env_id, xp=np, batched=False
@@ -31,7 +31,7 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """A new episode."""
+        """Starts a new episode."""
         raw, info = self.env.reset(seed=seed, options=options)
         return self.mapped.encode(raw), info
 
@@ -44,7 +44,7 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def render_env(env: Env, mode: str = "rgb_array") -> Watched | None:
-    """One environment that draws itself ("rgb_array" or "human"), or None if it cannot."""
+    """One environment that renders itself ("rgb_array" or "human"), or None if it cannot."""
     if env.single is None:
         return None
     try:
@@ -54,7 +54,7 @@ def render_env(env: Env, mode: str = "rgb_array") -> Watched | None:
             drawn = isinstance(watched.render(), np.ndarray)
         else:
             drawn = mode in (watched.metadata or {}).get("render_modes", [])
-    except Exception:  # whatever keeps it from drawing, training goes on without pictures
+    except Exception:  # rendering is optional: training continues without pictures
         return None
     return watched if drawn and _same(watched, env.spec) else None
 
@@ -66,7 +66,7 @@ def _same(watched: Watched, spec: EnvSpec) -> bool:
 def make_single(
     function: str, name: str, options: Mapping[str, Any], **more: Any
 ) -> gymnasium.Env[Any, Any]:
-    """The Gymnasium environment that draws what `name` is, by a back end's own function."""
+    """The Gymnasium environment that renders `name`, made by the back end's function."""
     _without_screen()
     return load(function)(name, options, **more)
 
@@ -81,13 +81,13 @@ def of_same_name(name: str, options: Mapping[str, Any], **more: Any) -> gymnasiu
 
 
 def is_atari(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether it is a game that shows the usual frames: single environments show raw ones."""
+    """Whether it is an Atari game with preprocessed frames (raw with `sync` or `async`)."""
     game = name.startswith("ALE/") or f"ALE/{name}" in gymnasium.registry
     return game and options.get("vectorization") not in ("sync", "async")
 
 
 def atari(game: str, **more: Any) -> gymnasium.Env[Any, Any]:
-    """A game with the usual frames: every fourth, greyscale, 84 × 84, four at a time."""
+    """A game with standard preprocessing: frame skip 4, grayscale, 84 × 84, stacks of four."""
     from ale_py.env import AtariEnv
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
@@ -96,7 +96,7 @@ def atari(game: str, **more: Any) -> gymnasium.Env[Any, Any]:
 
 
 def _without_screen() -> None:
-    """Tells pygame not to greet or look for a sound card, and MuJoCo to draw without a screen."""
+    """Silences pygame's greeting and sound, and lets MuJoCo render without a display."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):

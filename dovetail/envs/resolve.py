@@ -1,7 +1,7 @@
-"""From what the user wrote to an environment: ids, Python objects, classes in files.
+"""Resolves ids, Python objects and classes in files to environments.
 
 A bare id is looked up in the back ends in order: JAX's first when the environment is to be traced
-into a compiled program, Gymnasium's first otherwise. `backend:` in front of the name decides.
+into a compiled program, Gymnasium's first otherwise. A `backend:` prefix overrides this.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,27 +17,27 @@ from dovetail.errors import UserError, nearest
 
 @dataclass(frozen=True)
 class Env:
-    """An environment that can be made as often as a plan needs: traced, or on the host."""
+    """An environment that a plan can instantiate any number of times: traced, or on the host."""
 
     spec: EnvSpec
     jax: JaxEnv | None
     """The pure functions, if it can be compiled with the algorithm."""
     host: Callable[[int], HostEnv] | None
-    """Makes a batch of that many environments, if it lives outside JAX."""
+    """Makes a batch of the given number of environments, if it lives outside JAX."""
     single: Callable[..., Any] | None = None
-    """Makes one bare `gymnasium.Env` for pictures: see `render_env`."""
+    """Makes one bare `gymnasium.Env` for rendering: see `render_env`."""
     process: Callable[..., SplitHostEnv] | None = None
-    """Called as (num_envs, bell=None, first=0, patience=30), makes a batch in a process of its own,
-    which releases the semaphore `bell` after each step and may take `patience` seconds for it; its
-    environments are called `first` … in messages. None if that cannot be, or is needless because
-    threads step it side by side."""
+    """Called as (num_envs, bell=None, first=0, patience=30), makes a batch in a separate process.
+    It releases the semaphore `bell` after each step and may take up to `patience` seconds per step;
+    messages number its environments from `first`. None if that is impossible, or unnecessary
+    because threads can step it in parallel."""
 
 
 def resolve(env: Any, *, traced: bool | None = None) -> Env:
-    """The environment that an id, a `JaxEnv`, a class, a factory or an `Env` stands for.
+    """The environment given by an id, a `JaxEnv`, a class, a factory or an `Env`.
 
-    `traced` says whether it will be compiled with the algorithm; it only decides between back
-    ends, so an environment that cannot be traced is still returned.
+    `traced` says whether it will be compiled with the algorithm. It only decides between back ends,
+    so an environment that cannot be traced is still returned.
     """
     if isinstance(env, Env):
         return env
@@ -55,12 +55,12 @@ def resolve(env: Any, *, traced: bool | None = None) -> Env:
 
 
 def backends() -> list[tuple[str, str, bool]]:
-    """(name, one line about it, whether it is installed) of every back end."""
+    """(name, one-line description, whether it is installed) of every back end."""
     return [(name, row.about, row.installed) for name, row in BACK_ENDS.items()]
 
 
 def names(backend: str) -> list[str]:
-    """The environments that a back end has; empty if it is not installed."""
+    """The environments of a back end; empty if it is not installed."""
     if backend not in BACK_ENDS:
         raise UserError(f"There is no back end {backend!r}: {nearest(backend, BACK_ENDS)}")
     row = BACK_ENDS[backend]
@@ -73,7 +73,7 @@ def _backend_of(found: EnvId, traced: bool | None) -> str:
         if BACK_ENDS[backend].knows(found.name):
             return backend
     if found.name.startswith("ALE/"):
-        return "gymnasium"  # which says what to install
+        return "gymnasium"  # its error says what to install
     prefix, colon, _ = found.name.partition(":")
     if colon:
         raise UserError(
@@ -101,7 +101,7 @@ def _from_backend(backend: str, found: EnvId) -> Env:
 
 
 def _single(function: str, name: str, options: Mapping[str, Any], **more: Any) -> Any:
-    """One bare Gymnasium environment that shows what this one shows, where there is one."""
+    """One bare Gymnasium environment that renders this one, if there is one."""
     from dovetail.envs.render import make_single
 
     return make_single(function, name, options, **more)

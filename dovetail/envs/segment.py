@@ -1,8 +1,9 @@
-"""The memory that environments in processes of their own share with whoever steps them.
+"""The memory that environment processes share with the process that steps them.
 
-One segment holds the actions, and two sets of what a step returns: while one set is read, the next
-step is written into the other. It has no name, so nothing is left of it whoever dies, and all its
-pages are there from the beginning. Nothing here imports JAX, which those processes do without.
+One segment holds the actions and two sets of step results: while one set is read, the next step is
+written into the other. The segment has no name, so nothing is left behind whichever process dies,
+and all its pages are allocated up front. This module does not import JAX, because environment
+processes run without it.
 """
 
 import errno
@@ -21,33 +22,33 @@ from dovetail.errors import UserError
 FOLDER = "/dev/shm"
 """Where Linux keeps files in memory."""
 LINE = 64
-"""Bytes of a cache line: every array, and every process's words, begin at one."""
+"""Bytes of a cache line: every array, and every process's words, are aligned to one."""
 WORDS = LINE // 8
 COMMAND, DONE, FINAL = range(3)
-"""A process's words: what it is asked for; the exchange it has finished, negative if it failed;
-the last exchange in which it told final observations."""
+"""A process's words: the command; the last exchange it finished, negative if it failed; the last
+exchange in which it wrote final observations."""
 
 Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class SharedArrays:
-    """The arrays of a batch of elements of one space, without and with the space's structure."""
+    """The arrays of a batch of elements of one space, as a flat list and as a tree."""
 
     paths: tuple[Path, ...]
     arrays: tuple[np.ndarray, ...]
     tree: Any
     only: np.ndarray | None
-    """The array of a space that is not a Dict or Tuple."""
+    """The array, if the space is not a Dict or Tuple."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step returns."""
+    """The arrays of one step's results."""
 
     observation: SharedArrays
     final: SharedArrays | None
-    """Final observations, set where an episode ended; None if the step does not tell them."""
+    """Final observations, set where an episode ended; None if the step does not provide them."""
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
@@ -60,22 +61,22 @@ class Views:
     words: memoryview
     action: SharedArrays
     outcomes: tuple[StepResult, StepResult]
-    """Steps take turns; a reset writes into the last step's."""
+    """Steps alternate between the two; a reset writes into the last step's."""
 
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """Where everything lies; both sides work it out from the same spaces."""
+    """Offsets within the segment; both ends derive them from the same spaces."""
 
     observation: spaces.Space[Any]
     action: spaces.Space[Any]
     num_envs: int
     processes: int
     finals: bool
-    """Whether final observations come beside the new episodes' first (same-step autoreset)."""
+    """Whether final observations come with the new episodes' first ones (same-step autoreset)."""
 
     def size(self) -> int:
-        """Bytes in all."""
+        """Total size in bytes."""
         outcome = self._row(self.observation) * (2 if self.finals else 1)
         outcome += _room(4 * self.num_envs) + 2 * _room(self.num_envs)
         return self.processes * LINE + self._row(self.action) + 2 * outcome
@@ -105,7 +106,7 @@ class SegmentLayout:
 
 
 class _Placing:
-    """Lays out one array after the other."""
+    """Places one array after another."""
 
     def __init__(self, memory: mmap.mmap, num_envs: int, rows: slice, start: int) -> None:
         self._memory, self._num_envs, self._rows, self._at = memory, num_envs, rows, start
@@ -125,14 +126,14 @@ class _Placing:
 
 
 def at(x: Any, path: Path) -> Any:
-    """The array at a leaf's place."""
+    """The array at a leaf's path."""
     for part in path:
         x = x[part]
     return x
 
 
 def fits(space: spaces.Space[Any]) -> bool:
-    """Whether every element of a space has the same size, and so can lie in a segment."""
+    """Whether every element of a space has the same size, and so fits into a segment."""
     try:
         return bool(list(_leaves(space)))
     except TypeError:
@@ -140,15 +141,16 @@ def fits(space: spaces.Space[Any]) -> bool:
 
 
 def create(size: int, env_id: str, num_envs: int) -> int:
-    """A file descriptor of a new segment: a file in memory that no folder shows."""
+    """A file descriptor of a new segment: an unlinked file in memory."""
     folder = FOLDER if os.path.isdir(FOLDER) else tempfile.gettempdir()
     if (free := _free(folder)) < size:
         raise _too_small(size, free, folder, env_id, num_envs)
     descriptor, name = tempfile.mkstemp(prefix="dovetail-", dir=folder)
+    # Unlinked at once: the memory disappears with its users.
     os.unlink(name)
     try:
         os.ftruncate(descriptor, size)
-        if hasattr(os, "posix_fallocate"):  # a page that cannot be had later would end the process
+        if hasattr(os, "posix_fallocate"):  # a page missing later would kill the process (SIGBUS)
             os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         os.close(descriptor)
@@ -159,7 +161,7 @@ def create(size: int, env_id: str, num_envs: int) -> int:
 
 
 def attach(descriptor: int, size: int) -> mmap.mmap:
-    """The segment's memory, mapped here for as long as any array looks at it."""
+    """The segment's memory, mapped for as long as any array refers to it."""
     memory = mmap.mmap(descriptor, size)
     os.close(descriptor)
     return memory
@@ -186,7 +188,7 @@ def _room(size: int) -> int:
 def _leaves(
     space: spaces.Space[Any], path: Path = ()
 ) -> Iterator[tuple[Path, tuple[int, ...], np.dtype[Any]]]:
-    """The arrays of one element of a space: where each stands, its shape, its dtype."""
+    """The arrays of one element of a space: path, shape and dtype."""
     if isinstance(space, spaces.Dict):
         for key, entry in space.spaces.items():
             yield from _leaves(entry, (*path, key))

@@ -1,9 +1,9 @@
-"""The one mapping between Gymnasium's spaces and what algorithms see.
+"""The one mapping between Gymnasium's spaces and the arrays algorithms see.
 
-Observations become float32 arrays, uint8 images, or a dict of named images and one "vector";
-actions arrive as int32 choices or float32 in [-1, 1] and are clipped and rescaled here, nowhere
+Observations become float32 arrays, uint8 images, or a dict of named images and one "vector".
+Actions arrive as int32 choices or float32 in [-1, 1] and are clipped and rescaled here, nowhere
 else. The same functions serve batches of numpy arrays (host environments) and single JAX arrays
-(JAX environments): `xp` is the array module, `batched` says whether a leading axis [B] is there.
+(JAX environments): `xp` is the array module, `batched` says whether there is a leading axis [B].
 """
 
 import math
@@ -20,27 +20,27 @@ from dovetail.envs.interface import ActionSpace, Continuous, Discrete, MultiDisc
 from dovetail.errors import UserError
 
 VECTOR = "vector"
-"""The name of the joined non-image part of an observation that also has images."""
+"""Key of the concatenated non-image part of an observation that also has images."""
 
 
 @dataclass(frozen=True)
 class SpaceMap:
-    """How one environment's observations and actions are translated."""
+    """Translates one environment's observations and actions."""
 
     observation: Any
     """A pytree of jax.ShapeDtypeStruct, without a batch axis."""
     action: ActionSpace
     encode: Callable[[Any], Observation]
-    """Environment's observation → ours."""
+    """The environment's observation → the algorithm's."""
     decode: Callable[[Any], Any]
-    """Our action → the environment's."""
+    """The algorithm's action → the environment's."""
     bounds: tuple[tuple[float, ...], tuple[float, ...]] | None
-    """Those of continuous actions, as in `EnvSpec`."""
+    """Bounds of continuous actions, as in `EnvSpec`."""
 
 
 @dataclass(frozen=True)
 class SpaceLeaf:
-    """One array of an observation: where it stands and what it becomes."""
+    """One array of an observation: its path, and its conversion."""
 
     path: tuple[str | int, ...]
     image: bool
@@ -104,7 +104,7 @@ def _box(space: gym_spaces.Box, image: bool, xp: ModuleType, batched: bool) -> C
     if not space.shape:
         return lambda x: xp.asarray(x, np.float32)[..., None]
     dtype = np.uint8 if image else np.float32
-    if xp is np and batched:  # the common path: a single C call that also straightens the layout
+    if xp is np and batched:  # the common path: one C call that also makes it contiguous
         return lambda x: np.ascontiguousarray(x, dtype)
     return lambda x: xp.asarray(x, dtype)
 
@@ -112,7 +112,7 @@ def _box(space: gym_spaces.Box, image: bool, xp: ModuleType, batched: bool) -> C
 def _one_hots(
     counts: np.ndarray, start: np.ndarray, xp: ModuleType, batched: bool
 ) -> Callable[[Any], Any]:
-    """Concatenated one-hot vectors of the ravelled entries."""
+    """Concatenated one-hot vectors of the flattened entries."""
     tables = [np.eye(int(n), dtype=np.float32) for n in counts]
 
     def convert(x: Any) -> Any:
@@ -213,16 +213,18 @@ def _choices(
 
 
 def _rescale(space: gym_spaces.Box, xp: ModuleType, batched: bool) -> Callable[[Any], Any]:
-    """[-1, 1] → [low, high] where an entry has both bounds; every entry ends within its bounds."""
+    """[-1, 1] → [low, high] where an entry has both bounds; clips every entry to its bounds."""
     low = space.low.astype(np.float32).ravel()
     high = space.high.astype(np.float32).ravel()
     both = (space.bounded_below & space.bounded_above).ravel()
+    # Halved first, because high - low may overflow.
     scale = np.where(both, _half(high) - _half(low), 1).astype(np.float32)
     offset = np.where(both, _half(high) + _half(low), 0).astype(np.float32)
     whole = np.issubdtype(space.dtype, np.integer)
 
     def decode(a: Any) -> Any:
         x = xp.minimum(xp.maximum(a * scale + offset, low), high)
+        # Round for integer spaces: the cast alone would truncate.
         x = xp.rint(x) if whole else x
         return x.reshape((*x.shape[: int(batched)], *space.shape)).astype(space.dtype)
 

@@ -1,7 +1,7 @@
 """A `HostEnv` over any Gymnasium `VectorEnv`, whatever its autoreset mode.
 
 Steps are checked (shapes, finite numbers) and every failure is reported with the environment's id,
-index and step. The common path has no loop over environments: it adds a few microseconds.
+index and step. The common path has no loop over environments and adds a few microseconds.
 """
 
 import math
@@ -22,7 +22,7 @@ from dovetail.errors import UserError
 
 def autoreset_mode(venv: VectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
     """The mode that a vector environment declares in its metadata."""
-    # Gymnasium's own vectorizers write the mode into their environments' shared class, too
+    # Prefer the attribute: Gymnasium's vectorizers write the mode into shared class metadata.
     mode = getattr(venv, "autoreset_mode", None) or (venv.metadata or {}).get("autoreset_mode")
     if mode is None:
         raise UserError(
@@ -34,7 +34,7 @@ def autoreset_mode(venv: VectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode
 
 
 _SQUARED = (np.dtype(np.float32), np.dtype(np.float64))
-"""Kinds of numbers whose squares can be summed by one call."""
+"""Dtypes whose squares one BLAS call can sum."""
 
 
 class VectorHost:
@@ -50,8 +50,8 @@ class VectorHost:
         threads: bool = False,
         first: int = 0,
     ) -> None:
-        """`seeding` turns the list of seeds into what `venv.reset(seed=…)` takes, `threads` goes
-        into the spec, and messages call environment 0 `first`."""
+        """`seeding` converts the list of seeds into the argument of `venv.reset(seed=…)`; `threads`
+        goes into the spec; messages call environment 0 `first`."""
         self._venv = venv
         self._spaces: SpaceMap = space_map(
             venv.single_observation_space, venv.single_action_space, env_id
@@ -86,7 +86,7 @@ class VectorHost:
         self._closed = False
 
     def reset(self, seeds: list[int]) -> Observation:
-        """Begins an episode in every environment, environment i seeded with seeds[i]."""
+        """Starts an episode in every environment, environment i seeded with seeds[i]."""
         if len(seeds) != self.num_envs:
             raise UserError(
                 f"{self.spec.id} has {self.num_envs} environments but was given {len(seeds)} seeds."
@@ -114,15 +114,15 @@ class VectorHost:
         return self._checked(action, stepped)
 
     def send(self, action: np.ndarray) -> None:
-        """Asks for one transition in every environment; here, `receive` makes it unless the
-        environments live in another process."""
+        """Starts one transition in every environment. If the environments are in this process,
+        `receive` makes it."""
         if self._process is not None:
             self._steps += 1
             self._process.step_async(self._decode(action))
         self._action = action
 
     def receive(self) -> HostStep:
-        """The transition that was asked for."""
+        """Waits for the transition started by `send`."""
         action, self._action = self._action, None
         if action is None:
             raise UserError(f"{self.spec.id} was asked for a step's result before the step.")
@@ -131,11 +131,11 @@ class VectorHost:
         return self._checked(action, self._process.step_wait())
 
     def ready(self) -> bool:
-        """Whether `receive` would not wait for another process."""
+        """Whether `receive` would return without waiting for another process."""
         return self._process is None or self._process.ready()
 
     def _checked(self, action: np.ndarray, stepped: tuple[Any, ...]) -> HostStep:
-        """A step in Dovetail's terms, if there is nothing to complain of."""
+        """Checks a step's results and converts them to a `HostStep`."""
         raw, reward, terminated, truncated, infos = stepped
         observation = raw if self._fits(raw) else self._observe(raw, action)
         reward = np.asarray(reward, np.float32)
@@ -144,12 +144,12 @@ class VectorHost:
         if not _is_finite(reward):
             raise self._not_finite("reward", reward, action)
         terminated = np.asarray(terminated, np.bool_)
-        # an episode that ended in the task's own sense was not cut: termination wins
+        # An episode that terminated was not cut short: termination wins.
         truncated = np.greater(truncated, terminated)
         return self._finish(observation, reward, terminated, truncated, infos)
 
     def close(self) -> None:
-        """Releases what the environments hold; safe to call twice."""
+        """Releases the environments' resources; safe to call twice."""
         if not self._closed:
             self._closed = True
             forced = {"terminate": True} if isinstance(self._venv, AsyncVectorEnv) else {}
@@ -164,7 +164,7 @@ class VectorHost:
         infos: dict[str, Any],
     ) -> HostStep:
         first = self._ended
-        if np.count_nonzero(first):  # some vector environments pay for the step that only resets
+        if np.count_nonzero(first):  # some vector environments pay a reward for a reset step
             reward = np.where(first, np.float32(0), reward)
         self._ended = terminated | truncated
         return HostStep(observation, observation, reward, terminated, truncated, first, ~first)
@@ -207,7 +207,7 @@ class VectorHost:
     def _final(
         self, observation: Observation, ended: np.ndarray, infos: dict[str, Any]
     ) -> Observation:
-        """`observation` with the true final observations of the episodes that ended."""
+        """`observation` with the true final observations where episodes ended."""
         finals = infos.get("final_obs")
         if finals is None:
             raise self._wrong(
@@ -232,7 +232,7 @@ class VectorHost:
         return final
 
     def _observe(self, raw: Any, action: np.ndarray | None) -> Observation:
-        """The encoded observation, its shape checked and its numbers finite."""
+        """The encoded observation, with its shape and finiteness checked."""
         try:
             observation = self._spaces.encode(raw)
         except Exception as error:
@@ -246,7 +246,7 @@ class VectorHost:
         return observation
 
     def _fits(self, raw: Any) -> bool:
-        """Whether there is nothing to encode and nothing to complain of: the common case."""
+        """Whether the observation is valid and needs no encoding: the common case."""
         return (
             self._as_it_is
             and type(raw) is np.ndarray
@@ -280,21 +280,22 @@ class VectorHost:
         return UserError(f"{self.spec.id}: {place}{sentence} (step {self._steps}).")
 
     def _failure(self, error: Exception, call: str) -> UserError:
-        """The error that names the environment which raised, where that can be found out."""
+        """The error, naming the environment that raised where that can be determined."""
         told = fault(error, self._venv, call, self._steps, self._first)
         return UserError(f"{self.spec.id}: {told}")
 
 
 def _is_finite(values: np.ndarray) -> bool:
-    """Whether no number is NaN or infinite. The sum of squares is, if one is, and takes a fraction
-    of the time; it may also be where numbers are merely huge."""
+    """Whether no number is NaN or infinite. The sum of squares is not finite if any number is not,
+    and takes a fraction of the time; it may also overflow where numbers are merely huge, so the
+    slow check decides then."""
     if values.dtype in _SQUARED and math.isfinite(np.vdot(values, values)):
         return True
     return np.count_nonzero(np.isfinite(values)) == values.size
 
 
 def _stack(raws: list[Any]) -> Any:
-    """Single observations as one batch."""
+    """Stacks single observations into a batch."""
     if isinstance(raws[0], dict):
         return {key: _stack([raw[key] for raw in raws]) for key in raws[0]}
     if isinstance(raws[0], tuple):

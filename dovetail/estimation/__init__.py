@@ -1,4 +1,4 @@
-"""What a policy is worth, judged from recorded data alone, with no environment to try it in."""
+"""Off-policy evaluation: a policy's value from recorded data alone, without an environment."""
 
 from dovetail.lazy import lazy_attributes
 

@@ -1,4 +1,4 @@
-"""Estimates of what a policy returns, by every method that a dataset allows."""
+"""Estimates a policy's return by every method that a dataset supports."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,21 +35,21 @@ METHODS = {
     "fqe": "fitted-Q evaluation",
 }
 ACTING = ("greedy", "sampled")
-"""How the policy may act that is judged."""
+"""How the evaluated policy may act."""
 CONFIDENCE = 0.95
 DEVIATIONS = 1.96
 """Half the width of that interval, in standard deviations."""
 UNSETTLED = 0.03
-"""The share of a value that it may lack still,"""
+"""Tolerated remaining change of a value, as a fraction of it,"""
 WIDE = 0.1
-"""or, if that is within the interval, of what values are typically."""
+"""or, if that is within the interval, as a fraction of the typical value."""
 FEW = 10
-"""Effective episodes below which an interval says little."""
+"""With fewer effective episodes than this, an interval is unreliable."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one method says."""
+    """The estimate of one method."""
 
     method: str
     value: float
@@ -58,18 +58,18 @@ class Estimate:
     high: float
     """The 95 % interval."""
     effective_episodes: float | None
-    """As many episodes of the policy itself would tell about as much; None for fitted-Q."""
+    """Number of on-policy episodes with about as much information; None for fitted-Q."""
     note: str = ""
-    """What to beware of."""
+    """A caveat; empty if there is none."""
 
 
 class _Lived(NamedTuple):
-    """What happened in each whole episode, an array for each."""
+    """The data of each whole episode, one array per episode."""
 
     ratios: list[Array]
     rewards: list[Array]
     action_values: list[Array]
-    """Empty, as the values are, unless they were fitted."""
+    """Empty, like `values`, unless values were fitted."""
     values: list[Array]
     """One more than there are steps."""
 
@@ -86,12 +86,13 @@ def estimate(
     env: Any = None,
     tell: Tell | None = None,
 ) -> list[Estimate]:
-    """What the policy of a run would return where a dataset was recorded.
+    """The expected return of a run's policy in the environment in which a dataset was recorded.
 
-    `acting` is "greedy", or "sampled" for the policy as it draws its actions in training. `methods`
-    are those of `METHODS`, all that the dataset allows unless given; `gamma` is the
-    algorithm's own unless given. With `epsilon` the policy draws that share of its actions evenly.
-    A run that had no environment is taken to have seen what the dataset shows.
+    `acting` is "greedy", or "sampled" for the policy as it samples its actions in training.
+    `methods` are keys of `METHODS`; by default, all that the dataset supports. `gamma` defaults to
+    the algorithm's. With `epsilon` the policy takes that fraction of its actions uniformly at
+    random. A run trained without an environment is assumed to have the dataset's observations and
+    actions.
     """
     check_option("acting", acting, acting in ACTING, " or ".join(ACTING))
     opened = run if isinstance(run, Run) else Run.open(run)
@@ -104,7 +105,7 @@ def estimate(
 
 
 def _loaded(run: Run, reader: Reader, env: Any) -> Trained:
-    """The run's policy, which sees and does what the dataset shows."""
+    """The run's policy, checked against the dataset's observations and actions."""
     try:
         trained = load_trained(run, env, reader.spec)
     except UserError as error:
@@ -127,7 +128,7 @@ def estimate_policy(
     options: FittedQ = FittedQ(),
     tell: Tell | None = None,
 ) -> list[Estimate]:
-    """What a target policy would return; see `estimate`."""
+    """The expected return of a target policy; see `estimate`."""
     for name in methods:
         if name not in METHODS:
             raise UserError(f"There is no method {name!r}: {nearest(name, METHODS)}.")
@@ -188,8 +189,8 @@ def _note(name: str, effective: float) -> str:
 
 
 def _by_values(fitted: Values, values: Array, begun: Array) -> Estimate:
-    """The first member's mean value where episodes have `begun`; the others' spread makes the
-    interval."""
+    """The first member's mean value over the first states of `begun` episodes; the spread of the
+    others gives the interval."""
     weights = fitted.weights * begun
     means = (weights * values).sum(axis=1) / np.maximum(weights.sum(axis=1), 1)
     half = DEVIATIONS * float(means[1:].std(ddof=1)) if len(means) > 2 else np.nan
@@ -235,7 +236,7 @@ def _refuse_unknown_chances(target: Target) -> None:
 
 
 def _no_sampling(reader: Reader, target: Target) -> str:
-    """Why importance sampling is impossible, and what can be done instead; empty if it is not."""
+    """Why importance sampling is impossible, and the alternatives; empty if it is possible."""
     space = target.algorithm.task.env.action
     if isinstance(space, Continuous) and not target.sampled:
         return (
@@ -255,7 +256,7 @@ def _no_sampling(reader: Reader, target: Target) -> str:
 
 
 def _unknown(reader: Reader) -> int:
-    """Steps whose action's probability was not recorded."""
+    """Number of steps without a recorded log-probability."""
     if not reader.has_log_probabilities:
         return reader.num_steps
     lengths, column, count = reader.episodes.lengths, f"infos/{LOG_PROBABILITY}", 0
@@ -266,7 +267,7 @@ def _unknown(reader: Reader) -> int:
 
 
 def _lived(reader: Reader, followed: Followed, fitted: Values | None) -> _Lived:
-    """Every whole episode; fragments are left out."""
+    """The data of every whole episode; fragments are left out."""
     lengths, whole = reader.episodes.lengths, reader.episodes.whole
     if not whole.any():
         raise UserError(
@@ -289,6 +290,7 @@ def _lived(reader: Reader, followed: Followed, fitted: Values | None) -> _Lived:
             lived.ratios.append(ratios[part])
             lived.rewards.append(rows.reward[part])
             if q is not None and v is not None:
+                # The value after a termination is zero.
                 v[part.stop] *= not rows.terminated[part.stop - 1]
                 lived.action_values.append(q[part])
                 lived.values.append(v[part.start : part.stop + 1])

@@ -2,9 +2,8 @@
 recorded steps by temporal differences.
 
 Several members learn at once, in one compiled program: the first from all episodes, each of the
-others from episodes drawn with replacement (as Poisson weights). How far they disagree tells how
-much the data leave open. Rewards beyond a truncation are bootstrapped, those beyond a termination
-are none.
+others from episodes resampled with replacement (as Poisson weights). Their disagreement measures
+the uncertainty due to the data. Values bootstrap at truncations and are zero after terminations.
 """
 
 from collections.abc import Callable
@@ -32,9 +31,9 @@ from dovetail.networks.mlp import MLP
 Tell = Callable[[int, int], None]
 
 PER_CALL = 20
-"""Updates of one compiled call."""
+"""Updates per compiled call."""
 CHECKS = 20
-"""Batches of such a call on which it is looked whether the values have settled."""
+"""Number of batches on which convergence of the values is measured."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,18 @@ class FittedQ:
     """Options of fitted-Q evaluation."""
 
     gamma: float = 0.99
-    """How much a reward one step later counts."""
+    """Discount factor."""
     updates: int = 10_000
     """Gradient steps."""
     batch: int = 256
-    """Steps of the dataset in each."""
+    """Steps per gradient step."""
     members: int = 10
-    """Members that learn from resampled episodes, beside the one that learns from all."""
+    """Members trained on resampled episodes, in addition to the one trained on all."""
     learning_rate: float = 1e-3
-    """Adam's step size at first; it falls to a tenth."""
+    """Adam's initial step size; it decays linearly to a tenth."""
     tau: float = 0.1
-    """How far the target's weights go to the others at every update: values settle over some
-    horizons, 1 / (1 - gamma), of 1 / tau updates each."""
+    """Fraction by which the target weights move toward the online weights at every update: values
+    settle over several horizons, 1 / (1 - gamma), of 1 / tau updates each."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers."""
     seed: int = 0
@@ -65,22 +64,22 @@ class FittedQ:
 
 
 class Values(NamedTuple):
-    """What was learned."""
+    """The learned values."""
 
     params: Any
-    """Of all members, the leading axis [1 + members]."""
+    """Of all members, with leading axis [1 + members]."""
     network: "ActionValue"
     scale: float
-    """What the network's outputs are multiplied with."""
+    """Factor of the network's outputs."""
     weights: Array
-    """How often each member was shown each episode [1 + members, episodes]."""
+    """Weight of each episode for each member [1 + members, episodes]."""
     epsilon: float
     lack: float
-    """What the first member's values would still gain if they were learned to the end, or lose: the
-    mean of r + γ v(s') - q(s, a) over recorded steps, as often as the horizon counts it."""
+    """Estimated change of the first member's values until convergence: the mean of r + γ v(s') -
+    q(s, a) over recorded steps, times the horizon."""
 
     def first_states(self, reader: Reader, own: Array) -> Array:
-        """Every member's values of the states that episodes begin in [1 + members, episodes]."""
+        """Every member's values of the episodes' first states [1 + members, episodes]."""
         lengths = reader.episodes.lengths
         begins = np.cumsum(lengths + 1) - lengths - 1
         rule = jax.jit(jax.vmap(self.network.policy_value, in_axes=(0, None, None, None)))
@@ -102,8 +101,8 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True)
 class ActionValue:
-    """A network of action values: one output per action if they are Discrete, else one for the
-    observation with the action."""
+    """A Q-network: one output per action if they are Discrete, otherwise one output for the
+    observation and action together."""
 
     observation: Any
     action: ActionSpace
@@ -121,7 +120,7 @@ class ActionValue:
         return self.values(params, observation, action[:, None])[:, 0]
 
     def values(self, params: Any, observation: Any, actions: Any) -> jax.Array:
-        """q of observations [n, …] and some actions at each [n, k, …]."""
+        """q of observations [n, …] and several actions each [n, k, …]."""
         features = Encoder(self.observation).apply(params["encoder"], observation)
         if isinstance(self.action, Discrete):
             outputs = self._tower.apply(params["tower"], features)
@@ -132,7 +131,7 @@ class ActionValue:
         return self._tower.apply(params["tower"], joined).reshape(n, k)
 
     def policy_value(self, params: Any, observation: Any, own: Any, epsilon: float) -> jax.Array:
-        """v of observations [n, …] where the policy's own actions are `own` [n, draws, …]."""
+        """v of observations [n, …], where the policy's actions are `own` [n, draws, …]."""
         value = self.values(params, observation, own).mean(axis=1)
         if not isinstance(self.action, Discrete):
             return value
@@ -156,7 +155,7 @@ class ActionValue:
                 return n
 
     def _numbers(self, action: jax.Array) -> jax.Array:
-        if isinstance(self.action, Continuous):  # of which the environment takes what is within
+        if isinstance(self.action, Continuous):  # the environment clips to the bounds
             return jnp.clip(action, -1.0, 1.0) if self.action.bounded else action
         if not isinstance(self.action, MultiDiscrete):
             return action
@@ -180,7 +179,7 @@ class _Batch(NamedTuple):
     reward: Any
     terminated: Any
     own: Any
-    """The policy's own actions at what follows [batch, draws, …]."""
+    """The policy's actions at the successor [batch, draws, …]."""
     weights: Any
     """[batch, 1 + members]"""
 
@@ -193,8 +192,8 @@ def fit(
     epsilon: float = 0.0,
     tell: Tell | None = None,
 ) -> Values:
-    """The values of a policy whose actions at the dataset's rows are `own` [rows, draws, …], but
-    for a share `epsilon` that is drawn evenly."""
+    """The values of a policy whose actions at the dataset's rows are `own` [rows, draws, …], mixed
+    with a fraction `epsilon` of uniform ones."""
     rng = np.random.default_rng(options.seed)
     shape = (options.members, reader.num_episodes)
     weights = np.concatenate([np.ones((1, shape[1])), rng.poisson(1.0, shape)]).astype(np.float32)
@@ -206,8 +205,10 @@ def fit(
     keys = jax.random.split(jax.random.key(options.seed), 1 + options.members)
     params = jax.vmap(network.init)(keys)
     target = jax.tree.map(jnp.copy, params)
+    # The learner is donated, so its arrays must not share buffers.
     learner = _Learner(jax.tree.map(jnp.copy, params), target, jax.vmap(optimizer.init)(params))
     horizon = min(1 / (1 - options.gamma), float(reader.episodes.lengths.mean()))
+    # Keeps the network's outputs near one.
     scale = max(_typical_reward(reader) * horizon, 1e-6)
     rule = _Rule(network, options.gamma, epsilon, scale)
     advance = jax.jit(_advance(rule, optimizer, options), donate_argnums=0)
@@ -215,7 +216,7 @@ def fit(
 
     def batch(sample: Any) -> _Batch:
         episode = np.searchsorted(ends, sample.keys.slot, side="right")
-        chosen = own[sample.keys.slot + episode + 1]  # every episode before has one row more
+        chosen = own[sample.keys.slot + episode + 1]  # each earlier episode has one extra row
         added: dict[str, Any] = {"own": chosen, "weights": weights[:, episode].T}
         return sample.rows._replace(**added)
 
@@ -236,7 +237,7 @@ def _row(rows: Rows) -> _Batch:
 
 
 def _typical_reward(reader: Reader) -> float:
-    """The rewards' root mean square."""
+    """Root mean square of the rewards."""
     total = squares = 0.0
     for run in whole_episodes(reader.episodes.lengths, STEPS):
         lengths = reader.episodes.lengths[run.start : run.stop]
@@ -248,7 +249,7 @@ def _typical_reward(reader: Reader) -> float:
 
 @dataclass(frozen=True)
 class _Rule:
-    """What the values of a policy should be, in units of `scale`."""
+    """The Bellman equation of a policy's values, in units of `scale`."""
 
     network: ActionValue
     discount: float
@@ -261,7 +262,7 @@ class _Rule:
         return self.network.value(params, seen, batch.action[:, 0])
 
     def goal(self, params: Any, batch: _Batch) -> jax.Array:
-        """r + γ v(s') [batch]; nothing follows a termination."""
+        """r + γ v(s') [batch]; v(s') is zero after a termination."""
         seen = jax.tree.map(lambda x: x[:, 1], batch.observation)
         value = self.network.policy_value(params, seen, batch.own, self.epsilon)
         goes_on = self.discount * (1.0 - batch.terminated[:, 0])
@@ -270,14 +271,14 @@ class _Rule:
 
 @partial(jax.jit, static_argnums=0)
 def _lack(rule: _Rule, params: Any, batch: _Batch) -> jax.Array:
-    """How much higher q should be than it is, in the mean."""
+    """Mean Bellman error: the mean target minus the mean of q."""
     return jnp.mean(rule.goal(params, batch) - rule.found(params, batch))
 
 
 def _advance(
     rule: _Rule, optimizer: optax.GradientTransformation, options: FittedQ
 ) -> Callable[[_Learner, _Batch], _Learner]:
-    """Several updates of all members."""
+    """Several updates of all members, as one function."""
 
     def loss(params: Any, goal: jax.Array, batch: _Batch, weight: jax.Array) -> jax.Array:
         return jnp.mean(weight * (rule.found(params, batch) - goal) ** 2)

@@ -1,4 +1,4 @@
-"""Parts of a dataset that are looked at together: of whole episodes, and bounded in bytes."""
+"""Splits a dataset into parts of whole episodes, bounded in bytes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,20 +12,20 @@ from dovetail.data.reader import Reader
 Array = np.ndarray[Any, np.dtype[Any]]
 
 STEPS = 1 << 15
-"""Rows of a part, at most, about."""
+"""Approximate maximum number of rows per part."""
 BYTES = 1 << 24
-"""What the observations of a part take, at most, about; filled up, four times as much."""
+"""Approximate maximum bytes of a part's observations; padding may take four times as much."""
 
 
 def rows_at_once(reader: Reader) -> int:
-    """Rows of a part."""
+    """Number of rows per part."""
     leaves = jax.tree.leaves(reader.codec.observation)
     each = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     return max(min(STEPS, BYTES // max(each, 1)), 1)
 
 
 def parts(reader: Reader) -> Iterator[range]:
-    """The episodes of each part: one at least, however long it is."""
+    """The episodes of each part: at least one, however long."""
     return whole_episodes(reader.episodes.lengths + 1, rows_at_once(reader))
 
 
@@ -35,7 +35,7 @@ def power(n: int) -> int:
 
 
 def filled(x: Array) -> Array:
-    """[n, …], with zeros behind it up to a power of two."""
+    """[n, …], zero-padded to a power of two."""
     found = np.zeros((power(len(x)), *x.shape[1:]), x.dtype)
     found[: len(x)] = x
     return found

@@ -1,8 +1,7 @@
-"""The policy whose worth is asked for: greedy, or as it draws its actions; but for a share of
-random ones.
+"""The policy to evaluate: greedy or sampled, with an optional fraction of random actions.
 
-What it does at every row of a dataset is worked out once, episode by episode, so that policies
-with a memory are judged as they would act.
+Its actions at every row of a dataset are computed once, episode by episode, so that recurrent
+policies are evaluated as they would act.
 """
 
 from collections.abc import Iterator
@@ -22,31 +21,31 @@ from dovetail.envs.interface import Discrete
 from dovetail.estimation.parts import Array, parts, power, rows_at_once
 
 DRAWS = 8
-"""Actions that are drawn at every row, if they are drawn."""
+"""Actions sampled per row, if the policy samples."""
 
 
 class Followed(NamedTuple):
-    """What a policy does at every row of a dataset, last rows included."""
+    """A policy's behavior at every row of a dataset, including the last rows of episodes."""
 
     actions: Array
-    """Its own [rows, draws, …]: one if it is greedy."""
+    """Its actions [rows, draws, …]; one draw if it is greedy."""
     log_probability: Array
-    """Of the recorded actions, by this policy [rows]; a density if they are Continuous."""
+    """Of the recorded actions under this policy [rows]; log-densities if they are Continuous."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A bound algorithm with parameters, how it acts, and how often at random instead."""
+    """A bound algorithm with parameters, how it acts, and its fraction of random actions."""
 
     algorithm: Algorithm
     params: Params
     epsilon: float = 0.0
-    """The share of actions that are drawn evenly; Discrete actions only."""
+    """Fraction of uniformly random actions; Discrete actions only."""
     sampled: bool = False
-    """Whether the others are drawn as in training; the algorithm defines `log_prob` if so."""
+    """Whether the others are sampled as in training; the algorithm must define `log_prob`."""
 
     def follow(self, reader: Reader) -> Followed:
-        """What it does at every row of the dataset."""
+        """Its behavior at every row of the dataset."""
         act = jax.jit(partial(_followed, self.algorithm, self.sampled))
         initial, limit = self.algorithm.initial_carry(), 4 * rows_at_once(reader)
         found: list[Followed] = []
@@ -65,7 +64,7 @@ class Target:
         return Followed(actions, self._mixed(own.astype(np.float64)))
 
     def _mixed(self, own: Array) -> Array:
-        """Log-probabilities, where a share of the actions is drawn evenly instead."""
+        """Log-probabilities with a fraction `epsilon` of the actions uniformly random."""
         space = self.algorithm.task.env.action
         if self.epsilon == 0 or not isinstance(space, Discrete):
             return own
@@ -77,23 +76,23 @@ def _repeated(count: int, x: Any) -> jax.Array:
 
 
 def _room(rows: int, done: jax.Array) -> Array:
-    """Zeros for as many rows as there are, each like what was done at one."""
+    """Zeros for `rows` rows, shaped like one row of `done`."""
     return np.zeros((rows, *done.shape[2:]), done.dtype)
 
 
 class _Lanes(NamedTuple):
-    """Where each row stands if episodes are put one behind another into lanes."""
+    """The position of each row when episodes are laid end to end in lanes."""
 
     number: int
     lane: Array
     """[rows]"""
     step: Array
-    """[rows]: its place in the lane."""
+    """[rows]: its position in the lane."""
 
 
 def _lanes(sizes: Array, beside: bool) -> _Lanes:
-    """Lanes of about equal length for episodes of `sizes` rows: one, or several `beside` each
-    other, as many as the longest episode leaves room for."""
+    """Lanes of about equal length for episodes of `sizes` rows: one, or with `beside` several in
+    parallel, as many as the longest episode allows."""
     total = int(sizes.sum())
     several = power(total // int(sizes.max()) + 1) // 2
     count = several if beside else 1
@@ -104,13 +103,13 @@ def _lanes(sizes: Array, beside: bool) -> _Lanes:
 
 
 class _Seen(NamedTuple):
-    """What is shown of a row."""
+    """The inputs of one row."""
 
     timestep: Timestep
     taken: Any
     """The recorded action."""
     row: Any
-    """Its number in the dataset."""
+    """Number of the row in the dataset."""
 
 
 class _Window(NamedTuple):
@@ -119,15 +118,15 @@ class _Window(NamedTuple):
     grid: _Seen
     """[T, lanes, …]"""
     rows: Array
-    """The rows that stand in it."""
+    """The rows it contains."""
     place: tuple[Array, Array]
-    """Where each of them stands."""
+    """Position of each of them."""
     begins: bool
-    """Whether the lanes begin here."""
+    """Whether the lanes start here."""
 
 
 def _windows(rows: Rows, number: int, sizes: Array, lanes: _Lanes, limit: int) -> Iterator[_Window]:
-    """Windows of at most `limit` places, in the order of time, of rows from `number` on."""
+    """Windows of at most `limit` positions, in order of time, of rows numbered from `number`."""
     first = np.zeros(len(lanes.step), np.bool_)
     first[np.cumsum(sizes) - sizes] = True
     reward = np.where(first, 0, np.roll(rows.reward, 1)).astype(np.float32)
@@ -152,7 +151,7 @@ def _windows(rows: Rows, number: int, sizes: Array, lanes: _Lanes, limit: int) -
 def _followed(
     algorithm: Algorithm, sampled: bool, params: Params, carry: Any, grid: _Seen
 ) -> tuple[Followed, Any]:
-    """What is done at [T, lanes], and the carry [lanes, …] behind it."""
+    """The policy's behavior at [T, lanes], and the carry [lanes, …] after it."""
     initial, choose = algorithm.initial_carry(), _drawn if sampled else _greedy
 
     def one(carry: Any, seen: _Seen) -> tuple[Any, Followed]:
@@ -160,6 +159,7 @@ def _followed(
         carry = jax.tree.map(lambda new, old: jnp.where(first, new, old), initial, carry)
         return choose(algorithm, params, carry, seen)
 
+    # Without memory, rows are independent: no scan over time.
     if not jax.tree.leaves(initial):
         return jax.vmap(jax.vmap(lambda seen: one(initial, seen)[1]))(grid), carry
     lanes = jax.vmap(partial(jax.lax.scan, one), in_axes=(0, 1), out_axes=(0, 1))
@@ -168,15 +168,16 @@ def _followed(
 
 
 def _greedy(algorithm: Algorithm, params: Params, carry: Any, seen: _Seen) -> tuple[Any, Followed]:
-    """The best action at a row: it is certain."""
+    """The greedy action at a row: probability one."""
     action, carry = greedy_for_one(algorithm)(params, carry, seen.timestep)
     same = jnp.all(action == seen.taken)
     return carry, Followed(action[None], jnp.where(same, 0.0, -jnp.inf))  # type: ignore[arg-type]
 
 
 def _drawn(algorithm: Algorithm, params: Params, carry: Any, seen: _Seen) -> tuple[Any, Followed]:
-    """Some actions at a row, as in training."""
+    """Several actions sampled at a row, as in training."""
     log_prob = algorithm.log_prob(params, carry, seen.timestep, seen.taken)
+    # Keys depend on the row alone, so draws do not change with the grouping into parts.
     keys = jax.random.split(jax.random.fold_in(jax.random.key(0), seen.row), DRAWS)
     one = act_for_one(algorithm)
     act = jax.vmap(lambda key: one(params, carry, seen.timestep, key)[::2])

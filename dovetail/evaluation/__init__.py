@@ -1,1 +1,1 @@
-"""Evaluation and use of trained policies: play, evaluate, export, load."""
+"""Evaluates, records, exports and loads trained policies."""

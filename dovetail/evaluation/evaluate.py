@@ -1,8 +1,8 @@
-"""Evaluation: the policy's returns over a fixed number of episodes, greedy unless told to explore.
+"""Evaluation: a policy's returns over a fixed number of episodes, greedy or exploring.
 
-It has random numbers of its own, the same in every call, so a result depends on the parameters
-alone and not on when training asked. Which episodes count is settled beforehand, never by which
-finish first: short episodes would be over-represented. Those that count can be recorded.
+Every call uses the same random numbers, separate from training's, so that a result depends on the
+parameters only. The counted episodes are fixed beforehand: counting the first to finish would
+over-represent short episodes. Counted episodes can be recorded.
 """
 
 import threading
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
     from dovetail.envs.resolve import Env
 
 STREAM = 0x65766C
-"""Mixed with the seed, so that evaluation shares no random number with training."""
+"""Mixed with the seed, so that evaluation shares no random numbers with training."""
 
 HOST_ENVS = 20
-"""Host environments at most, unless told: enough to share the cost of a call to the policy."""
+"""Default maximum number of host environments: enough to amortize a call to the policy."""
 
 STEPS_PER_CALL = 64
-"""Steps of JAX environments between two looks at `cancel`."""
+"""Steps of JAX environments between two checks for cancellation."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the episodes brought."""
+    """The returns and lengths of the evaluated episodes."""
 
     returns: np.ndarray
-    """float64[episodes]: undiscounted."""
+    """Undiscounted returns, float64[episodes]."""
     lengths: np.ndarray
-    """int64[episodes]: in environment steps."""
+    """Lengths in environment steps, int64[episodes]."""
     cut: int
-    """How many episodes reached the step limit; their returns are what they had by then."""
+    """Number of episodes cut at the step limit; they count with the return so far."""
 
     @property
     def mean(self) -> float:
@@ -81,11 +81,11 @@ Play = Callable[[Params, threading.Event], Evaluation | None]
 
 
 class Evaluator:
-    """Evaluates one algorithm in one environment, as often as it is called, from any thread.
+    """Evaluates one algorithm in one environment; can be called repeatedly, from any thread.
 
-    It owns the compiled functions and, for host environments, the environments; both are made at
-    the first call. The parameters it is called with must not be donated meanwhile: give it a
-    `dovetail.checkpoint.snapshot` if training donates its state.
+    It owns the compiled functions and the host environments, if any; both are created at the first
+    call. The parameters must not be donated during a call: pass a
+    `dovetail.run.checkpoint.snapshot` if training donates its state.
     """
 
     def __init__(
@@ -123,18 +123,19 @@ class Evaluator:
             )
 
     def __call__(self, params: Params) -> Evaluation | None:
-        """The evaluation of these parameters; None if cancelled before its end."""
+        """Evaluates the parameters; returns None if cancelled."""
         with self._playing:
             if self._cancelled.is_set():
                 return None
             return self._play(params, self._cancelled)
 
     def cancel(self) -> None:
-        """Ends the evaluation under way, soon; it and every later one return None."""
+        """Cancels the running evaluation, which ends soon; it and all later ones return None."""
         self._cancelled.set()
 
     def close(self) -> None:
-        """Cancels, waits for the evaluation under way, closes the environments; safe twice."""
+        """Cancels, waits for the running evaluation, and closes the environments; safe to call
+        twice."""
         self.cancel()
         with self._playing:
             if self._host is not None:
@@ -168,7 +169,7 @@ class Evaluator:
 
 
 def _side_by_side(env: "Env", episodes: int, num_envs: int | None = None) -> int:
-    """How many environments play that many episodes; JAX's play one each."""
+    """Number of environments for `episodes`; JAX environments play one episode each."""
     return episodes if env.jax is not None else num_envs or min(episodes, HOST_ENVS)
 
 
@@ -184,12 +185,12 @@ def evaluate(
     explore: bool = False,
     record: StepRecord | None = None,
 ) -> Evaluation:
-    """The policy's returns over `episodes` episodes, greedy unless it is to `explore`.
+    """Evaluates a policy over `episodes` episodes, greedily unless `explore`.
 
-    JAX environments play one episode each, all at once. Of host environments there are `num_envs`,
-    and each plays its fixed share of the episodes. An episode is cut after `max_steps` steps and
-    counts with the return it had; a host environment then goes on from where it stands. `record` is
-    shown what is played.
+    JAX environments play one episode each, all in parallel. There are `num_envs` host environments,
+    each with a fixed share of the episodes. An episode is cut after `max_steps` steps and counts
+    with its return so far; a host environment then continues without a reset. `record` is called
+    with the played steps.
     """
     evaluator = Evaluator(
         algorithm,
@@ -210,38 +211,38 @@ def evaluate(
 
 
 def _own_seeds(seed: int, count: int) -> list[int]:
-    """Evaluation's seeds: non-negative 31-bit integers, what every host environment takes."""
+    """Evaluation's seeds: non-negative 31-bit integers, which every host environment accepts."""
     sequence = np.random.SeedSequence([seed % 2**64, STREAM])
     return [int(word) >> 1 for word in sequence.generate_state(count)]
 
 
 def _begun(algorithm: Algorithm, env: Any, observation: Any, keys: jax.Array) -> ActorState:
-    """Every environment at the start of an episode; none has a number."""
+    """The actors' state at the start of an episode; all environment numbers are 0."""
     begun = initial_actor(env, observation, algorithm.initial_carry(), keys)
     alone = jnp.zeros_like(begun.number)
     return begun._replace(timestep=begun.timestep._replace(number=alone), number=alone)
 
 
 class _Playing(NamedTuple):
-    """JAX environments that play one episode each; leading axis [episodes]."""
+    """The state of JAX environments that play one episode each; leading axis [episodes]."""
 
     env: Any
     over: jax.Array
-    """Whether the episode is over: what follows does not count."""
+    """Whether the episode is over; later steps do not count."""
     cut: jax.Array
-    """Whether it was cut by the step limit."""
+    """Whether it was cut at the step limit."""
     steps: jax.Array
 
 
 class _Now(NamedTuple):
-    """How far an evaluation in JAX environments has come."""
+    """The progress of an evaluation in JAX environments."""
 
     actor: ActorState
     ended: EpisodeSums
 
 
 def _jax_step(env: JaxEnv, max_steps: int) -> Step:
-    """One transition of every environment; nothing begins anew after its episode."""
+    """Steps every environment once, without resets after the end of an episode."""
 
     def step(now: _Playing, action: Any, keys: jax.Array) -> BatchStep:
         after = jax.vmap(env.step)(now.env, action, keys)
@@ -320,7 +321,7 @@ def _jax_play(algorithm: Algorithm, env: JaxEnv, episodes: int, seed: int, manne
 
 
 class _Tally:
-    """Keeps the episodes of host environments, each environment's up to its quota."""
+    """Collects the episodes of host environments, up to each environment's quota."""
 
     def __init__(self, quota: np.ndarray, record: StepRecord | None) -> None:
         self.quota, self.record = quota, record
@@ -331,7 +332,7 @@ class _Tally:
         self.cut = 0
 
     def add(self, turn: Turn) -> None:
-        """One step of every environment."""
+        """Adds one step of every environment."""
         counts = self.played < self.quota
         if self.record is not None:
             row = played(turn)
@@ -353,16 +354,16 @@ class _Tally:
 
 
 class _OnHost(NamedTuple):
-    """What is known of host environments, which keep their own state."""
+    """Bookkeeping for host environments, which hold their state themselves."""
 
     length: np.ndarray
-    """Of the episode that goes on."""
+    """Length of the current episode so far."""
     cut: np.ndarray
-    """Whether the last step was cut by the step limit."""
+    """Whether the last step reached the step limit."""
 
 
 def _host_step(env: HostEnv, manner: Manner) -> Step:
-    """One transition of every environment; an episode beyond the limit counts as truncated."""
+    """Steps every environment once; an episode at the step limit counts as truncated."""
 
     def step(now: _OnHost, action: Any, _: Any) -> BatchStep:
         after = env.step(np.asarray(action))
@@ -371,7 +372,7 @@ def _host_step(env: HostEnv, manner: Manner) -> Step:
         length = now.length + valid
         cut = ~ended & (length >= manner.max_steps)
         shown, begins = after.observation, after.first
-        if manner.record is not None:  # kept beyond the next step, which may use the arrays again
+        if manner.record is not None:  # the recorder keeps them; the next step may reuse the arrays
             shown, begins = jax.tree.map(np.array, (shown, begins))
         flags: Any = {"first": begins, "valid": valid, "terminated": after.terminated & valid}
         flags["truncated"] = (after.truncated & valid) | cut

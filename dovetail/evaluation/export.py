@@ -1,8 +1,8 @@
-"""Exported policies: two files that act without the code that trained them.
+"""Exported policies: two files that are enough to act, without the training code.
 
-`policy.safetensors` holds the weights and the carry's initial values by their tree paths;
-`policy.json` holds what the environment shows and takes, and the greedy act itself as a compiled
-program (`jax.export`) for any batch size. Loading needs neither the algorithm nor its networks.
+`policy.safetensors` holds the weights and the initial carry by their tree paths. `policy.json`
+holds the observation and action specs and the greedy act as an exported program (`jax.export`) for
+any batch size. Loading needs neither the algorithm nor its networks.
 """
 
 import base64
@@ -25,10 +25,10 @@ from dovetail.run.checkpoint import digest_of, version_of
 from dovetail.run.folder import write_atomically, write_error
 
 FORMAT = 1
-"""Raised whenever an older Dovetail could no longer read what is written."""
+"""The format's version; increased when older versions of Dovetail could not read new files."""
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-"""What the program is lowered for, whatever it is exported on."""
+"""The platforms for which the program is lowered, whatever machine exports it."""
 
 WEIGHTS_FILE = "policy.safetensors"
 PROGRAM_FILE = "policy.json"
@@ -37,16 +37,16 @@ Leaves = tuple[Any, ...]
 
 
 class Policy:
-    """An exported policy, loaded: it maps observations to greedy actions."""
+    """A loaded exported policy: maps observations to greedy actions."""
 
     env: str
-    """The environment it was trained in: "backend:name"."""
+    """The training environment: "backend:name"."""
     algorithm: str
-    """The algorithm that trained it."""
+    """The class name of the algorithm that trained it."""
     observation: Any
-    """A pytree of jax.ShapeDtypeStruct: what one environment shows."""
+    """The observation of one environment: a pytree of `jax.ShapeDtypeStruct`."""
     action: ActionSpace
-    """What `policy(…)` returns; bounded continuous entries are in [-1, 1]."""
+    """The space of the returned actions; bounded continuous entries are in [-1, 1]."""
 
     def __init__(self, record: Mapping[str, Any], weights: Leaves, carry: Leaves) -> None:
         self.env = record["env"]
@@ -65,11 +65,11 @@ class Policy:
         reward: np.ndarray | float | None = None,
         first: np.ndarray | bool | None = None,
     ) -> tuple[np.ndarray, Leaves]:
-        """(action, carry) for one observation, or for a batch with leading axis [B]; numpy arrays.
+        """Returns (action, carry) as numpy arrays, for one observation or a batch [B, …].
 
-        Give the returned carry back at the next step, None where an episode begins; in a batch
-        `first` [B] says which environments begin one. `reward` [B] is the last action's, for
-        policies that look at it.
+        Pass the returned carry at the next step, and None at the start of an episode. In a batch,
+        `first` [B] marks the environments that start an episode. `reward` [B] is the reward of the
+        previous action, for policies that use it.
         """
         leaves, batch = self._observed(observation)
         size = 1 if batch is None else batch
@@ -84,7 +84,7 @@ class Policy:
         return (action, carry) if batch is not None else (action[0], tuple(x[0] for x in carry))
 
     def _observed(self, observation: Observation) -> tuple[Leaves, int | None]:
-        """The observation's leaves, batched, and the batch's size; None for a single one."""
+        """Returns the observation's leaves [B, …] and B; None instead of B for a single one."""
         plain = _plain(observation)
         if jax.tree.structure(plain) != jax.tree.structure(self.observation):
             raise UserError(
@@ -109,7 +109,7 @@ class Policy:
 
 
 def export_policy(folder: str | Path, algorithm: Algorithm, params: Params) -> Path:
-    """Writes the bound algorithm's greedy policy with these parameters; returns the folder."""
+    """Exports a bound algorithm's greedy policy with these parameters; returns the folder."""
     from safetensors.numpy import save
 
     folder = Path(folder)
@@ -142,7 +142,7 @@ def export_policy(folder: str | Path, algorithm: Algorithm, params: Params) -> P
 
 
 def load_policy(folder: str | Path) -> Policy:
-    """The policy that `export_policy` wrote, checked against its digests."""
+    """Loads a policy written by `export_policy`; verifies its digests."""
     from safetensors import deserialize
 
     folder = Path(folder)
@@ -164,10 +164,11 @@ def load_policy(folder: str | Path) -> Policy:
 
 
 def _program(algorithm: Algorithm, params: Params, carry: Any) -> tuple[Any, bool]:
-    """The greedy act as (exported program, whether it takes a batch).
+    """Exports the greedy act; returns (program, whether it takes a batch).
 
-    It takes any batch size unless the algorithm's code wants a number where JAX has only a symbol,
-    and runs on every platform unless something in it lowers for this machine's alone.
+    It takes any batch size, unless the algorithm's code needs a concrete number where JAX has only
+    a symbolic dimension. It runs on every platform, unless a part of it lowers for this machine's
+    platform only.
     """
     from jax import export
 
@@ -189,7 +190,7 @@ def _program(algorithm: Algorithm, params: Params, carry: Any) -> tuple[Any, boo
                     jax.ShapeDtypeStruct((*lead,), jnp.float32),
                     jax.ShapeDtypeStruct((*lead,), jnp.bool_),
                 )
-            except Exception as error:  # any code may run while it is traced
+            except Exception as error:  # tracing runs user code, which may raise anything
                 failures.append(error)
             else:
                 return exported, function is many
@@ -199,7 +200,7 @@ def _program(algorithm: Algorithm, params: Params, carry: Any) -> tuple[Any, boo
 def _flat_greedy(
     algorithm: Algorithm, initial: Any, trees: tuple[Any, Any, Any]
 ) -> Callable[..., Any]:
-    """The greedy act on tuples of leaves, its carry renewed where an episode begins."""
+    """The greedy act on tuples of leaves; resets the carry where an episode begins."""
     choose = greedy_for_one(algorithm)
 
     def greedy(
@@ -217,7 +218,7 @@ def _flat_greedy(
 
 
 def _callable(record: Mapping[str, Any]) -> Callable[..., tuple[jax.Array, Leaves]]:
-    """The stored program, compiled at its first call for each batch size."""
+    """The stored program; compiled at the first call for each batch size."""
     from jax import export
 
     if _platform() not in record["platforms"]:
@@ -247,7 +248,7 @@ def _platform() -> str:
 
 
 def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
-    """The tree's leaves, in order, by names made of their paths."""
+    """The tree's leaves in order, by names derived from their paths."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat]
     if len(set(names)) < len(names):
@@ -263,7 +264,7 @@ def _entry(name: str, array: np.ndarray) -> dict[str, Any]:
 
 
 def _plain(tree: Any) -> Any:
-    """The same tree of dicts and tuples alone: a named tuple's class is not exported."""
+    """Converts a tree to plain dicts and tuples; the classes of named tuples are not exported."""
     if isinstance(tree, Mapping):
         return {name: _plain(branch) for name, branch in tree.items()}
     if isinstance(tree, tuple | list):

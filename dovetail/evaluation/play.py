@@ -1,4 +1,4 @@
-"""How an evaluation acts, and what can be recorded of it."""
+"""Acting in evaluation, and the record of the played steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from dovetail.graph.unroll import Act, slot_reset
 from dovetail.graph.unroll import StepRecord as Turn
 
 ACTING = 0x616374
-"""Mixed with an environment's key, so that acting shares no random number with stepping."""
+"""Mixed with an environment's key, so that acting shares no random numbers with stepping."""
 
 MAX_STEPS = 27_000
-"""Steps after which an episode is cut: 108,000 Atari frames, the field's usual limit."""
+"""Step limit of an episode: 108,000 Atari frames, the usual limit in the literature."""
 
 
 class Played(NamedTuple):
-    """Steps of the episodes that count, as they are recorded: leaves [T, B, …]."""
+    """The recorded steps of counted episodes: leaves [T, B, …]."""
 
     observation: Any
     action: Any
@@ -31,30 +31,31 @@ class Played(NamedTuple):
     truncated: Any
     first: Any
     valid: Any
-    """False where an environment's episodes are over, or it only reset."""
+    """False where an environment has finished its episodes or only reset itself."""
     next_observation: Any
     log_probability: Any
-    """None where it is not known."""
+    """None if unknown."""
 
 
 StepRecord = Callable[[Played], None]
-"""Shown what is played, in order."""
+"""Called with the played steps, in order."""
 
 
 @dataclass(frozen=True)
 class Manner:
-    """How an evaluation is played."""
+    """The options of playing an evaluation."""
 
     explore: bool = False
-    """Whether actions are chosen as in training, not greedily."""
+    """Whether to act as in training instead of greedily."""
     record: StepRecord | None = None
     max_steps: int = MAX_STEPS
 
 
 def acting(algorithm: Algorithm, explore: bool) -> Act:
-    """(params, carry, timestep, (keys, step)) → (action, log-probability, carry) over a batch, as
-    `greedy` or `act` chooses; carries are reset already."""
+    """Returns (params, carry, timestep, (keys, step)) → (action, log-probability, carry) for a
+    batch, with `act` or `greedy`; the caller has reset the carries."""
     whole = act_on_batch(algorithm) if explore else greedy_on_batch(algorithm)
+    # A greedy discrete action has probability 1; a continuous one has no density.
     certain = not isinstance(algorithm.task.env.action, Continuous)
 
     def act(params: Params, carry: Any, timestep: Timestep, at: tuple[Any, Any]) -> Any:
@@ -70,7 +71,7 @@ def acting(algorithm: Algorithm, explore: bool) -> Act:
 
 
 def acting_on_host(algorithm: Algorithm, explore: bool) -> Act:
-    """The same for environments on the host: compiled, the carry in place, and reset by slot."""
+    """`acting` for host environments: compiled, with the carry donated and reset by slot."""
     act = jax.jit(acting(algorithm, explore), donate_argnums=1)
     own = defines(algorithm, "reset_carry")
     reset = algorithm.reset_carry if own else slot_reset(algorithm.initial_carry())
@@ -85,14 +86,14 @@ def acting_on_host(algorithm: Algorithm, explore: bool) -> Act:
 
 
 def played(turn: Turn) -> Played:
-    """What is recorded of a turn."""
+    """The recorded fields of a step."""
     row = turn.row
     fields = {name: getattr(row, name) for name in Played._fields[:-1]}
     return Played(**fields, log_probability=row.extras)
 
 
 def knows_probabilities(algorithm: Algorithm, explore: bool) -> bool:
-    """Whether it is known how probable the actions of a bound algorithm are."""
+    """Whether the probabilities of a bound algorithm's actions are known."""
     if not explore:
         return not isinstance(algorithm.task.env.action, Continuous)
 

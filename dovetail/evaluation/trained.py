@@ -1,4 +1,4 @@
-"""What a finished run can do: be evaluated again, be watched."""
+"""Evaluates or shows the policy of an existing run."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -33,25 +33,25 @@ from dovetail.training.replay_servers import ServedReplay
 from dovetail.training.start import enable_compile_cache
 
 WATCH_SEED = 1_000_003
-"""Seeds of what is watched: neither training's nor evaluation's."""
+"""The default seed for watching; differs from those of training and evaluation."""
 
 
 class Trained(NamedTuple):
-    """A run's policy as its last checkpoint has it."""
+    """The policy of a run's last checkpoint."""
 
     algorithm: Algorithm
     env: Env
     params: list[Params]
-    """One for each seed."""
+    """One set for each seed."""
     updates: int
-    """How many it has seen."""
+    """Number of learner updates: the version of the weights."""
 
 
 def load_trained(run: Run, env: Any = None, instead: EnvSpec | None = None) -> Trained:
-    """The algorithm, environment and parameters of a run's last checkpoint.
+    """Loads the algorithm, environment and parameters of a run's last checkpoint.
 
-    `instead` is what the policy sees and does where the run had no environment, for what does not
-    step one.
+    `instead` describes the observations and actions if the run had no environment; it suffices for
+    callers that never step one.
     """
     config = run.config
     algorithm, strategy, settings = rebuild_all(config)
@@ -87,10 +87,10 @@ def evaluate_run(
     record: str | Path | None = None,
     explore: bool = False,
 ) -> Evaluation:
-    """The policy's returns, of the last checkpoint; all seeds' together if several.
+    """Evaluates the policy of a run's last checkpoint; all seeds together if there are several.
 
-    It acts greedily, or as in training if it is to `explore`. `record` is the folder of a new
-    dataset of these episodes.
+    It acts greedily, or as in training if `explore`. `record` is the folder for a new dataset of
+    these episodes.
     """
     enable_compile_cache()
     opened = run if isinstance(run, Run) else Run.open(run)
@@ -124,7 +124,7 @@ def evaluate_run(
 
 
 def _recorder(folder: str | Path, run: Run, trained: Trained, explore: bool) -> Recorder:
-    """What records an evaluation's episodes, a source for each seed."""
+    """The recorder of an evaluation's episodes, with one source per seed."""
     config = run.config
     sources = tuple(
         Source(
@@ -148,7 +148,8 @@ def watch(
     seed: int = WATCH_SEED,
     env: Any = None,
 ) -> Path | None:
-    """A video of the exported policy at work, or a window that shows it (and no file)."""
+    """Records a video of the exported policy and returns its path; with `window`, shows it in a
+    window and returns None."""
     opened = run if isinstance(run, Run) else Run.open(run)
     _, strategy, _ = rebuild_all(opened.config)
     found = _environment(opened, strategy, env)
@@ -164,7 +165,7 @@ def watch(
 
 
 def lacks_environment(run: Run) -> bool:
-    """Whether it was trained on recorded data that name no environment, or none that is here."""
+    """Whether the run was trained on recorded data without an available environment."""
     return run.config.get("env_given") == "data"
 
 

@@ -1,7 +1,7 @@
-"""Targets of action values from windows of replayed steps, batch first [n, W].
+"""Targets for action values from windows of replayed steps, batch first [n, W].
 
-A window is up to W - 1 steps and, behind the last, the row that shows where they led. `mask` says
-which rows are steps.
+A window holds up to W - 1 steps, followed by the row of their successor. `mask` marks the rows that
+are steps.
 """
 
 from typing import Any, NamedTuple
@@ -11,19 +11,20 @@ import jax.numpy as jnp
 
 
 class NStep(NamedTuple):
-    """What is known of some steps without a value."""
+    """An n-step target without its bootstrap value."""
 
     reward: jax.Array
-    """The discounted sum of the rewards [n]."""
+    """Discounted sum of rewards [n]."""
     discount: jax.Array
-    """How much the value of where they led counts [n]: 0 where the episode terminated."""
+    """Discount of the bootstrap value [n]: 0 where the episode terminated."""
     last: jax.Array
-    """The row that shows where they led [n]."""
+    """Index of the successor's row, whose value bootstraps the target [n]."""
 
 
 def n_step(rewards: jax.Array, terminated: jax.Array, mask: jax.Array, discount: float) -> NStep:
-    """Rewards along each window, and what its last row counts; all [n, W] → [n]."""
+    """Discounted rewards of each window and the discount of its bootstrap value: [n, W] → [n]."""
     powers = discount ** jnp.arange(rewards.shape[1])
+    # Steps come first in a window, so their number is the successor's index.
     last = mask.sum(axis=1)
     ended = jnp.any(terminated & mask, axis=1)
     return NStep(
@@ -34,10 +35,10 @@ def n_step(rewards: jax.Array, terminated: jax.Array, mask: jax.Array, discount:
 
 
 def chosen(outputs: jax.Array, action: jax.Array) -> jax.Array:
-    """Of outputs [..., actions, K] those of an action [...]: [..., K]."""
+    """The outputs [..., K] of the chosen actions [...], from outputs [..., actions, K]."""
     return jnp.take_along_axis(outputs, action[..., None, None], axis=-2)[..., 0, :]
 
 
 def row(tree: Any, index: jax.Array) -> Any:
-    """Of rows [n, W, …], row index[i] of window i."""
+    """Row index[i] of window i, from rows [n, W, …]."""
     return jax.tree.map(lambda x: jax.vmap(lambda rows, i: rows[i])(x, index), tree)

@@ -1,7 +1,7 @@
-"""Distributions over actions: small pytrees of what a network put out.
+"""Distributions over actions: small pytrees of network outputs.
 
-The last axis is the event's (the logits, the action's entries), any axes before it are batches.
-`from_network` picks the distribution that suits an action space.
+The last axis is the event axis (the logits, the action's entries); any axes before it are batch
+axes. `from_network` picks the distribution that suits an action space.
 """
 
 import math
@@ -20,26 +20,26 @@ BELOW_ONE = 1 - 2**-24
 
 
 class Categorical(NamedTuple):
-    """One choice of n. To rule a choice out give it a large negative logit, not minus infinity."""
+    """One choice of n. To mask a choice give it a large negative logit, not minus infinity."""
 
     logits: jax.Array
-    """[..., n], of any scale."""
+    """[..., n], unnormalized."""
 
     def sample(self, key: jax.Array) -> jax.Array:
-        """int32[...], by inverting the cumulative distribution: one random number per choice."""
+        """int32[...], by inverting the cumulative distribution: one random number per sample."""
         weights = jnp.exp(self.logits - self.logits.max(axis=-1, keepdims=True))
         cumulative = jnp.cumsum(weights, axis=-1)
-        # Scaled by the sum as it was rounded, the point stays below it: the last choice of any
-        # weight is reached and none of weight zero is.
+        # Scaled by the rounded total, the point stays below it: the last choice with any
+        # weight can be drawn, and none of weight zero can.
         point = jax.random.uniform(key, cumulative.shape[:-1]) * cumulative[..., -1]
         return jnp.sum(cumulative[..., :-1] <= point[..., None], axis=-1, dtype=jnp.int32)
 
     def mode(self) -> jax.Array:
-        """int32[...], the likeliest choice."""
+        """int32[...], the most likely choice."""
         return jnp.argmax(self.logits, axis=-1).astype(jnp.int32)
 
     def log_prob(self, x: jax.Array) -> jax.Array:
-        """The log-probability [...] of choices x, integers [...]."""
+        """Log-probability [...] of choices x, integers [...]."""
         log_probs = jax.nn.log_softmax(self.logits)
         return jnp.take_along_axis(log_probs, x[..., None], axis=-1)[..., 0]
 
@@ -61,7 +61,7 @@ class MultiCategorical:
     """Several independent choices, choice i of nvec[i]."""
 
     logits: jax.Array
-    """[..., sum(nvec)]: the logits of each choice, one after another."""
+    """[..., sum(nvec)]: the logits of all choices, concatenated."""
     nvec: tuple[int, ...] = field(metadata={"static": True})
 
     def sample(self, key: jax.Array) -> jax.Array:
@@ -75,7 +75,7 @@ class MultiCategorical:
         return jnp.stack([one.mode() for one in self._each()], axis=-1)
 
     def log_prob(self, x: jax.Array) -> jax.Array:
-        """The log-probability [...] of x, integers [..., len(nvec)]."""
+        """Log-probability [...] of x, integers [..., len(nvec)]."""
         return self._sum(lambda i, one: one.log_prob(x[..., i]))
 
     def entropy(self) -> jax.Array:
@@ -99,12 +99,12 @@ class MultiCategorical:
 
 
 class Gaussian(NamedTuple):
-    """Independent normal entries."""
+    """Independent normal entries (diagonal covariance)."""
 
     mean: jax.Array
     """[..., size]"""
     log_std: jax.Array
-    """[..., size], or [size] for all alike."""
+    """[..., size], or [size] shared by the batch."""
 
     def sample(self, key: jax.Array) -> jax.Array:
         """float32[..., size], differentiable in mean and log_std."""
@@ -116,13 +116,13 @@ class Gaussian(NamedTuple):
         return self.mean
 
     def log_prob(self, x: jax.Array) -> jax.Array:
-        """The log-density [...] of x, [..., size]."""
+        """Log-density [...] of x, [..., size]."""
         z = (x - self.mean) * jnp.exp(-self.log_std)
         return jnp.sum(-0.5 * z * z - self.log_std - 0.5 * math.log(2 * math.pi), axis=-1)
 
     def clipped_log_prob(self, x: jax.Array) -> jax.Array:
-        """The log-probability [...] of samples that are clipped to [-1, 1]: on a bound, that of all
-        beyond it; elsewhere the density."""
+        """Log-probability [...] of samples clipped to [-1, 1]: at a bound, the log of the tail mass
+        beyond it; elsewhere the log-density."""
         z = (x - self.mean) * jnp.exp(-self.log_std)
         density = -0.5 * z * z - self.log_std - 0.5 * math.log(2 * math.pi)
         beyond = log_ndtr((jnp.sign(x) * self.mean - 1.0) * jnp.exp(-self.log_std))
@@ -145,20 +145,21 @@ class SquashedGaussian(NamedTuple):
     https://arxiv.org/abs/1812.05905, appendix C."""
 
     mean: jax.Array
-    """[..., size], before it is squashed."""
+    """[..., size], before squashing."""
     log_std: jax.Array
     """[..., size]"""
 
     def sample(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """(float32[..., size], its log-density [...]), differentiable in mean and log_std.
 
-        The density comes with the sample: found again from the sample alone, it would be wrong
-        near the bounds.
+        The density is computed with the sample: recovered from the squashed sample alone, it would
+        be inaccurate near the bounds.
         """
         noise = jax.random.normal(key, self.mean.shape, self.mean.dtype)
-        noise = jax.lax.optimization_barrier(noise)  # drawn once, not wherever it is used
+        noise = jax.lax.optimization_barrier(noise)  # XLA would redraw it at each use
         x = self.mean + jnp.exp(self.log_std) * noise
         normal = -0.5 * noise * noise - self.log_std - 0.5 * math.log(2 * math.pi)
+        # log(1 - tanh(x)²), in a form that does not underflow for large |x|.
         log_slope = 2.0 * (math.log(2) - x - jax.nn.softplus(-2.0 * x))
         return jnp.tanh(x), jnp.sum(normal - log_slope, axis=-1)
 
@@ -167,8 +168,8 @@ class SquashedGaussian(NamedTuple):
         return jnp.tanh(self.mean)
 
     def log_prob(self, x: jax.Array) -> jax.Array:
-        """The log-density [...] of x, [..., size]: on the bounds that of the nearest number within
-        them, beyond them none."""
+        """Log-density [...] of x, [..., size]: at a bound, that of the nearest float inside it;
+        outside the bounds, minus infinity."""
         within = jnp.arctanh(jnp.clip(x, -BELOW_ONE, BELOW_ONE))
         z = (within - self.mean) * jnp.exp(-self.log_std)
         normal = -0.5 * z * z - self.log_std - 0.5 * math.log(2 * math.pi)
@@ -181,7 +182,7 @@ Distribution = Categorical | MultiCategorical | Gaussian
 
 
 def output_size(action: ActionSpace) -> int:
-    """How many outputs a network needs for the distribution over `action`."""
+    """Number of network outputs that parameterize the distribution over `action`."""
     match action:
         case Discrete():
             return action.n
@@ -194,9 +195,9 @@ def output_size(action: ActionSpace) -> int:
 def from_network(
     action: ActionSpace, outputs: jax.Array, log_std: jax.Array | float = 0.0
 ) -> Distribution:
-    """The distribution over `action` that `outputs` [..., output_size(action)] describe.
+    """The distribution over `action` given by network outputs [..., output_size(action)].
 
-    For continuous actions the outputs are the mean; `log_std` goes with it.
+    For continuous actions the outputs are the mean, and `log_std` the log standard deviation.
     """
     match action:
         case Discrete():

@@ -1,9 +1,9 @@
-"""Gradients of a mean over many samples, taken in pieces that fit a processor's cache.
+"""Gradients of a mean over many samples, accumulated over pieces that fit into a CPU's cache.
 
-On a CPU the activations of a large minibatch go to memory and back; summed over pieces the same
-gradient takes about half the time. A piece has as many samples as the activations allow: thousands
-for a small network on vectors, 32 for a convolutional one on Atari's frames. Elsewhere the whole is
-taken at once.
+On a CPU the activations of a large minibatch go to memory and back; accumulating over pieces takes
+about half the time for the same gradient. The size of a piece depends on the activations: thousands
+of samples for a small network on vectors, 32 for a convolutional one on Atari frames. Other back
+ends process the whole batch at once.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, subjaxprs
 
 CACHED = 20 * 2**20
-"""Bytes that the matrix products of a piece take and give, weights aside, at most."""
+"""Maximum bytes of inputs and outputs of a piece's matrix products, without the weights."""
 
 Loss = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
@@ -24,8 +24,7 @@ def gradient(
 ) -> tuple[Any, Any]:
     """(gradient, metrics) of `loss(params, samples, *rest)`, a mean over an axis of `samples`.
 
-    The metrics are the averages of the pieces'. `piece` overrides the largest number of samples
-    taken at once.
+    Metrics are averaged over the pieces. `piece` overrides the maximum number of samples per piece.
     """
     count = jax.tree.leaves(samples)[0].shape[axis]
     largest = piece or count
@@ -46,6 +45,7 @@ def gradient(
     def add(total: Any, part: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, grad(params, part, *rest)), None
 
+    # Accumulators need only the shapes: no gradient is computed here.
     shapes = jax.eval_shape(grad, params, jax.tree.map(lambda x: x[0], split), *rest)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     total, _ = jax.lax.scan(add, zeros, split)
@@ -53,8 +53,7 @@ def gradient(
 
 
 def activation_bytes(jaxpr: Jaxpr) -> int:
-    """Bytes of what the matrix products of a program multiply with weights, and of what they
-    make."""
+    """Bytes of the activations that a program's matrix products read and write."""
     products = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]
     arrays: list[Any] = [v.aval for eqn in products for v in (eqn.invars[0], eqn.outvars[0])]
     own = sum(array.size * array.dtype.itemsize for array in arrays)
@@ -62,6 +61,6 @@ def activation_bytes(jaxpr: Jaxpr) -> int:
 
 
 def _pieces(count: int, largest: int) -> int:
-    """The fewest equal pieces of at most `largest`; one if there are none that divide `count`."""
+    """The smallest number of equal pieces of at most `largest`; 1 if there is none nearby."""
     fewest = -(-count // largest)
     return next((n for n in range(fewest, 2 * fewest) if count % n == 0), 1)

@@ -1,8 +1,8 @@
-"""Terms of policy-gradient and value losses: scalars, averaged over all entries by `weights`.
+"""Terms of policy-gradient and value losses: scalars, averaged over all entries with `weights`.
 
-Weights average one: `loss_weights(valid)` leaves out the steps in which a back end only reset
-itself. Averaged over learner replicas as well (`average=rl.mean`), they make the mean of the
-replicas' losses the loss of the whole batch, however its invalid steps are spread.
+Weights have mean one: `loss_weights(valid)` excludes the steps in which a back end only reset
+itself. Also averaged over learner copies (`average=rl.mean`), they make the mean of the copies'
+losses equal the loss of the whole batch, however its invalid steps are distributed.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ def loss_weights(
 
 
 def weighted_mean(x: jax.Array, weights: jax.Array) -> jax.Array:
-    """The mean of x under weights that average one."""
+    """The mean of x under weights of mean one."""
     return jnp.mean(x * weights)
 
 
 def standardize(
     x: jax.Array, weights: jax.Array, average: Callable[[jax.Array], jax.Array] = lambda x: x
 ) -> jax.Array:
-    """x with its weighted mean made 0 and its standard deviation 1, as PPO does to advantages."""
+    """x with weighted mean 0 and standard deviation 1, as PPO does to advantages."""
     centred = x - average(weighted_mean(x, weights))
     variance = average(weighted_mean(jnp.square(centred), weights))
     return centred * jax.lax.rsqrt(variance + 1e-8)
@@ -55,7 +55,7 @@ def clipped_surrogate(
 def clip_fraction(
     log_probs: jax.Array, behavior_log_probs: jax.Array, clip: float, weights: jax.Array
 ) -> jax.Array:
-    """The share of entries whose probability ratio left [1 - clip, 1 + clip]."""
+    """Fraction of entries whose probability ratio left [1 - clip, 1 + clip]."""
     ratio = jnp.exp(log_probs - behavior_log_probs)
     return weighted_mean((jnp.abs(ratio - 1.0) > clip).astype(jnp.float32), weights)
 
@@ -72,9 +72,10 @@ def clipped_value_loss(
     clip: float,
     weights: jax.Array,
 ) -> jax.Array:
-    """Half the mean squared error of the worse of v and v kept within `clip` of its old value.
+    """Half the mean squared error, taking the larger error of v and of v clipped to its old value ±
+    clip.
 
-    Not in PPO's paper but in its code, as https://arxiv.org/abs/2005.12729 (section 3) tells.
+    Not in PPO's paper but in its code, as noted in https://arxiv.org/abs/2005.12729 (section 3).
     """
     targets = jax.lax.stop_gradient(targets)
     near = behavior_values + jnp.clip(values - behavior_values, -clip, clip)
@@ -83,7 +84,7 @@ def clipped_value_loss(
 
 
 def entropy_loss(entropies: jax.Array, weights: jax.Array) -> jax.Array:
-    """Minus the mean entropy: times a small coefficient it keeps a policy exploring.
+    """Minus the mean entropy; with a small coefficient it keeps the policy exploring.
 
     https://arxiv.org/abs/1602.01783 (section 4).
     """
@@ -93,11 +94,13 @@ def entropy_loss(entropies: jax.Array, weights: jax.Array) -> jax.Array:
 def approximate_kl(
     log_probs: jax.Array, behavior_log_probs: jax.Array, weights: jax.Array
 ) -> jax.Array:
-    """KL(behavior || policy) from actions of the behavior, http://joschu.net/blog/kl-approx.html.
+    """KL(behavior || policy) from actions of the behavior policy,
+    http://joschu.net/blog/kl-approx.html.
 
     The estimator (ρ - 1) - log ρ is unbiased and never negative.
     """
     log_ratio = log_probs - behavior_log_probs
+    # expm1 keeps the digits where the ratio is near one.
     return weighted_mean(jnp.expm1(log_ratio) - log_ratio, weights)
 
 
@@ -105,6 +108,7 @@ def explained_variance(values: jax.Array, targets: jax.Array, weights: jax.Array
     """1 - Var[targets - values] / Var[targets]: 1 is perfect, 0 no better than a constant."""
     unexplained = _variance(targets - values, weights)
     total = _variance(targets, weights)
+    # Constant targets would be 0 / 0.
     return jnp.where(total > 0, 1.0 - unexplained / jnp.where(total > 0, total, 1.0), 0.0)
 
 

@@ -1,9 +1,9 @@
-"""Running mean and variance of observations or rewards, the same however a batch is split.
+"""Running mean and variance of observations or rewards, independent of how a batch is split.
 
-A batch crosses between replicas as `Sums` of its deviations from the running mean. Sums may be
-averaged over replicas (`rl.mean`): only their ratios matter, so the result is exactly that of the
-whole batch, steps left out by their weight included. `update` then is Chan's parallel formula,
-https://doi.org/10.1080/00031305.1983.10483115. Leaves of images (uint8) are left alone.
+Copies exchange a batch as `Sums` of its deviations from the running mean. Sums may be averaged over
+copies (`rl.mean`): only their ratios matter, so the result is exactly that of the whole batch, even
+with steps excluded by zero weight. `update` then applies Chan's parallel formula,
+https://doi.org/10.1080/00031305.1983.10483115. Image leaves (uint8) are left unchanged.
 """
 
 from typing import Any, NamedTuple
@@ -13,10 +13,10 @@ import jax.numpy as jnp
 
 
 class Moments(NamedTuple):
-    """The mean and variance of what was seen so far; images have empty entries."""
+    """Mean and variance of the data so far; entries of images are empty."""
 
     weight: jax.Array
-    """The sum of weights seen; starts at 0."""
+    """Sum of the weights so far; starts at 0."""
     mean: Any
     variance: Any
 
@@ -30,7 +30,7 @@ class Sums(NamedTuple):
 
 
 def initial_moments(example: Any) -> Moments:
-    """Nothing seen yet (mean 0, variance 1) of things shaped like `example`, arrays or specs."""
+    """Moments of no data (mean 0, variance 1) for leaves shaped like `example`, arrays or specs."""
 
     def filled(value: float) -> Any:
         return jax.tree.map(
@@ -57,7 +57,7 @@ def batch_sums(moments: Moments, x: Any, weights: jax.Array) -> Sums:
 
 
 def around(mean: Any, sums: Sums) -> Sums:
-    """Sums of deviations from 0 as those from `mean`."""
+    """Converts sums of deviations from 0 into sums of deviations from `mean`."""
     weight = sums.weight
     first = jax.tree.map(lambda first, m: first - weight * m, sums.first, mean)
     second = jax.tree.map(
@@ -70,13 +70,14 @@ def around(mean: Any, sums: Sums) -> Sums:
 
 
 def update(moments: Moments, sums: Sums) -> Moments:
-    """The moments of what was seen before and the batch together."""
+    """Moments of all earlier data and the batch together."""
     weight = moments.weight + sums.weight
     total = jnp.where(weight > 0, weight, 1.0)
     shift = jax.tree.map(lambda first: first / total, sums.first)
 
     def pooled(variance: jax.Array, second: jax.Array, shift: jax.Array) -> jax.Array:
         both = (moments.weight * variance + second) / total - jnp.square(shift)
+        # Rounding can make a tiny variance negative.
         return jnp.where(weight > 0, jnp.maximum(both, 0.0), variance)
 
     mean = jax.tree.map(jnp.add, moments.mean, shift)
@@ -84,7 +85,7 @@ def update(moments: Moments, sums: Sums) -> Moments:
 
 
 def normalize(moments: Moments, x: Any, clip: float = 10.0) -> Any:
-    """(x - mean) / deviation, clipped to [-clip, clip]; images as they are."""
+    """(x - mean) / standard deviation, clipped to [-clip, clip]; images unchanged."""
 
     def one(leaf: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
         if _is_image(leaf):
@@ -95,7 +96,7 @@ def normalize(moments: Moments, x: Any, clip: float = 10.0) -> Any:
 
 
 def scale(moments: Moments, x: jax.Array, clip: float = 10.0) -> jax.Array:
-    """x / deviation, clipped, not centred: for rewards, whose sign must stay."""
+    """x / standard deviation, clipped but not centered: for rewards, whose sign matters."""
     return jnp.clip(x * jax.lax.rsqrt(moments.variance + 1e-8), -clip, clip)
 
 

@@ -1,10 +1,10 @@
-"""What a policy is worth, from episodes that another policy lived through.
+"""Estimates of a policy's value from episodes of another policy.
 
-Plain numpy; every argument has an array for each episode, as long as that one is: a table of them
-all would be as wide as the longest. A ratio is π(a|s) / b(a|s): how much more often the policy π in
-question takes an action than the behavior b that did. Precup, Sutton, Singh 2000 (importance
-sampling), https://arxiv.org/abs/1511.03722 (doubly robust). Each estimator gives one number per
-episode, or what a weighted mean of them is made of; `weighted_mean` and `interval` finish it.
+Plain numpy. Every argument holds one array per episode, of that episode's length: a padded table
+would be as wide as the longest one. A ratio is π(a|s) / b(a|s), for the target policy π and the
+behavior policy b. Precup, Sutton, Singh 2000 (importance sampling),
+https://arxiv.org/abs/1511.03722 (doubly robust). Each estimator gives every episode's contribution
+to a mean or a weighted mean; `weighted_mean` and `interval` turn them into the estimate.
 """
 
 from collections.abc import Collection
@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 Each = Collection[np.ndarray]
-"""An array for each episode."""
+"""One array per episode."""
 
 LEAST = 1e-290
-"""The mean weight below which none is left: a reward over it might be more than a number can be."""
+"""A mean weight below this counts as zero: dividing a reward by it might overflow."""
 
 
 class Contributions(NamedTuple):
-    """What each episode gives to an estimate, the sum of `values` over the sum of `weights`."""
+    """Per-episode contributions to an estimate: the sum of `values` over that of `weights`."""
 
     values: np.ndarray
     weights: np.ndarray
@@ -42,33 +42,34 @@ def discounts(steps: int, discount: float) -> np.ndarray:
 
 
 def discounted(x: np.ndarray, discount: float) -> float:
-    """Σ γ^t x_t of an episode."""
+    """Σ γ^t x_t over an episode."""
     return float(np.asarray(x, np.float64) @ discounts(len(x), discount))
 
 
 def ordinary(ratios: Each, rewards: Each, discount: float) -> Contributions:
-    """Whole returns, weighted by the whole episode's ratio: unbiased, and of large variance."""
+    """Whole returns weighted by the episode's ratio: unbiased, with high variance."""
     found = weighted(ratios, rewards, discount)
     return found._replace(weights=np.ones(len(found.weights)))
 
 
 def weighted(ratios: Each, rewards: Each, discount: float) -> Contributions:
-    """The same over the sum of the weights: biased a little, and of much less variance."""
+    """The same divided by the sum of the weights: slightly biased, with much lower variance."""
     weights = whole_weights(ratios)
     returns = np.array([discounted(own, discount) for own in rewards])
     return Contributions(weights * returns, weights)
 
 
 def per_decision(ratios: Each, rewards: Each, discount: float) -> Contributions:
-    """Each reward weighted by the ratios up to it only: unbiased, and better than whole returns."""
+    """Each reward weighted by the ratios up to its step: unbiased, with lower variance."""
     lived = zip(ratios, rewards, strict=True)
     values = np.array([discounted(weights_so_far(rho) * r, discount) for rho, r in lived])
     return Contributions(values, np.ones(len(values)))
 
 
 def weighted_per_decision(ratios: Each, rewards: Each, discount: float) -> Contributions:
-    """Each step's rewards over the sum of the weights up to it; the weight of an episode stays what
-    it was at its end. A sum of quotients, so episodes give their parts of its linearization."""
+    """Each step's rewards divided by the sum of the weights up to it; an episode that has ended
+    keeps its final weight. The estimate is a sum of quotients, so episodes contribute through its
+    linearization."""
     gamma = discounts(max(map(len, rewards)), discount)
     count, worth, alive, ended = len(ratios), *np.zeros((3, len(gamma) + 1))
     for rho, r in zip(ratios, rewards, strict=True):
@@ -93,10 +94,10 @@ def weighted_per_decision(ratios: Each, rewards: Each, discount: float) -> Contr
 def doubly_robust(
     ratios: Each, rewards: Each, action_values: Each, values: Each, discount: float
 ) -> Contributions:
-    """v(s_0) + Σ γ^t ρ_0…ρ_t (r_t + γ v(s_t+1) - q(s_t, a_t)): right if the ratios are, or if the
+    """v(s_0) + Σ γ^t ρ_0…ρ_t (r_t + γ v(s_t+1) - q(s_t, a_t)): correct if the ratios are, or if the
     values are.
 
-    `action_values` are q(s_t, a_t); `values` are v(s_t) of the policy in question, one more than
+    `action_values` are q(s_t, a_t); `values` are v(s_t) under the target policy, one more than
     there are steps, 0 where an episode has terminated.
     """
     found: list[float] = []
@@ -107,13 +108,13 @@ def doubly_robust(
 
 
 def weighted_mean(contributions: Contributions) -> float:
-    """The estimate; NaN if no weight is left."""
+    """The estimate; NaN if all weights are zero."""
     return float(np.mean(pseudo_values(contributions)))
 
 
 def pseudo_values(contributions: Contributions) -> np.ndarray:
     """One number per episode, whose mean is the estimate and whose spread is that of the estimate
-    to first order: for a plain mean the values themselves, for a quotient its linearization."""
+    to first order: the values themselves for a plain mean, the linearization for a quotient."""
     values, weights = contributions
     mean = weights.mean()
     if not mean > 0:
@@ -125,8 +126,9 @@ def pseudo_values(contributions: Contributions) -> np.ndarray:
 def interval(
     contributions: Contributions, confidence: float = 0.95, seed: int = 0, resamples: int = 1000
 ) -> tuple[float, float]:
-    """The estimate's interval: the studentized bootstrap over episodes, which allows for the skew
-    of importance weights. Too narrow still if the effective episodes are few."""
+    """Confidence interval of the estimate by the studentized bootstrap over episodes, which
+    accounts for the skew of importance weights. It is still too narrow if there are few effective
+    episodes."""
     x = pseudo_values(contributions)
     count, mean = len(x), float(np.mean(x))
     error = float(np.std(x, ddof=1)) / count**0.5 if count > 1 else np.nan
@@ -136,6 +138,7 @@ def interval(
     scores = np.empty(resamples)
     for number in range(resamples):
         drawn = x[rng.integers(count, size=count)]
+        # A resample of nearly equal values has almost no spread: bound its score.
         spread = max(float(np.std(drawn, ddof=1)) / count**0.5, 1e-3 * error)
         scores[number] = (np.mean(drawn) - mean) / spread
     tail = 50.0 * (1.0 - confidence)
@@ -144,7 +147,7 @@ def interval(
 
 
 def effective_episodes(ratios: Each) -> float:
-    """(Σ w)² / Σ w²: as many episodes of the policy itself would tell about as much."""
+    """Effective sample size (Σ w)² / Σ w²: on-policy episodes with about as much information."""
     weights = whole_weights(ratios)
     squares = float(np.sum(weights**2))
     return float(np.sum(weights)) ** 2 / squares if squares > 0 else 0.0

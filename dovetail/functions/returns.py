@@ -1,10 +1,10 @@
 """Returns and advantages of unrolled trajectories, time-major [T, B].
 
-`next_values[t]` is the value of the state that step t truly led to (`successor_values` finds it):
-it is ignored where the episode terminated, and is where a truncated episode goes on. Nothing
-accumulates across the end of an episode. So the steps in which a back end only resets itself
-(`valid` false), which stand between the end of one episode and the start of the next, never reach
-a valid step; their own results mean nothing and are left out of losses by their weight.
+`next_values[t]` is the value of the true successor of step t (`successor_values` computes it). It
+is ignored where the episode terminated, and bootstraps where it was truncated. Nothing accumulates
+across the end of an episode. So the steps in which a back end only resets itself (`valid` false),
+which come between two episodes, never affect a valid step; their own results are meaningless and
+losses exclude them by weight.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,8 @@ from dovetail.errors import UserError
 def successor_values(
     values: jax.Array, bootstrap: jax.Array, terminated: jax.Array, truncated: jax.Array
 ) -> jax.Array:
-    """The value of where each step led: the next row's, or `bootstrap` at a cut; all [T, B]."""
+    """The value of each step's successor: the next row's, or `bootstrap` where the episode was
+    truncated and after the last row; all [T, B]."""
     _check_shapes(values=values, bootstrap=bootstrap, terminated=terminated, truncated=truncated)
     following = jnp.concatenate([values[1:], bootstrap[-1:]])
     return jnp.where(terminated, 0.0, jnp.where(truncated, bootstrap, following))
@@ -71,7 +72,7 @@ def discounted_returns(
     truncated: jax.Array,
     discount: float,
 ) -> jax.Array:
-    """Monte-Carlo returns [T, B], bootstrapped where an episode is cut and after the last row."""
+    """Monte-Carlo returns [T, B], bootstrapped at truncations and after the last row."""
     return lambda_returns(rewards, next_values, terminated, truncated, discount, 1.0)
 
 
@@ -83,7 +84,7 @@ def n_step_returns(
     discount: float,
     n: int,
 ) -> jax.Array:
-    """Returns [T, B] of n rewards and a value; of fewer where the episode or the rows end."""
+    """n-step bootstrapped returns [T, B]; shorter where the episode or the rows end."""
     _check_shapes(
         rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated
     )
@@ -98,23 +99,23 @@ def n_step_returns(
 
 
 class Clips(NamedTuple):
-    """Where V-trace cuts the ratio of the two policies' probabilities."""
+    """Upper limits on V-trace's importance ratios π(a) / μ(a)."""
 
     rho: float = 1.0
-    """In a step's own error: the value learned is that of a policy between the two."""
+    """For a step's TD error: determines which policy's value is learned, one between μ and π."""
     c: float = 1.0
-    """In what a step passes back: how fast it is learned."""
+    """For the trace passed back to earlier steps: affects the speed of convergence only."""
     gradient: float = 1.0
-    """In the weights of the policy's gradient."""
+    """For the weights of the policy gradient."""
 
 
 class VTrace(NamedTuple):
-    """Estimates for the policy that learns, from steps of the policy that acted; all [T, B]."""
+    """Estimates for the learner's policy π from steps of the behavior policy μ; all [T, B]."""
 
     targets: jax.Array
-    """v_s, what the values should be."""
+    """v_s, the regression targets of the values."""
     advantages: jax.Array
-    """r_s + γ v_{s+1} - V(x_s), not yet weighed."""
+    """r_s + γ v_{s+1} - V(x_s), unweighted."""
     weights: jax.Array
     """ρ_s, clipped: the weights of the advantages in a policy gradient without other correction."""
 
@@ -132,8 +133,8 @@ def vtrace(
 ) -> VTrace:
     """V-trace, https://arxiv.org/abs/1802.01561 (section 4.1), from log π(a) - log μ(a) and values.
 
-    With λ below 1 (remark 2) advantages look ahead to λ v_{s+1} + (1 - λ) V(x_{s+1}), so that they
-    are generalized advantages where π acted itself.
+    With λ below 1 (remark 2) advantages use λ v_{s+1} + (1 - λ) V(x_{s+1}) as the next value, so
+    that they equal generalized advantages on-policy.
     """
     _check_shapes(
         log_ratios=log_ratios,
@@ -149,6 +150,7 @@ def vtrace(
     delta = rewards + discount * beyond - values
     decay = jnp.where(ended, 0.0, discount * lambda_ * jnp.minimum(ratios, clips.c))
     corrections = _accumulate(jnp.minimum(ratios, clips.rho) * delta, decay)
+    # v_{s+1} - V(x_{s+1}); the last row uses its bootstrap value alone.
     following = jnp.concatenate([corrections[1:], jnp.zeros_like(corrections[:1])])
     ahead = jnp.where(ended, 0.0, discount * lambda_ * following)
     return VTrace(values + corrections, delta + ahead, jnp.minimum(ratios, clips.gradient))
@@ -164,11 +166,11 @@ def retrace(
     discount: float,
     lambda_: float,
 ) -> jax.Array:
-    """Retrace(λ), https://arxiv.org/abs/1606.02647 (equations 3 and 4): what the values [T, B] of
-    the actions that were taken should be.
+    """Retrace(λ), https://arxiv.org/abs/1606.02647 (equations 3 and 4): targets [T, B] for the
+    values of the actions taken.
 
-    `log_ratios` are log π(a) - log μ(a) of the policy that learns to the one that acted;
-    `next_values` are the policy's expectations Σ π(a) Q(x', a) of where each step led.
+    `log_ratios` are log π(a) - log μ(a), with π the learner's policy and μ the behavior policy;
+    `next_values` are the expectations Σ π(a) Q(x', a) at each step's successor.
     """
     _check_shapes(
         log_ratios=log_ratios,
@@ -180,6 +182,7 @@ def retrace(
     )
     delta = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
     traces = lambda_ * jnp.minimum(1.0, jnp.exp(log_ratios))
+    # The next action's trace, not this one's: the target is for the action already taken.
     following = jnp.concatenate([traces[1:], jnp.zeros_like(traces[:1])])
     decay = jnp.where(terminated | truncated, 0.0, discount * following)
     return values + _accumulate(delta, decay)

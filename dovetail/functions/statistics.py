@@ -1,6 +1,6 @@
-"""What several seeds say together, with intervals, after https://arxiv.org/abs/2108.13264.
+"""Statistics over several seeds, with intervals, after https://arxiv.org/abs/2108.13264.
 
-Plain numpy: the first axis is the seeds', any other axes (the points of a curve) are kept.
+Plain numpy: the first axis is the seed; any other axes (the points of a curve) are kept.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from dovetail.errors import UserError
 
 
 def interquartile_mean(x: np.ndarray, axis: int = 0) -> np.ndarray:
-    """The mean of the middle half along `axis`: a quarter is left out at each end, rounded down."""
+    """The mean of the middle half along `axis`: drops a quarter at each end, rounded down."""
     ordered = np.sort(np.asarray(x, dtype=np.float64), axis=axis)
     seeds = ordered.shape[axis]
     left_out = seeds // 4
@@ -27,8 +27,8 @@ def bootstrap_interval(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The percentile-bootstrap interval (low, high) of `statistic(x, axis=…)` over seeds.
 
-    x is [seeds] or [seeds, points]. A seed is drawn with its whole curve, so that a curve's points
-    are resampled together.
+    x is [seeds] or [seeds, points]. A seed is resampled with its whole curve, so that a curve's
+    points stay together.
     """
     x = np.asarray(x, dtype=np.float64)
     if x.ndim == 0 or x.shape[0] == 0:

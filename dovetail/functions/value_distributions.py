@@ -1,7 +1,7 @@
-"""Distributions of returns in place of their means: on fixed atoms, or as quantiles.
+"""Return distributions instead of means: on fixed atoms (categorical) or as quantiles.
 
-Atoms are the same values for every state, with a probability each; quantiles are values of the same
-probability each. The last axis is that of the atoms or quantiles.
+Atoms are fixed values with a probability each; quantiles are values of equal probability. The last
+axis is that of the atoms or quantiles.
 """
 
 import jax
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 def atoms(low: float, high: float, count: int) -> jax.Array:
-    """The values [count] on which a distribution stands."""
+    """The support of a categorical distribution [count], evenly spaced."""
     return jnp.linspace(low, high, count)
 
 
@@ -19,26 +19,28 @@ def expected(logits: jax.Array, support: jax.Array) -> jax.Array:
 
 
 def project(values: jax.Array, probabilities: jax.Array, support: jax.Array) -> jax.Array:
-    """Probabilities [..., K] at `values` [..., K] moved to the even `support` [A]: each is shared
-    by its two neighbors, the nearer the more, https://arxiv.org/abs/1707.06887 (equation 7).
+    """Projects probabilities [..., K] at `values` [..., K] onto the evenly spaced `support` [A]:
+    each is split between its two neighbors by linear interpolation,
+    https://arxiv.org/abs/1707.06887 (equation 7).
 
-    What lies beyond an end of the support goes to that end.
+    Values outside the support are clipped to its ends.
     """
     step = support[1] - support[0]
     places = jnp.clip(values, support[0], support[-1])
+    # Triangular kernel: 1 at an atom, 0 at its neighbors.
     distance = jnp.abs(places[..., None, :] - support[:, None]) / step
     return jnp.sum(jnp.clip(1.0 - distance, 0.0, 1.0) * probabilities[..., None, :], axis=-1)
 
 
 def cross_entropy(logits: jax.Array, probabilities: jax.Array) -> jax.Array:
-    """-Σ p log q over the last axis, q being the softmax of `logits`."""
+    """-Σ p log q over the last axis, where q is the softmax of `logits`."""
     return -jnp.sum(probabilities * jax.nn.log_softmax(logits), axis=-1)
 
 
 def divergence(logits: jax.Array, probabilities: jax.Array) -> jax.Array:
-    """Kullback and Leibler's Σ p log(p / q) over the last axis, q being the softmax of `logits`.
+    """KL divergence Σ p log(p / q) over the last axis, where q is the softmax of `logits`.
 
-    It is the cross-entropy less the entropy of p, which is there however well q fits.
+    It is the cross-entropy minus the entropy of p, which remains even when q fits perfectly.
     """
     return cross_entropy(logits, probabilities) + jnp.sum(
         jax.scipy.special.xlogy(probabilities, probabilities), axis=-1
@@ -52,11 +54,12 @@ def categorical_td(
     following: jax.Array,
     support: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """(losses, errors) [n] of distributions with `logits` [n, A] on `support` [A], where the target
-    is that with the logits `following` [n, A], discounted and moved by `reward` [n].
+    """(losses, errors) [n] of distributions with `logits` [n, A] on `support` [A]; the target is
+    the distribution with logits `following` [n, A], scaled by `discount` [n] and shifted by
+    `reward` [n].
 
     The loss is the cross-entropy, https://arxiv.org/abs/1707.06887 (algorithm 1). The error is the
-    divergence: the cross-entropy would call large what is merely uncertain.
+    KL divergence: the cross-entropy would also be large where the target is merely uncertain.
     """
     moved = reward[:, None] + discount[:, None] * support
     target = project(moved, jax.nn.softmax(following), support)
@@ -70,7 +73,7 @@ def quantile_huber_loss(
     """Quantile regression of `quantiles` [..., Q] on samples `targets` [..., K], with errors up to
     `threshold` squared, https://arxiv.org/abs/1710.10044 (equation 10): [...].
 
-    Summed over the quantiles, averaged over the targets.
+    Summed over quantiles, averaged over targets.
     """
     count = quantiles.shape[-1]
     middles = (jnp.arange(count) + 0.5) / count

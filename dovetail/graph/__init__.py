@@ -1,1 +1,1 @@
-"""The fragmented dataflow graph: traced from the loop, checked, cut, shown, interpreted."""
+"""The fragmented dataflow graph: trace the loop, check it, cut it, print it, interpret it."""

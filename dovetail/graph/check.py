@@ -1,7 +1,7 @@
-"""What an algorithm may not do while it is traced, as sentences.
+"""Checks of an algorithm's results during tracing, each with an error sentence.
 
-The loop goes round: states and carries must come back as they went in. Sides are checked in
-`sides.py`, where boundaries may stand in `trace.py`.
+States and carries are loop-carried, so their structure, shapes and dtypes must not change. Sides
+are checked in `sides.py`, and the position of boundaries in `trace.py`.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from dovetail.errors import UserError
 
 
 def two_results(algorithm: Algorithm, result: Any) -> tuple[Any, dict[str, Any]]:
-    """What `iteration` returned, if it is a state and metrics."""
+    """Checks that `iteration` returned (state, metrics)."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
         raise UserError(
             f"{type(algorithm).__name__}.iteration must return (state, metrics) with metrics a "
@@ -25,7 +25,7 @@ def two_results(algorithm: Algorithm, result: Any) -> tuple[Any, dict[str, Any]]
 
 
 def check_state(algorithm: Algorithm, before: Any, after: Any) -> None:
-    """The new state must have the structure, shapes and dtypes of the old one."""
+    """Checks that the new state has the structure, shapes and dtypes of the old one."""
     name = type(algorithm).__name__
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise UserError(
@@ -44,7 +44,7 @@ def check_state(algorithm: Algorithm, before: Any, after: Any) -> None:
 
 
 def same_carry(algorithm: Algorithm, function: str, before: Any, after: Any) -> Any:
-    """The carry that a function returned, if it has the structure and shapes of the one it took."""
+    """Checks a returned carry against the one passed in and casts it to the same dtypes."""
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise UserError(
             f"{type(algorithm).__name__}.{function} returns a carry of structure "
@@ -62,7 +62,7 @@ def same_carry(algorithm: Algorithm, function: str, before: Any, after: Any) -> 
 
 
 def check_batch(algorithm: Algorithm, function: str, size: int, made: Any) -> None:
-    """What a function returned for a batch must have a row for each environment."""
+    """Checks that every leaf of (action, extras) is [size, …]: a row per environment."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(made):
         if not jnp.ndim(leaf) or leaf.shape[0] != size:
             what = ("action", "extras")[path[0].idx] + jax.tree_util.keystr(path[1:])
@@ -74,7 +74,7 @@ def check_batch(algorithm: Algorithm, function: str, size: int, made: Any) -> No
 
 
 def check_action(algorithm: Algorithm, spec: EnvSpec, action: Any) -> None:
-    """What `act` returned, a batch of it by now, must be what the environment takes."""
+    """Checks a batch of actions [B, …] against the environment's action space."""
     match spec.action:
         case Discrete():
             wanted, kind = (), jnp.integer
@@ -94,7 +94,7 @@ def check_action(algorithm: Algorithm, spec: EnvSpec, action: Any) -> None:
 
 
 def scalar(name: str, value: Any) -> jax.Array:
-    """A metric as float32[]."""
+    """Converts a metric to float32[]."""
     try:
         array = jnp.asarray(value, jnp.float32)
     except (TypeError, ValueError):

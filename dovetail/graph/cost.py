@@ -1,8 +1,8 @@
-"""Floating-point operations of a jaxpr, counted from its equations.
+"""FLOPs of a jaxpr, counted from its equations.
 
-Matrix products and convolutions count two operations per multiply-add; any other equation counts
-one per element it makes. Loops count every pass, `cond` its dearest branch; a `while` of unknown
-length counts one pass.
+Matrix products and convolutions count two operations per multiply-add. Any other equation counts
+one operation per output element. `scan` counts every iteration, `cond` its most expensive branch,
+and `while`, whose length is unknown, a single iteration.
 """
 
 from math import prod
@@ -12,7 +12,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 
 def flops(jaxpr: Jaxpr) -> int:
-    """Operations of one evaluation."""
+    """FLOPs of one evaluation."""
     return sum(_equation(eqn) for eqn in jaxpr.eqns)
 
 
@@ -44,5 +44,5 @@ def _equation(eqn: JaxprEqn) -> int:
 
 
 def _open(value: Any) -> Any:
-    """The jaxpr inside a closed one; anything else as it is."""
+    """The jaxpr inside a ClosedJaxpr; any other value unchanged."""
     return getattr(value, "jaxpr", value)

@@ -1,9 +1,9 @@
 """Cuts a traced iteration into fragments at its boundaries.
 
-Every equation belongs to a *stage*: the number of boundaries behind it. A fragment is all the
-equations of one stage on one side; an equation that no boundary needs yet is moved to the latest
-stage that still suits its readers, so that the learner does not split needlessly. A side that only
-serves others (a replay, say) does all that it can when it sends something, and the rest at the end.
+Every equation has a *stage*: the number of boundaries on the longest path to it. A fragment is all
+equations of one stage on one side. On the learner and actor sides, an equation moves to the latest
+stage that still serves its readers, to avoid needless fragments. A side that only serves others
+(a replay, say) computes everything it can at each stage where it sends, and the rest at the end.
 Equations without a side (constants) are copied into each fragment that reads them.
 """
 
@@ -41,25 +41,25 @@ from dovetail.graph.sides import Atom, Sides, check_marks, check_outputs, settle
 from dovetail.graph.traced import PythonSpec, Traced, UnrollSpec
 
 Place = tuple[int, Side]
-"""Where an equation goes: its stage and its side."""
+"""The stage and side of an equation, and so its fragment."""
 
 
 def cut(traced: Traced, algorithm: Algorithm, env: EnvSpec) -> Graph:
-    """The graph of a traced iteration."""
+    """Cuts a traced iteration into the graph of its fragments."""
     return _Cut(traced).graph(algorithm, env)
 
 
 @dataclass
 class _Piece:
-    """A fragment while it is put together."""
+    """A fragment under construction."""
 
     eqns: list[JaxprEqn] = field(default_factory=list)
     demanded: list[Atom] = field(default_factory=list)
-    """Side-less atoms that must leave this fragment as values."""
+    """Atoms without a side that this fragment must output."""
 
 
 class _Cut:
-    """The working tables of one cut; discarded when the graph is made."""
+    """The working tables of one cut. Equations are keyed by their `id`."""
 
     def __init__(self, traced: Traced) -> None:
         self.traced = traced
@@ -88,7 +88,7 @@ class _Cut:
         self._count = 0
 
     def graph(self, algorithm: Algorithm, env: EnvSpec) -> Graph:
-        """Pieces, then nodes, then edges, then what goes in and out."""
+        """Builds pieces, then nodes, then edges, then the inputs and outputs."""
         for var in self.jaxpr.invars:
             self._value(var)
         for eqn in self.jaxpr.eqns:
@@ -128,12 +128,12 @@ class _Cut:
         )
 
     def _order(self) -> list[Side]:
-        """In which order the fragments of one stage run: the learner's, the actors', the others."""
+        """The order of sides within one stage: learner, actor, then the others."""
         found = [side for side in self.sides.values() if side is not None]
         return list(dict.fromkeys((LEARNER, ACTOR, *found)))
 
     def _sources(self) -> dict[Var, Atom]:
-        """For what came over a boundary: the value that was sent."""
+        """Maps each received variable to the atom that was sent, across several boundaries."""
         source: dict[Var, Atom] = {}
         for eqn in self.jaxpr.eqns:
             if eqn.primitive is send_p:
@@ -143,7 +143,7 @@ class _Cut:
         return source
 
     def _refuse_constant(self, eqn: JaxprEqn, sent: Atom) -> None:
-        """Several copies' parts of a constant would not be joined: nobody sends them."""
+        """Refuses to join a constant from several copies: no fragment would send the parts."""
         crossing: Crossing = eqn.params["crossing"]
         sideless = isinstance(sent, Literal) or self.sides[sent] is None
         if crossing.how is How.JOIN and sideless and crossing.times != crossing.parts:
@@ -153,7 +153,10 @@ class _Cut:
             )
 
     def _stages(self) -> tuple[dict[int, int], dict[int, Place]]:
-        """The stage at which each boundary fires, and the place of every other sided equation."""
+        """The stage at which each boundary fires, and the place of every other equation.
+
+        A forward pass finds the earliest stage of each equation, a backward pass the latest.
+        """
         stage: dict[Var, int] = dict.fromkeys([*self.jaxpr.invars, *self.jaxpr.constvars], 0)
         fires: dict[int, int] = {}
         earliest: dict[int, int] = {}
@@ -191,7 +194,7 @@ class _Cut:
         return fires, places
 
     def _answers(self, fires: dict[int, int]) -> dict[Side, list[int]]:
-        """For every side that serves others, the stages at which it sends something."""
+        """For every side but learner and actor, the stages at which it sends or runs Python."""
         found: dict[Side, list[int]] = {
             side: [] for side in self.order if side not in (LEARNER, ACTOR)
         }
@@ -202,14 +205,14 @@ class _Cut:
         return {side: sorted(stages) for side, stages in found.items()}
 
     def _side(self, eqn: JaxprEqn) -> Side | None:
-        """Where an equation is computed; one that only has an effect (a print) joins its inputs."""
+        """The side of an equation. One that only has an effect (a print) follows its inputs."""
         if eqn.outvars:
             return self.sides[eqn.outvars[0]]
         inputs = (self.sides[v] for v in eqn.invars if not isinstance(v, Literal))
         return next((side for side in inputs if side is not None), LEARNER)
 
     def _outputs(self) -> tuple[Value, ...]:
-        """The values that leave the iteration; constants leave by the last learner fragment."""
+        """The outputs of the iteration; the last fragment of their side outputs constants."""
         places = [(self.last[LEARNER], LEARNER)] * len(self.jaxpr.outvars)
         for i, side in enumerate(self.traced.state_sides):
             if side != LEARNER:
@@ -218,7 +221,7 @@ class _Cut:
         return tuple(self._operand(var, place) for var, place in outputs)
 
     def _operand(self, atom: Atom, place: Place) -> Value:
-        """The value behind an atom; a side-less one is made by the fragment at `place`."""
+        """The value of an atom; the fragment at `place` outputs it if it has no side."""
         resolved = atom if isinstance(atom, Literal) else self.source.get(atom, atom)
         if not isinstance(resolved, Literal) and self.sides[resolved] is not None:
             return self._value(resolved)
@@ -261,7 +264,7 @@ class _Cut:
         return tuple(nodes)
 
     def _needed(self) -> set[Var]:
-        """Variables that some other node, or the iteration's caller, reads."""
+        """Variables read by another node or returned by the iteration."""
         readers: list[tuple[Place | None, Atom]] = [(None, v) for v in self.jaxpr.outvars]
         for eqn in self.jaxpr.eqns:
             if eqn.primitive in REGIONS:
@@ -322,7 +325,7 @@ class _Cut:
         return resolved
 
     def _with_constants(self, piece: _Piece) -> list[JaxprEqn]:
-        """The piece's equations, preceded by the side-less ones they read, in program order."""
+        """The piece's equations, preceded by the constants they read, in program order."""
         eqns = [self._without_constant_crossings(eqn) for eqn in piece.eqns]
         wanted = {v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal)}
         wanted |= {v for v in piece.demanded if not isinstance(v, Literal)}
@@ -335,7 +338,7 @@ class _Cut:
         return copies[::-1] + eqns
 
     def _without_constant_crossings(self, eqn: JaxprEqn) -> JaxprEqn:
-        """A constant that was sent over a boundary is read where it was made."""
+        """Makes an equation read a sent constant directly, since no edge carries it."""
         direct = []
         for atom in eqn.invars:
             resolved = self._resolve(atom)
@@ -404,7 +407,7 @@ class _Cut:
 
 
 def _edge(eqn: JaxprEqn, source: str, values: list[Value], nodes: tuple[Node, ...]) -> Edge:
-    """What one boundary carries of one source."""
+    """The edge that carries one source's values over one boundary."""
     crossing: Crossing = eqn.params["crossing"]
     assert crossing.source is not None and crossing.target is not None
     numbers = {value.id for value in values}
@@ -432,7 +435,7 @@ def _arrival(eqn: JaxprEqn) -> Arrival:
 
 
 def _region_side(eqn: JaxprEqn) -> Side:
-    """The side of an equation that becomes a node of its own."""
+    """The side of an `unroll` or `python` equation."""
     return ACTOR if eqn.primitive is unroll_p else eqn.params["spec"].side
 
 

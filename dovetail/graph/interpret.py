@@ -1,9 +1,9 @@
-"""The interpreter: an algorithm's loop run as the plain Python that it is.
+"""The interpreter: runs an algorithm's loop as plain Python.
 
-Boundaries hand their values over at once, `unroll` is a Python loop, every value that `iteration`
-sees is concrete; with `debug` jit is off and `act` is called for one environment after another, so
-that breakpoints and prints work there and inside loops as well. It is the reference that every
-synchronous strategy must equal.
+Boundaries return their values immediately, `unroll` is a Python loop, and `iteration` sees only
+concrete values. With `debug`, jit is off and `act` runs for one environment at a time, so
+breakpoints and prints work inside loops and inside `act` too. Every synchronous strategy must
+match the interpreter.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from dovetail.replay.data import Data
 from dovetail.replay.replay import DeviceReplay, Replay, insertion, of_shards
 from dovetail.replay.sample import ItemKeys, Sample
 
-# What a replay does is compiled, unless jit is off: it is hundreds of operations.
+# A replay operation is hundreds of small ops, so compile it; `disable_jit` still applies.
 _insert, _insert_each = jax.jit(DeviceReplay.insert), jax.jit(jax.vmap(DeviceReplay.insert))
 _sample, _sample_each = jax.jit(DeviceReplay.sample), jax.jit(jax.vmap(DeviceReplay.sample))
 _update_priorities = jax.jit(DeviceReplay.update_priorities)
@@ -58,11 +58,11 @@ class Interpreting(RL):
         source: Side | None = None,
         name: str = "send",
     ) -> Any:
-        """Everything is in one place."""
+        """The identity: every side lives in this process."""
         return tree
 
     def copies(self, side: Side) -> int:
-        """One of each."""
+        """Always 1."""
         return 1
 
     def call(
@@ -90,7 +90,7 @@ class Interpreting(RL):
         result: Any,
         reach: Reach | None = None,
     ) -> Any:
-        """Calls the function; what it opens is open for this call only."""
+        """Calls the function; an `Opens` is opened and closed around this one call."""
         if isinstance(function, Opens):
             opened = function.open()
             made = run_python(opened, args, result, here())
@@ -138,21 +138,21 @@ class Interpreting(RL):
         return _update_each(replay, *_parts((keys, priorities), replay.shards))
 
     def own_keys(self, keys: jax.Array, items: int, axis: int = 0) -> jax.Array:
-        """The keys of the one learner."""
+        """All keys: there is one learner."""
         return keys
 
     def mean(self, tree: Any) -> Any:
-        """The average over the one learner."""
+        """The identity: there is one learner."""
         return tree
 
     def max(self, tree: Any) -> Any:
-        """The largest of the one learner."""
+        """The identity: there is one learner."""
         return tree
 
     def unroll(
         self, act: Callable[..., Any], params: Params, length: int, bootstrap: Any = None
     ) -> Trajectory:
-        """The turns of a compiled unroll, in a Python loop."""
+        """Runs `unroll_scan` as a Python loop."""
         algorithm = self._algorithm
         own = defines(algorithm, "reset_carry")
         reset = algorithm.reset_carry if own else masked_reset(algorithm.initial_carry())
@@ -170,14 +170,14 @@ class Interpreting(RL):
         return trajectory
 
     def _over_environments(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function(params, …)` for every environment: mapped, or in a loop when debugging."""
+        """Maps `function(params, …)` over environments; with `debug`, in a Python loop."""
         if self._debug and not takes_batch(function):
             return _one_by_one(function)
         return over_batch(function)
 
 
 def _in_python(body: Callable[..., Any], state: Any, each: Any) -> tuple[Any, Any]:
-    """`jax.lax.scan` as a Python loop, in which values are concrete."""
+    """`jax.lax.scan` as a Python loop with concrete values."""
     rows: list[Any] = []
     for t in range(len(jax.tree.leaves(each)[0])):
         state, row = body(state, jax.tree.map(itemgetter(t), each))
@@ -186,12 +186,12 @@ def _in_python(body: Callable[..., Any], state: Any, each: Any) -> tuple[Any, An
 
 
 def _parts(tree: Any, count: int) -> Any:
-    """Equal parts of every leaf, on an axis before its own."""
+    """Splits every leaf into equal parts along the batch axis, stacked on a new first axis."""
     return jax.tree.map(lambda x: jnp.stack(jnp.split(x, count, BATCH_AXIS)), tree)
 
 
 def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` called for one environment after another, with concrete values."""
+    """Calls `function` for one environment at a time, with concrete values."""
 
     def looped(params: Params, *batch: Any) -> Any:
         size = jax.tree.leaves(batch)[0].shape[0]
@@ -204,10 +204,10 @@ def _one_by_one(function: Callable[..., Any]) -> Callable[..., Any]:
 def interpret(
     algorithm: Algorithm, step: Step, state: Any, actor: ActorState, debug: bool = False
 ) -> tuple[Any, dict[str, jax.Array], ActorState, EpisodeSums]:
-    """One iteration of a bound algorithm: (state, metrics, actor, episodes), values concrete.
+    """Runs one iteration of a bound algorithm; returns (state, metrics, actor, episodes).
 
-    `step` is how the batch of environments steps: `dovetail.envs.batched.step` with a JAX
-    environment filled in, or a host environment's.
+    `step` steps the batch of environments: `dovetail.envs.batched.step` with a JAX environment
+    filled in, or the step of a host environment.
     """
     with jax.disable_jit(debug):
         rl = Interpreting(algorithm, step, actor, debug)

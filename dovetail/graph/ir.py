@@ -1,19 +1,19 @@
 """The fragmented dataflow graph: a handful of immutable node types.
 
-    graph    = nodes in execution order, the edges between them, and what goes in and out
+    graph    = nodes in execution order, the edges between them, the inputs and outputs
     node     = Fragment   a maximal piece of the traced program on one side
-             | Unroll     actors and environments in turn, `length` times; holds two inner fragments
+             | Unroll     `length` alternating steps of acting and environment: two inner fragments
              | Python     a plain Python function on one side: numpy in, numpy out
     edge     = the values that cross one boundary, from one side to another
-    value    = an array's shape, dtype and side, named by a number
+    value    = the shape, dtype and side of an array, identified by a number
 
-A graph knows what is computed and what crosses, and nothing of devices, workers, links or copies.
-A side is a name: the graph gives a meaning to none but `home`, where unmarked state lives.
+A graph describes computation and communication. It knows nothing about devices, workers or links.
+A side is just a name; only `home`, the side of unmarked state, has a meaning here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,21 +27,21 @@ T = TypeVar("T")
 
 
 class Tree(Protocol):
-    """The structure of a pytree: what JAX calls a PyTreeDef."""
+    """The structure of a pytree; JAX calls it a PyTreeDef."""
 
     @property
     def num_leaves(self) -> int:
-        """How many arrays it has."""
+        """The number of leaves."""
         ...
 
-    def unflatten(self, leaves: Iterable[Any], /) -> Any:
-        """The pytree with these leaves."""
+    def unflatten(self, leaves: Iterable[object], /) -> object:
+        """Builds the pytree with these leaves."""
         ...
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """How an input comes to its side from another."""
+    """How an input arrives from another side."""
 
     boundary: str
     source: Side
@@ -50,7 +50,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Value:
-    """An array that some node makes or takes."""
+    """An array that a node reads or produces."""
 
     id: int
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class Value:
 
     @property
     def nbytes(self) -> int:
-        """Its size when it crosses a link."""
+        """Its size in bytes when it crosses a link."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -72,22 +72,22 @@ class Fragment:
     program: ClosedJaxpr
     inputs: tuple[Value, ...]
     arrivals: tuple[Arrival | None, ...]
-    """For each input, how it comes from another side, if it does: what several copies sent is
-    joined or averaged before the program takes it."""
+    """For each input, how it arrives from another side; None for a local input. Pieces sent by
+    several copies are joined or averaged before the program runs."""
     outputs: tuple[Value, ...]
     flops: int
     means: int
-    """How many data-parallel synchronization points (`mean`) it holds."""
+    """Number of data-parallel synchronization points (`mean`) inside."""
 
 
 @dataclass(frozen=True)
 class Python:
-    """A plain Python function on one side: takes numpy arrays, and returns arrays as declared."""
+    """A plain Python function on one side: numpy arrays in, arrays of the declared shapes out."""
 
     name: str
     side: Side
-    function: Callable[..., Any]
-    """Takes the arguments in their structure, and returns the results in theirs."""
+    function: Callable[..., object]
+    """Takes arguments structured as `in_tree` and returns results structured as `out_tree`."""
     in_tree: Tree
     out_tree: Tree
     inputs: tuple[Value, ...]
@@ -96,16 +96,16 @@ class Python:
     where: str
     """The user's file and line."""
     reach: Reach | None = None
-    """The side that it reaches by itself, if it does."""
+    """The side it talks to over its own connection, if any."""
 
     @property
     def flops(self) -> int:
-        """Not known; what is compiled counts."""
+        """0: unknown, since only compiled programs are counted."""
         return 0
 
     @property
     def moved(self) -> int:
-        """Bytes that it brings to or from the side that it reaches."""
+        """Bytes it transfers to or from the side in `reach`."""
         if self.reach is None:
             return 0
         return sum(value.nbytes for value in (self.inputs if self.reach.sends else self.outputs))
@@ -113,21 +113,24 @@ class Python:
 
 @dataclass(frozen=True)
 class Inner:
-    """A fragment inside an unroll, run once per step on arguments that the unroll supplies."""
+    """A fragment inside an unroll. It runs once per step on arguments supplied by the unroll."""
 
     name: str
     side: Side
     program: ClosedJaxpr | None
-    """None for a host environment: it steps outside JAX."""
+    """None for a host environment, which steps outside JAX."""
     flops: int
     captured: int
-    """How many values of the iteration it captured: its first inputs, before the weights."""
+    """Number of values closed over from the iteration: its first inputs, before the weights."""
     out_tree: Tree | None
 
 
 @dataclass(frozen=True)
 class Unroll:
-    """`length` alternating steps of acting and environment; a strategy may keep both together."""
+    """`length` alternating steps of acting and environment.
+
+    A strategy may compile both halves together or place them on different workers.
+    """
 
     name: str
     side: Side
@@ -136,41 +139,41 @@ class Unroll:
     step: Inner
     bootstrap: Inner | None
     reset: Inner | None
-    """The algorithm's own way to reset the carries of episodes that begin, on all of an actor's
-    environments; None if they become `initial_carry`. `act` takes carries that are reset."""
+    """The algorithm's `reset_carry`, over all environments of an actor; None to reset carries to
+    `initial_carry`. `act` expects carries that are already reset."""
     inputs: tuple[Value, ...]
-    """What the acting fragments take besides the actor's own state: what `act` captured, what
-    `bootstrap` captured, then the weights."""
+    """Inputs of the acting fragments besides the actor's own state: values captured by `act`,
+    values captured by `bootstrap`, then the weights."""
     actor_inputs: tuple[Value, ...]
     trajectory: tuple[Value, ...]
     actor_outputs: tuple[Value, ...]
     episodes: tuple[Value, ...]
     live: tuple[bool, ...]
-    """Which leaves of the trajectory somebody reads; the others are not recorded."""
+    """Which leaves of the trajectory are read. The others are not recorded."""
     trajectory_tree: Tree
     initial_carry: tuple[np.ndarray, ...]
-    """The leaves of one environment's carry at an episode's start."""
+    """The leaves of one environment's carry at the start of an episode."""
     carry_tree: Tree
     per_step_bytes: tuple[int, int]
-    """Bytes per step that cross actor → environment (actions) and back (observations, rewards)."""
+    """Bytes per step from actor to environment (actions) and back (observations, rewards)."""
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """Everything it makes."""
+        """The trajectory, the actors' new state and the finished episodes."""
         return self.trajectory + self.actor_outputs + self.episodes
 
     def act_inputs(self, inputs: Sequence[T]) -> list[T]:
-        """Of things that go with `inputs`, those that `act` takes."""
+        """Selects the inputs of `act` from a sequence parallel to `inputs`."""
         skipped = self.bootstrap.captured if self.bootstrap is not None else 0
         return [*inputs[: self.act.captured], *inputs[self.act.captured + skipped :]]
 
     def bootstrap_inputs(self, inputs: Sequence[T]) -> list[T]:
-        """Of things that go with `inputs`, those that `bootstrap` takes."""
+        """Selects the inputs of `bootstrap` from a sequence parallel to `inputs`."""
         return list(inputs[self.act.captured :])
 
     @property
     def flops(self) -> int:
-        """All steps together, the environment's included where it is known."""
+        """FLOPs of all steps, including the environment's where known."""
         return self.length * (self.act.flops + self.step.flops)
 
 
@@ -179,11 +182,11 @@ Node = Fragment | Unroll | Python
 
 @dataclass(frozen=True)
 class Edge:
-    """What crosses one boundary, once per iteration."""
+    """The values that cross one boundary, once per iteration."""
 
     boundary: str
     source: str
-    """The node that makes the values, or "state" for a side's state as it came in."""
+    """The node that produces the values, or "state" for the incoming state of a side."""
     targets: tuple[str, ...]
     from_side: Side
     to_side: Side
@@ -194,13 +197,13 @@ class Edge:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that cross per iteration."""
+        """Bytes per iteration."""
         return sum(value.nbytes for value in self.values)
 
 
 @dataclass(frozen=True)
 class Slots:
-    """A pytree that every iteration takes and gives back: the algorithm's or the actors' state."""
+    """A pytree carried from iteration to iteration: the state of the algorithm or of the actors."""
 
     tree: Tree
     inputs: tuple[Value, ...]
@@ -209,10 +212,10 @@ class Slots:
 
 @dataclass(frozen=True)
 class Tap:
-    """Values of an iteration that somebody outside the loop asks for, as the home side has them."""
+    """Values of an iteration requested from outside the loop, available on the home side."""
 
     tree: Tree
-    """The pytree that they are the leaves of."""
+    """The structure of `values` as a pytree."""
     values: tuple[Value, ...]
 
 
@@ -223,19 +226,19 @@ class Graph:
     algorithm: str
     env: str
     num_envs: int
-    """Environments whose steps make one update."""
+    """Number of environments that feed one update."""
     actor_envs: int
-    """Environments for which one call of the acting side's programs is traced."""
+    """Batch size, in environments, for which the acting side's programs are traced."""
     home: Side
-    """The side of metrics, and of all state that is not marked for another."""
+    """The side of metrics and of all unmarked state."""
     tables: tuple[Side, ...]
-    """Sides whose state is divided among their copies and changed in place."""
+    """Sides whose state is split among their copies and updated in place."""
     correction: str
-    """What the algorithm corrects old trajectories with, in words."""
+    """The algorithm's off-policy correction, in words."""
     staleness: int | None
-    """How many versions old a trajectory may be; None for any number."""
+    """The maximum staleness the algorithm tolerates; None for no limit."""
     threads: bool
-    """Whether threads step its environments side by side."""
+    """Whether several threads can step its environments in parallel."""
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
     state: Slots
@@ -244,49 +247,49 @@ class Graph:
     episodes: tuple[Value, ...]
     """Finished episodes per environment: count, sum of returns, sum of lengths."""
     data: tuple[int, ...] = ()
-    """Which leaves of the state are recorded steps: what they hold is given, and never changed."""
+    """Positions of the state leaves that hold recorded steps; iterations only read them."""
     offline_steps: int = 0
-    """Gradient steps of an iteration, if nobody acts in it."""
+    """Gradient steps per iteration of an algorithm that does not act."""
     tap: Tap | None = None
-    """What is shown of every iteration besides its metrics."""
+    """Values reported after every iteration besides the metrics."""
 
     @property
     def tapped(self) -> tuple[Value, ...]:
-        """The values of the tap; none if there is no tap."""
+        """The values of the tap; empty without a tap."""
         return () if self.tap is None else self.tap.values
 
     def node(self, name: str) -> Node:
-        """The node of that name."""
+        """The node with this name."""
         return next(node for node in self.nodes if node.name == name)
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        """The sides on which something runs, `home` first."""
+        """The sides that run at least one node, `home` first."""
         found = dict.fromkeys((self.home, *(node.side for node in self.nodes)))
         return tuple(found)
 
     @property
     def acting(self) -> tuple[Side, ...]:
-        """The sides that act in environments: their copies share these."""
+        """The sides that act; their copies share the environments."""
         return tuple(dict.fromkeys(unroll.side for unroll in self.unrolls))
 
     def on(self, *sides: Side) -> tuple[Node, ...]:
-        """The nodes of some sides."""
+        """The nodes on these sides, in execution order."""
         return tuple(node for node in self.nodes if node.side in sides)
 
     @property
     def unrolls(self) -> tuple[Unroll, ...]:
-        """The nodes in which actors and environments take turns."""
+        """The unroll nodes."""
         return tuple(node for node in self.nodes if isinstance(node, Unroll))
 
     @property
     def reaching(self) -> tuple[Python, ...]:
-        """The nodes that reach a side by themselves."""
+        """The Python nodes with their own connection to a side."""
         return tuple(n for n in self.nodes if isinstance(n, Python) and n.reach is not None)
 
     @property
     def fragments(self) -> tuple[str, ...]:
-        """Everything that a plan places: the fragments, an unroll's two halves apart."""
+        """The names a plan places: every node, with an unroll as its halves `.act` and `.step`."""
         parts = (
             (f"{node.name}.act", f"{node.name}.step") if isinstance(node, Unroll) else (node.name,)
             for node in self.nodes
@@ -295,14 +298,14 @@ class Graph:
 
     @property
     def steps_per_iteration(self) -> int:
-        """Environment steps, over all environments; gradient steps if nobody acts."""
+        """Environment steps over all environments; gradient steps for an offline algorithm."""
         if not self.unrolls:
             return self.offline_steps
         return sum(node.length for node in self.unrolls) * self.num_envs
 
 
 def value_of(aval: AbstractValue, number: int, side: Side) -> Value:
-    """A `Value` for an abstract array; a typed random key counts as its uint32 words."""
+    """A `Value` for an abstract array. A typed random key has the shape of its uint32 words."""
     assert isinstance(aval, ShapedArray)
     dtype = aval.dtype
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):

@@ -1,4 +1,4 @@
-"""What `call` takes and gives back: marked parts, and the declared results of plain Python."""
+"""Arguments and results of `call`: marked parts, and the declared results of plain Python."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -11,24 +11,26 @@ from dovetail.errors import UserError
 
 
 class Opened(Protocol):
-    """A plain Python function with something to close."""
+    """A plain Python function that holds a resource."""
 
     def __call__(self, *args: Any) -> Any:
-        """Takes numpy arrays, gives numpy arrays."""
+        """Numpy arrays in, numpy arrays out."""
         ...
 
     def close(self) -> None:
-        """Ends what it holds; safe to call twice."""
+        """Releases the resource; safe to call twice."""
         ...
 
 
 @runtime_checkable
 class Opens(Protocol):
-    """Plain Python that holds a connection, a file or a process while it is used: whoever runs it
-    opens one for itself, and closes it."""
+    """Plain Python that needs a connection, a file or a process while in use.
+
+    Each worker opens its own function and closes it at the end.
+    """
 
     def open(self) -> Opened:
-        """The function."""
+        """Acquires the resource and returns the function."""
         ...
 
 
@@ -37,14 +39,14 @@ def _is_mark(part: Any) -> bool:
 
 
 def unmarked(tree: Any) -> Any:
-    """A tree whose marked parts stand there without their marks."""
+    """Replaces every marked part of a tree by its value."""
     return jax.tree.map(
         lambda part: part.value if isinstance(part, At) else part, tree, is_leaf=_is_mark
     )
 
 
 def kept_on(side: Side, made: Any) -> list[bool]:
-    """For each leaf of what a called function made, whether it stays on its side."""
+    """For each leaf of a called function's result, whether it stays on the called side."""
     stays: list[bool] = []
     for part in jax.tree.leaves(made, is_leaf=_is_mark):
         if isinstance(part, At) and part.side != side:
@@ -57,7 +59,7 @@ def kept_on(side: Side, made: Any) -> list[bool]:
 
 
 def declared(function: Callable[..., Any], result: Any) -> Any:
-    """The shapes that plain Python is declared to return."""
+    """The declared result of plain Python, as a pytree of `jax.ShapeDtypeStruct`."""
     leaves = jax.tree.leaves(result)
     if not leaves or not all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
         raise UserError(
@@ -68,7 +70,10 @@ def declared(function: Callable[..., Any], result: Any) -> Any:
 
 
 def run_python(function: Callable[..., Any], args: Any, result: Any, where: str) -> list[Any]:
-    """Calls plain Python on numpy arrays; its results as arrays of the declared shapes."""
+    """Calls plain Python on numpy arrays and checks its results against the declared shapes.
+
+    Returns the leaves of the result, converted to the declared dtypes.
+    """
     given = jax.tree.map(np.asarray, args)
     made = function(*given)
     if jax.tree.structure(made) != jax.tree.structure(result):

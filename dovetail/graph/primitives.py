@@ -1,8 +1,8 @@
-"""The boundaries as JAX primitives: markers that tracing leaves in the jaxpr.
+"""The boundaries as JAX primitives: markers in the traced jaxpr.
 
-`send`, `unroll` and `python` exist only until the graph is cut, and become edges and nodes. `mean`
-stays inside fragments: it lowers to an all-reduce where the replica axis is bound and to the
-identity elsewhere, so one traced program serves any number of learner replicas.
+`send`, `unroll` and `python` become edges and nodes when the graph is cut. `mean` stays inside
+fragments: it lowers to an all-reduce where the replica axis is bound and to the identity elsewhere,
+so one traced program serves any number of learner replicas.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,36 +22,36 @@ from dovetail.boundaries import BATCH_AXIS, How, Side
 from dovetail.graph.vectors import pack, unpack
 
 REPLICA_AXIS = "replica"
-"""The mesh axis over which learner replicas are joined."""
+"""The mesh axis of the learner replicas."""
 
 
 class Crossing(NamedTuple):
-    """What a `send` equation carries besides its operands."""
+    """The parameters of a `send` equation."""
 
     name: str
-    """The boundary that the user called."""
+    """The boundary the user called."""
     source: Side | None
-    """The side that its values must come from; None for any one side."""
+    """The required side of the values; None for any single side."""
     target: Side | None
-    """The side that they go to; None for the one that `call` was called from."""
+    """The destination; None for the side that made the `call`."""
     how: How
     number: int
-    """Which of the crossings of an iteration it is, in the order of their calls."""
+    """Its position among the crossings of the iteration."""
     call: tuple[int, ...] = ()
-    """Of the results of a `call`, the numbers of the crossings that brought its arguments."""
+    """For the results of a `call`: the numbers of the crossings that carried its arguments."""
     times: int = 1
-    """The batch axis becomes so many times as long,"""
+    """Number of source copies joined: the batch axis grows by this factor."""
     parts: int = 1
-    """and is divided by so many."""
+    """Number of target copies: the batch axis is divided by it."""
 
 
 def _sent(*leaves: ShapedArray, crossing: Crossing) -> list[ShapedArray]:
-    """The shapes that arrive."""
+    """The shapes at the target."""
     return [scaled(leaf, crossing.times, crossing.parts) for leaf in leaves]
 
 
 def scaled(leaf: ShapedArray, times: int, parts: int) -> ShapedArray:
-    """An array with a batch axis that is `times` as long, divided into `parts`."""
+    """The shape of an array whose batch axis is multiplied by `times` and divided by `parts`."""
     if times == parts or len(leaf.shape) <= BATCH_AXIS:
         return leaf
     shape = list(leaf.shape)
@@ -60,7 +60,7 @@ def scaled(leaf: ShapedArray, times: int, parts: int) -> ShapedArray:
 
 
 def _keep_used(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
-    """A crossing without the values that nobody reads."""
+    """Dead-code elimination for `send`: drops the values that are never read."""
     if not any(used):
         return [False] * len(eqn.invars), None
 
@@ -86,7 +86,7 @@ unroll_p.def_abstract_eval(lambda *_, spec, **__: spec.out_avals)
 
 
 def _collective(name: str, reduce: Callable[[jax.Array, str], jax.Array]) -> Primitive:
-    """A primitive that joins what learner replicas have: the identity with one."""
+    """A primitive that reduces over the learner replicas; the identity with one."""
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(lambda *leaves: leaves)
@@ -94,7 +94,7 @@ def _collective(name: str, reduce: Callable[[jax.Array, str], jax.Array]) -> Pri
     batching.primitive_batchers[primitive] = lambda leaves, dims: (primitive.bind(*leaves), dims)
 
     def all_reduce(*leaves: jax.Array) -> list[jax.Array]:
-        """In one transfer: a collective costs per call."""
+        """Reduces all leaves in one collective, since each has a fixed cost."""
         return unpack(reduce(pack(leaves), REPLICA_AXIS), leaves)
 
     def lower(ctx: mlir.LoweringRuleContext, *leaves: Any) -> Any:
@@ -120,7 +120,7 @@ def mean(tree: Any) -> Any:
 
 
 def largest(tree: Any) -> Any:
-    """The largest of every leaf's numbers over the learner replicas; the identity with one."""
+    """Elementwise maximum of every leaf over the learner replicas; the identity with one."""
     return _over_replicas(max_p, tree)
 
 
@@ -150,14 +150,14 @@ mlir.register_lowering(part_p, _lower_part)
 
 
 def part(array: jax.Array, parts: int) -> jax.Array:
-    """Of `parts` equal parts of an array, along the items of a batch, this learner replica's."""
+    """This learner replica's slice of an array split into `parts` along the batch axis."""
     return array if parts == 1 else part_p.bind(array, parts=parts)
 
 
 REGIONS = frozenset({unroll_p, python_p})
-"""Equations that become nodes of their own."""
+"""Primitives whose equations each become a node."""
 BOUNDARIES = frozenset({send_p, *REGIONS})
-"""Where the graph may be cut; `mean` is not among them, it synchronizes inside a fragment."""
+"""Where the graph may be cut. `mean` is excluded: it synchronizes inside a fragment."""
 
 
 def where(source_info: jex.source_info_util.SourceInfo) -> str:

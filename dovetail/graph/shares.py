@@ -1,7 +1,7 @@
-"""The graphs of one algorithm on one task: of the whole, and of the shares of any number of copies.
+"""The graphs of one algorithm on one task, for any number of copies of its sides.
 
-A plan says how many copies each side has; the programs of a copy work on its share of the batch.
-Each division is traced once, so that many plans can be compared for the price of a few traces.
+A plan states the number of copies per side. The programs of a copy work on its share of the batch.
+Each division is traced once and cached, so comparing many plans costs only a few traces.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from dovetail.graph.taps import Wanted, tap
 from dovetail.graph.trace import trace
 
 Division = tuple[tuple[tuple[Side, int], ...], int, int | None]
-"""Copies, environments of an update, and how many of them one call of acting serves."""
+"""(copies of each side, environments per update, environments per call of acting)."""
 
 
 class Graphs:
-    """Traces an algorithm's loop for as many copies of its sides as a plan asks for."""
+    """Traces an algorithm's loop for the number of copies in a plan."""
 
     def __init__(
         self,
@@ -29,19 +29,22 @@ class Graphs:
         env: JaxEnv | None = None,
         wanted: Wanted | None = None,
     ) -> None:
-        """`task` is the whole; `env` is None when the environments live on the host. What is
-        `wanted` of the trajectories is tapped in each graph."""
+        """`task` is the undivided task. `env` is None for host environments. With `wanted`, every
+        graph is tapped for these leaves of the trajectory."""
         self._algorithm, self._task, self._env, self._wanted = algorithm, task, env, wanted
         self._traced: dict[Division, Graph] = {}
 
     @cached_property
     def whole(self) -> Graph:
-        """The graph with one copy of every side: what a strategy places."""
+        """The graph with one copy of every side, as strategies see it."""
         return self.at({}, self._task.num_envs)
 
     def at(self, copies: Mapping[Side, int], num_envs: int, batch: int | None = None) -> Graph:
-        """The graph of the shares of so many copies, of which `num_envs` environments make an
-        update, and one call of acting serves `batch` of them."""
+        """The graph of one share, given the number of copies of each side.
+
+        `num_envs` environments feed one update. One call of acting serves `batch` environments,
+        by default all of an actor's.
+        """
         several = {side: count for side, count in sorted(copies.items()) if count > 1}
         division = tuple(several.items()), num_envs, batch
         if division not in self._traced:

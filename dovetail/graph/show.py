@@ -1,7 +1,7 @@
 """The logical graph as text and as JSON, like SQL's EXPLAIN.
 
-Both depend on nothing but the graph: source files are named without their folders and values
-without their numbers, so that the text can be kept and compared.
+The output depends only on the graph: it omits the folders of source files and the numbers of
+values, so golden files stay valid.
 """
 
 import os
@@ -29,7 +29,7 @@ def text(graph: Graph) -> str:
 
 
 def steps(graph: Graph) -> str:
-    """What an iteration counts, in words."""
+    """The number of steps per iteration, in words."""
     kind = "step" if graph.unrolls else "gradient step"
     return count(graph.steps_per_iteration, kind)
 
@@ -50,7 +50,7 @@ def to_json(graph: Graph) -> dict[str, Any]:
 
 
 def node_rows(node: Node, graph: Graph) -> list[Row]:
-    """A node's line, and those of an unroll's halves beneath it."""
+    """The table row of a node; an unroll adds a row for each of its halves."""
     if isinstance(node, Fragment):
         means = f"mean ×{node.means}" if node.means else ""
         return [(node.name, node.side, flops(node.flops), *_in_out(node), means)]
@@ -77,20 +77,20 @@ def node_rows(node: Node, graph: Graph) -> list[Row]:
 
 
 def edge_row(edge: Edge) -> Row:
-    """An edge's line."""
+    """The table row of an edge."""
     way = f"{edge.source} → {', '.join(edge.targets) or 'result'}"
     size = quantity(edge.nbytes, "B")
     return (edge.boundary, way, size, str(len(edge.values)), base_name(edge.where))
 
 
 def recorded(unroll: Unroll) -> tuple[Value, ...]:
-    """The leaves of the trajectory that somebody reads."""
+    """The leaves of the trajectory that are read, and so recorded."""
     pairs = zip(unroll.trajectory, unroll.live, strict=True)
     return tuple(value for value, is_live in pairs if is_live)
 
 
 def inner_flops(inner: Inner) -> str:
-    """Operations per step; a host environment's are not known."""
+    """FLOPs per step; unknown for a host environment."""
     return "on the host" if inner.program is None else flops(inner.flops)
 
 
@@ -100,9 +100,9 @@ def flops(number: int) -> str:
 
 
 def quantity(number: int, unit: str) -> str:
-    """Three figures and a decimal prefix: 1234 B → "1.23 kB"."""
+    """Three significant digits and a decimal prefix: 1234 B → "1.23 kB"."""
     for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if number >= 0.9995 * 10**power:  # what would round up to it counts as it
+        if number >= 0.9995 * 10**power:  # 999.6 kB prints as 1.00 MB
             return f"{number / 10**power:#.3g}".rstrip(".") + f" {prefix}{unit}"
     return f"{number} {unit}"
 
@@ -113,12 +113,12 @@ def count(number: int, noun: str, plural: str = "") -> str:
 
 
 def base_name(where: str) -> str:
-    """The user's file and line without the folder and the column."""
+    """The user's file and line, without folder and column."""
     return ":".join(os.path.basename(where).split(":")[:2])
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Rows as lines with aligned columns, indented by two spaces."""
+    """Formats rows with aligned columns, indented by two spaces."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return [f"  {line}".rstrip() for line in lines]
@@ -130,7 +130,7 @@ def _in_out(node: Node) -> tuple[str, str]:
 
 
 def nbytes(values: Iterable[Value]) -> int:
-    """Bytes of several values."""
+    """Total bytes of several values."""
     return sum(value.nbytes for value in values)
 
 

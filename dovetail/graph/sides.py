@@ -1,11 +1,11 @@
-"""Side inference: which side every value lives on, as a type check.
+"""Side inference: a type system that assigns every value a side.
 
-One forward pass over the equations. An equation takes the side of its inputs; two sides in one
-equation are an error that names the user's line and the boundary that would mend it. Values that
-depend on no side (constants) have none, and may be used anywhere.
+One forward pass over the equations. An equation takes the side of its inputs. Two sides in one
+equation are an error that names the user's line and the boundary that would fix it. Constants have
+no side and may be used anywhere.
 
-The pass also settles every crossing: what is sent to the side where it lives already is taken as it
-is, and the results of a `call` go back to the side that it was called from.
+The pass also resolves every crossing. A value sent to the side it already lives on passes through
+unchanged, and the results of a `call` return to the caller's side.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,7 +22,7 @@ from dovetail.graph.traced import Traced
 Atom = Var | Literal
 Sides = dict[Var, Side | None]
 Ends = dict[int, tuple[Side, Side]]
-"""By the number of a crossing, the sides at its two ends."""
+"""Maps the number of a crossing to its (source, target) sides."""
 
 REMEDY = {
     (LEARNER, ACTOR): "rl.broadcast (learner → actor)",
@@ -42,7 +42,7 @@ def remedy(source: Side, target: Side) -> str:
 
 @dataclass
 class Settled:
-    """An iteration in which every crossing has two different ends."""
+    """An iteration whose crossings all have two different, known ends."""
 
     jaxpr: Jaxpr
     sides: Sides
@@ -50,8 +50,11 @@ class Settled:
 
 
 def settle(jaxpr: Jaxpr, state_sides: Sequence[Side]) -> Settled:
-    """Infers the side of every variable; the first inputs are those of the state, the rest the
-    actors'."""
+    """Infers the side of every variable.
+
+    The first inputs of `jaxpr` are the leaves of the state, on `state_sides`; the others belong to
+    the actors.
+    """
     sides: Sides = dict.fromkeys(jaxpr.constvars)
     for position, var in enumerate(jaxpr.invars):
         sides[var] = state_sides[position] if position < len(state_sides) else ACTOR
@@ -75,7 +78,7 @@ def _resolved(same: dict[Var, Atom], atom: Atom) -> Atom:
 
 
 def _settle_crossing(eqn: JaxprEqn, settled: Settled, same: dict[Var, Atom]) -> list[JaxprEqn]:
-    """The crossing with its ends filled in, and without what lives at its target already."""
+    """Fills in the ends of a crossing and drops the values that already live at its target."""
     crossing: Crossing = eqn.params["crossing"]
     target = crossing.target
     if target is None:
@@ -109,14 +112,16 @@ def _settle_crossing(eqn: JaxprEqn, settled: Settled, same: dict[Var, Atom]) -> 
 
 
 def origin(crossing: Crossing, ends: Ends, there: Side) -> Side:
-    """The side that a `call` on another was called from: the learner's, if all that it was given
-    lives there."""
+    """The side a `call` was made from.
+
+    The learner, if all arguments already live on the called side, `there`.
+    """
     sources = [ends[number][0] for number in crossing.call if number in ends]
     return next((source for source in sources if source != there), LEARNER)
 
 
 def check_outputs(jaxpr: Jaxpr, sides: Sides, traced: Traced) -> None:
-    """Every part of the new state must live on its own side, metrics on the learner's."""
+    """Checks that every part of the new state lives on its own side and metrics on the learner."""
     makers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     for (what, wanted), var in zip(_output_names(traced), jaxpr.outvars, strict=False):
         side = None if isinstance(var, Literal) else sides[var]
@@ -129,7 +134,7 @@ def check_outputs(jaxpr: Jaxpr, sides: Sides, traced: Traced) -> None:
 
 
 def check_marks(traced: Traced, used: Collection[Side | None]) -> None:
-    """Something must run on every side that a part of the state is marked for."""
+    """Checks that every side with marked state runs something."""
     for (what, _), side in zip(_output_names(traced), traced.state_sides, strict=False):
         if side not in used and side != LEARNER:
             raise UserError(
@@ -139,8 +144,7 @@ def check_marks(traced: Traced, used: Collection[Side | None]) -> None:
 
 
 def _output_names(traced: Traced) -> list[tuple[str, Side]]:
-    """What the iteration gives back, in words, and on which side; empty for what the actors
-    keep."""
+    """The outputs of the iteration as (description, side); no description for actor state."""
     state = traced.state_tree.unflatten(range(traced.state_tree.num_leaves))
     leaves = jax.tree_util.tree_leaves_with_path(state)
     names = [f"state{jax.tree_util.keystr(path)}" for path, _ in leaves]
@@ -150,12 +154,12 @@ def _output_names(traced: Traced) -> list[tuple[str, Side]]:
 
 
 def _made_at(var: Var, makers: dict[Var, JaxprEqn]) -> str:
-    """The user's file and line, as the start of a sentence; empty if it came in as it is."""
+    """The user's file and line as the start of a sentence; empty for an unchanged input."""
     while (eqn := makers.get(var)) is not None:
         place = where(eqn.source_info)
         if ":" in place:
             return f"{place}: "
-        var = next(v for v in eqn.invars if isinstance(v, Var))  # a conversion of ours
+        var = next(v for v in eqn.invars if isinstance(v, Var))  # inserted by Dovetail
     return ""
 
 
@@ -178,7 +182,7 @@ def _side_of(eqn: JaxprEqn, sides: Sides) -> Side | None:
 
 
 def _expect(eqn: JaxprEqn, name: str, present: list[Side], wanted: Side) -> None:
-    """A boundary takes values from one side only."""
+    """Refuses values from any side but `wanted`."""
     wrong = next((side for side in present if side != wanted), None)
     if wrong is not None:
         raise UserError(

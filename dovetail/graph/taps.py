@@ -1,8 +1,8 @@
-"""Taps: a pass over a graph that shows more of an iteration than its metrics.
+"""Taps: a pass over a graph that exposes more of an iteration than its metrics.
 
-A tap marks leaves of the unroll as read, adds an edge that carries them to the home side, and there
-a fragment that gives them out. Strategies place that fragment as any other of the home side, so
-every runtime carries the values, and neither the algorithm nor its state knows of it.
+A tap marks leaves of the unroll as read, adds an edge that carries them to the home side, and adds
+a fragment there that outputs them. Strategies place this fragment like any other, so every runtime
+delivers the values without changes to the algorithm or its state.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,18 @@ from dovetail.graph.ir import Arrival, Edge, Fragment, Graph, Tap, Unroll, Value
 from dovetail.trajectory import Trajectory
 
 RECORD = "record"
-"""The boundary of what is recorded."""
+"""The name of the boundary that carries tapped values."""
 
 Wanted = Callable[[Trajectory], Any]
-"""Which leaves of a trajectory are asked for: from the whole of it to any pytree of its leaves."""
+"""Selects the leaves to tap: maps the trajectory to any pytree of its leaves."""
 
 
 class CannotTap(UserError):
-    """A graph of which nothing can be shown, whatever the strategy."""
+    """The graph cannot be tapped under any strategy."""
 
 
 def tap(graph: Graph, wanted: Wanted) -> Graph:
-    """The same graph, which also shows what is `wanted` of its unroll."""
+    """Adds a tap of the `wanted` trajectory leaves to a graph."""
     unroll = _only_unroll(graph)
     trajectory: Trajectory = unroll.trajectory_tree.unflatten(unroll.trajectory)
     asked, tree = jax.tree.flatten(wanted(trajectory))
@@ -63,10 +63,10 @@ def _only_unroll(graph: Graph) -> Unroll:
 
 
 def _shown(graph: Graph, unroll: Unroll, values: tuple[Value, ...]) -> Fragment:
-    """The fragment on the home side that gives out values of all acting copies."""
+    """The home-side fragment that outputs the joined values of all acting copies."""
     copies = graph.num_envs // graph.actor_envs
     joined = [jax.ShapeDtypeStruct(_joined(v.shape, copies), v.dtype) for v in values]
-    # a barrier: what the program gives out is its own, not memory that the next unroll writes to
+    # The barrier forces a copy: without it the outputs would alias buffers of the next unroll.
     program = jax.make_jaxpr(lambda *leaves: jax.lax.optimization_barrier(leaves))(*joined)
     known = [v.id for node in graph.nodes for v in (*node.inputs, *node.outputs)]
     first = 1 + max([*known, *(value.id for value in graph.state.inputs)])
@@ -80,5 +80,5 @@ def _shown(graph: Graph, unroll: Unroll, values: tuple[Value, ...]) -> Fragment:
 
 
 def _joined(shape: tuple[int, ...], copies: int) -> tuple[int, ...]:
-    """The shape of what so many copies hold equal parts of."""
+    """The shape after joining equal parts from `copies` copies along the batch axis."""
     return (*shape[:BATCH_AXIS], shape[BATCH_AXIS] * copies, *shape[BATCH_AXIS + 1 :])

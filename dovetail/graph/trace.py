@@ -1,8 +1,8 @@
 """Traces one iteration of an algorithm's loop into a jaxpr with boundaries in it.
 
-`Tracing` is the `rl` that the algorithm sees while it is traced: each crossing binds one primitive
-for all its leaves. Boundaries must stand in `iteration` itself; inside `jit`, `scan` or `cond` they
-could not be cut, and are refused with the user's file and line.
+`Tracing` is the `rl` passed to the algorithm during tracing. Each crossing binds one primitive for
+all its leaves. Boundaries must be called in `iteration` itself: inside `jit`, `scan` or `cond` the
+graph cannot be cut, so they are refused there with the user's file and line.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ INTERNAL = (
     "boundaries.py",
     os.path.join("training", "planning.py"),
 )
-"""Where a user's mistake shows but does not lie."""
+"""Files of Dovetail that error messages skip to find the user's line."""
 for _name in INTERNAL:
     jex.source_info_util.register_exclusion(os.path.join(PACKAGE, _name))
 
@@ -94,11 +94,11 @@ def trace(
     copies: Mapping[Side, int] | None = None,
     batch: int | None = None,
 ) -> Graph:
-    """The graph of one update; `env` is None when the environments live on the host.
+    """Traces one update into a graph; `env` is None for host environments.
 
-    With `copies` of sides, the programs of each side are those of one of its copies: the copies of
-    the actor share the environments, those of other sides what is joined or divided. Acting serves
-    `batch` environments per call, all of an actor's unless given.
+    With `copies` of a side, its programs are traced for one copy. Copies of the actor share the
+    environments; copies of other sides share the batches that are joined or divided on the way.
+    One call of acting serves `batch` environments, by default all of an actor's.
     """
     bound = algorithm.bind(task)
     traced = trace_iteration(bound, env, copies or {}, batch)
@@ -120,10 +120,10 @@ def trace_iteration(
     copies: Mapping[Side, int] = MappingProxyType({}),
     batch: int | None = None,
 ) -> Traced:
-    """Runs `iteration` of a bound algorithm on abstract values and records what it did."""
+    """Traces `iteration` of a bound algorithm on abstract values."""
     task = algorithm.task
     learners, actors = copies.get(LEARNER, 1), copies.get(ACTOR, 1)
-    if not task.online:  # nobody acts: the environments only count
+    if not task.online:  # nobody acts: num_envs only has to divide among learners
         actors = learners
     _refuse_uneven(task.num_envs, learners, "replicas")
     _refuse_uneven(task.num_envs, actors, "actors")
@@ -136,7 +136,11 @@ def trace_iteration(
 
     @cache
     def ends() -> Ends:
-        """The ends of every crossing, found where nothing has copies."""
+        """The ends of every crossing, from a trace without copies.
+
+        Shapes at a crossing depend on the number of copies at its ends, and the ends are known only
+        after side inference; the graph without copies has the same ends.
+        """
         whole = trace_iteration(algorithm, env)
         return settle(whole.closed.jaxpr, whole.state_sides).ends
 
@@ -170,7 +174,7 @@ def trace_iteration(
 
 
 def _user_line(error: Exception) -> str:
-    """The file and line, outside Dovetail's machinery and JAX, that led to an error."""
+    """The innermost file and line of an error outside JAX and Dovetail's internals."""
     internal = tuple(os.path.join(PACKAGE, name) for name in INTERNAL)
     frames = traceback.extract_tb(error.__traceback__)
     jax_folder = os.path.dirname(os.path.abspath(jax.__file__))
@@ -185,7 +189,7 @@ def _without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def abstract_actor(algorithm: Algorithm, task: Task, env: JaxEnv | None) -> ActorState:
-    """The shapes of the actors' state."""
+    """The actors' state as shapes, for `task.num_envs` environments."""
 
     def build(key: jax.Array) -> ActorState:
         keys = environment_keys(key, task.num_envs)
@@ -226,7 +230,7 @@ class Tracing(RL):
         self._level = jex.core.get_opaque_trace_state()
 
     def copies(self, side: Side) -> int:
-        """How many copies of a side give to one update."""
+        """Number of copies of a side that take part in one update."""
         return self._copies.get(side, 1)
 
     def send(
@@ -238,7 +242,7 @@ class Tracing(RL):
         source: Side | None = None,
         name: str = "send",
     ) -> Any:
-        """One equation for all leaves."""
+        """Binds one `send` for all leaves."""
         return self._cross(tree, Crossing(name, source, to, How(how), self._crossings))
 
     def call(
@@ -250,9 +254,9 @@ class Tracing(RL):
         host: bool = False,
         result: Any = None,
     ) -> Any:
-        """There, run, and back; what is marked for the side stays."""
+        """Sends the arguments, runs the function, returns the results; marked parts stay."""
         rule, sent, numbers = How(how), list[Any](), list[int]()
-        for arg in unmarked(args):  # each may live on another side
+        for arg in unmarked(args):  # one crossing each: arguments may live on different sides
             numbers.append(self._crossings)
             sent.append(self._cross_each(arg, Crossing("call", None, side, rule, numbers[-1])))
         back = Crossing("call", None, None, rule, self._crossings, tuple(numbers))
@@ -270,7 +274,7 @@ class Tracing(RL):
         )
 
     def _cross_each(self, tree: Any, crossing: Crossing) -> Any:
-        """Of a call: an array without a batch axis is copied, whatever happens to the others."""
+        """Crosses for a call: arrays without a batch axis are copied, the others follow `how`."""
         leaves, structure = jax.tree.flatten(tree)
         flat = [jnp.ndim(leaf) <= BATCH_AXIS for leaf in leaves]
         copied = [leaf for leaf, is_flat in zip(leaves, flat, strict=True) if is_flat]
@@ -287,7 +291,7 @@ class Tracing(RL):
         result: Any,
         back: Crossing,
     ) -> Any:
-        """Plain Python on another side, where `result` is a copy's part of what is declared."""
+        """Plain Python on another side; each copy returns its share of the declared `result`."""
         ends = self._ends() if self._divides(back) else {}
         there = back._replace(source=origin(back, ends, side), target=side)
         crossing = self._scaled(there)
@@ -307,7 +311,7 @@ class Tracing(RL):
         result: Any,
         reach: Reach | None = None,
     ) -> Any:
-        """An equation for a plain Python function, which is not called now."""
+        """Binds a `python` equation without calling the function."""
         self._refuse_nested(name)
         leaves, in_tree = jax.tree.flatten(args)
         shapes, out_tree = jax.tree.flatten(result)
@@ -316,12 +320,12 @@ class Tracing(RL):
         return out_tree.unflatten(primitives.python_p.bind(*leaves, spec=spec))
 
     def recall(self, data: Data, draws: jax.Array) -> Sample:
-        """Recorded data → learner, on whose side they are; a replica takes its part of draws."""
+        """Recorded data → learner, on the same side; a replica samples its share of the draws."""
         self.refuse_uneven_draws("recall", draws)
         return data.sample(primitives.part(draws, self.copies(LEARNER)))
 
     def own_keys(self, keys: jax.Array, items: int, axis: int = 0) -> jax.Array:
-        """The keys by which a learner replica draws for its part of a batch."""
+        """This learner replica's keys, so it draws for its part of the batch."""
         replicas = self.copies(LEARNER)
         if replicas == 1:
             return keys
@@ -333,7 +337,7 @@ class Tracing(RL):
         return primitives.mean(tree)
 
     def max(self, tree: Any) -> Any:
-        """The largest over learner replicas."""
+        """Maximum over learner replicas."""
         return primitives.largest(tree)
 
     def unroll(
@@ -359,8 +363,11 @@ class Tracing(RL):
         return spec.trajectory_tree.unflatten(outputs[:size])
 
     def landed(self, tree: Any) -> Any:
-        """What `iteration` returns, or what crosses again, with whatever just crossed a boundary
-        made its side's own: pieces are joined, and links filled, by fragments."""
+        """Adds a barrier to every leaf that has just crossed a boundary.
+
+        `iteration` may return such a leaf or send it on. Fragments join the pieces and feed the
+        links, so there must be an equation on the receiving side.
+        """
         return jax.tree.map(
             lambda x: jax.lax.optimization_barrier(x) if id(x) in self._received else x, tree
         )
@@ -376,11 +383,12 @@ class Tracing(RL):
         for array in arrays if crossing.how in (How.JOIN, How.DIVIDE) else ():
             self._refuse_unsplit(array, crossing)
         arrived = primitives.send_p.bind(*arrays, crossing=crossing)
-        self._received |= {id(tracer): tracer for tracer in arrived}  # kept, so no id comes again
+        # Keep the tracers alive, so that no id is reused.
+        self._received |= {id(tracer): tracer for tracer in arrived}
         return structure.unflatten(arrived)
 
     def _scaled(self, crossing: Crossing) -> Crossing:
-        """A crossing that knows how many copies send and receive."""
+        """Fills in the number of sending and receiving copies."""
         if not self._divides(crossing):
             return crossing
         source, target = crossing.source, crossing.target
@@ -392,12 +400,12 @@ class Tracing(RL):
         return crossing._replace(times=times, parts=self.copies(target))
 
     def _divides(self, crossing: Crossing) -> bool:
-        """Whether a crossing changes shapes: some side has several copies."""
+        """Whether a crossing may change shapes, because some side has several copies."""
         several = any(count > 1 for count in self._copies.values())
         return several and crossing.how in (How.JOIN, How.DIVIDE)
 
     def _refuse_unsplit(self, leaf: Any, crossing: Crossing) -> None:
-        """What is joined or divided along the batch axis must have one that divides."""
+        """Refuses to join or divide an array whose batch axis is missing or does not divide."""
         axis, envs = BATCH_AXIS, self.actor.step.shape[0]
         if crossing.source == ACTOR and (leaf.ndim <= axis or leaf.shape[axis] != envs):
             raise UserError(
@@ -427,7 +435,7 @@ class Tracing(RL):
     def _describe(
         self, act: Callable[..., Any], params: Params, length: int, bootstrap: Any
     ) -> tuple[UnrollSpec, list[jax.Array]]:
-        """The spec of this unroll and its operands: captured values, then the params' leaves."""
+        """The spec of an unroll and its operands: captured values, then the leaves of `params`."""
         actor, whole_act = self.actor, self._act_on_batch(act)
         value = over_batch(bootstrap) if bootstrap is not None else None
         served = jax.tree.map(self._served, (actor.carry, actor.timestep, actor.keys))
@@ -467,7 +475,7 @@ class Tracing(RL):
         return spec, operands
 
     def _act_on_batch(self, act: Callable[..., Any]) -> Callable[..., Any]:
-        """Acting for a whole batch on carries that are reset, checked."""
+        """Acting over a batch, with checks; carries are reset beforehand."""
         algorithm, chosen = self._algorithm, preferred(self._algorithm, act)
         whole, name = over_batch(chosen), "act_batch" if takes_batch(chosen) else "act"
 
@@ -479,7 +487,7 @@ class Tracing(RL):
         return checked
 
     def _describe_reset(self) -> tuple[Inner | None, Reset]:
-        """The algorithm's own way to reset carries, if it has one, and how it is done."""
+        """The algorithm's `reset_carry` as a program, if it has one, and the function to use."""
         algorithm, actor = self._algorithm, self.actor
         if not (defines(algorithm, "reset_carry") and jax.tree.leaves(actor.carry)):
             return None, masked_reset(self._initial_carry)
@@ -492,7 +500,7 @@ class Tracing(RL):
         return inner, reset
 
     def _served(self, leaf: jax.Array) -> jax.ShapeDtypeStruct:
-        """The shape of what one call of acting takes of an actor's [B, …]."""
+        """The shape [batch, …] that one call of acting takes from an actor's [B, …]."""
         rows = leaf.shape[0] if self._batch is None else self._batch
         return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype)
 
@@ -511,7 +519,7 @@ class Tracing(RL):
 
 
 def step_function(env: JaxEnv | None, spec: EnvSpec, batch: int) -> Callable[..., Any]:
-    """How a batch steps: compiled for a JAX environment; for a host one, only its shapes."""
+    """Steps a batch of JAX environments; for host environments, a stub with the same shapes."""
     if env is not None:
         return lambda state, action, keys: batched.step(env, state, action, keys)
 
@@ -528,7 +536,10 @@ def step_function(env: JaxEnv | None, spec: EnvSpec, batch: int) -> Callable[...
 def _inner(
     name: str, function: Callable[..., Any], *args: Any, side: Side = ACTOR
 ) -> tuple[Inner, list[Any]]:
-    """A per-step program, and the traced values it captured, which become its first inputs."""
+    """Traces a per-step program; returns it with the tracers it closed over.
+
+    These tracers become the program's first inputs; concrete constants stay constants.
+    """
     closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
     captured = [const for const in closed.consts if isinstance(const, Tracer)]
     fixed = [const for const in closed.consts if not isinstance(const, Tracer)]

@@ -1,4 +1,4 @@
-"""What tracing leaves behind: a jaxpr with boundaries in it, and the trees to read it by."""
+"""The result of tracing: a jaxpr with boundaries in it, and its pytree structures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from dovetail.graph.ir import Inner, Tree
 
 @dataclass(frozen=True, eq=False)
 class UnrollSpec:
-    """What an `unroll` equation carries besides its operands."""
+    """The parameters of an `unroll` equation; see `ir.Unroll`."""
 
     length: int
     act: Inner
@@ -31,7 +31,7 @@ class UnrollSpec:
 
 @dataclass(frozen=True, eq=False)
 class PythonSpec:
-    """What a `python` equation carries besides its operands."""
+    """The parameters of a `python` equation; see `ir.Python`."""
 
     name: str
     side: Side
@@ -44,19 +44,19 @@ class PythonSpec:
 
 @dataclass(frozen=True)
 class Traced:
-    """One iteration as a jaxpr over flat leaves, with the trees to read them by."""
+    """One iteration as a jaxpr over flat leaves, with the structures of its inputs and outputs."""
 
     closed: ClosedJaxpr
     state_tree: Tree
     state_sides: tuple[Side, ...]
-    """Where each leaf of the state lives."""
+    """The side of each leaf of the state."""
     actor_tree: Tree
     metric_names: tuple[str, ...]
     num_envs: int
-    """Environments whose steps make one update."""
+    """Number of environments that feed one update."""
     actor_envs: int
-    """Environments of one actor."""
+    """Number of environments per actor."""
     tables: tuple[Side, ...] = ()
-    """Sides whose state is divided among their copies and changed in place."""
+    """Sides whose state is split among their copies and updated in place."""
     data: tuple[int, ...] = ()
-    """Which leaves of the state are recorded steps."""
+    """Positions of the state leaves that hold recorded steps."""

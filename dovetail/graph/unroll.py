@@ -1,8 +1,8 @@
-"""What `unroll` means: actors and environments in turn, and what is recorded on the way.
+"""The semantics of `unroll`: alternate acting and stepping, and record the trajectory.
 
-The same definitions serve the compiled scan, the interpreter and the host loop: how keys are made
-(one per environment, folded with its step number, so that splitting environments among workers
-changes nothing), when carries are reset, and how finished episodes are counted.
+The compiled scan, the interpreter and the host loop share these definitions: how random keys are
+derived, when carries are reset, and how finished episodes are counted. Each environment has one
+fixed key, folded with its step number, so splitting environments among workers changes nothing.
 """
 
 from collections.abc import Callable
@@ -18,29 +18,29 @@ from dovetail.envs.batched import BatchStep
 Act = Callable[[Params, Carry, Timestep, Any], tuple[Any, Any, Carry]]
 """Acting over a batch: (params, carry [B], timestep [B], keys [B]) → (action, extras, carry)."""
 Reset = Callable[[Carry, jax.Array], Carry]
-"""Resets carries: (carry [B], where episodes begin [B]) → carry."""
+"""Resets carries: (carry [B], mask of beginning episodes [B]) → carry."""
 Bootstrap = Callable[[Params, Carry, Timestep], Any]
 Step = Callable[[Any, Any, Any], BatchStep]
-"""Stepping a batch: (environment state, action, keys [B]) → BatchStep."""
+"""Steps a batch: (environment state, action, keys [B]) → BatchStep."""
 
 
 class ActorState(NamedTuple):
-    """What actors and environments keep from one unroll to the next; every leaf is [B, …]."""
+    """State of actors and environments between unrolls; every leaf is [B, …]."""
 
     env: Any
-    """The state of JAX environments; empty for host environments, which keep their own."""
+    """The state of JAX environments; empty for host environments, which hold their own state."""
     timestep: Timestep
     carry: Carry
     keys: jax.Array
     number: jax.Array
-    """The number of each environment among all."""
+    """The global index of each environment."""
     step: jax.Array
     episode_return: jax.Array
     episode_length: jax.Array
 
 
 class EpisodeSums(NamedTuple):
-    """Episodes that ended, per environment [B]: how many, and the sums over them."""
+    """Finished episodes per environment [B]: their number, and sums of returns and lengths."""
 
     number: jax.Array
     returns: jax.Array
@@ -48,7 +48,7 @@ class EpisodeSums(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """One step's row of the trajectory, and the timestep to act on next."""
+    """One row of the trajectory and the actor state after it."""
 
     row: Trajectory
     actor: ActorState
@@ -56,22 +56,22 @@ class StepRecord(NamedTuple):
 
 
 def environment_keys(seed_key: jax.Array, num_envs: int) -> jax.Array:
-    """The fixed key of every environment, by its global index."""
+    """The fixed key of every environment [num_envs], derived from its global index."""
     return jax.vmap(jax.random.fold_in, (None, 0))(seed_key, jnp.arange(num_envs))
 
 
 def act_key(key: jax.Array, step: jax.Array) -> jax.Array:
-    """The key with which one environment's actor acts at its `step`."""
+    """The key for acting in one environment at its `step`."""
     return jax.random.fold_in(key, 2 * step)
 
 
 def env_key(key: jax.Array, step: jax.Array) -> jax.Array:
-    """The key with which one environment makes its transition (and reset) at its `step`."""
+    """The key for one environment's transition (and reset) at its `step`."""
     return jax.random.fold_in(key, 2 * step + 1)
 
 
 def initial_actor(env_state: Any, observation: Any, carry: Carry, keys: jax.Array) -> ActorState:
-    """Every environment at the start of an episode; `carry` is one environment's."""
+    """The state with every environment at the start of an episode; `carry` has no batch axis."""
     batch = keys.shape[0]
     number = jnp.arange(batch, dtype=jnp.int32)
     return ActorState(
@@ -87,15 +87,15 @@ def initial_actor(env_state: Any, observation: Any, carry: Carry, keys: jax.Arra
 
 
 def no_episodes(batch: int) -> EpisodeSums:
-    """Nothing has ended yet."""
+    """Zero finished episodes."""
     return EpisodeSums(jnp.zeros(batch, jnp.int32), jnp.zeros(batch), jnp.zeros(batch, jnp.int32))
 
 
 def masked_reset(initial: Carry) -> Reset:
-    """The initial carry where an episode begins, inside a compiled loop.
+    """Resets carries with a mask, for use inside a compiled loop.
 
-    XLA does this in place: the slots that go on are neither copied nor written. Measured in a scan
-    over a cache of 8 MB, it takes no time; a `cond` around it or a loop over the slots takes some.
+    XLA does this in place: ongoing slots are neither copied nor written. Measured in a scan over an
+    8 MB cache, it takes no time; a `cond` around it or a loop over the slots does.
     """
 
     def reset(carry: Carry, first: jax.Array) -> Carry:
@@ -105,7 +105,10 @@ def masked_reset(initial: Carry) -> Reset:
 
 
 def slot_reset(initial: Carry) -> Reset:
-    """The same as a program of its own: writes one slot after the other, and only those."""
+    """Resets carries one slot at a time, for use as a separate program.
+
+    It touches only the slots of beginning episodes.
+    """
 
     def reset(carry: Carry, first: jax.Array) -> Carry:
         [slots] = jnp.nonzero(first, size=first.shape[0], fill_value=0)
@@ -119,7 +122,7 @@ def slot_reset(initial: Carry) -> Reset:
 
 
 def resetting(act: Act, reset: Reset) -> Act:
-    """`act` on carries of which those where an episode begins are reset before."""
+    """Wraps `act` to reset the carries of beginning episodes first."""
 
     def reset_and_act(params: Params, carry: Carry, timestep: Timestep, keys: jax.Array) -> Any:
         carry = reset(carry, timestep.first) if jax.tree.leaves(carry) else carry
@@ -131,11 +134,10 @@ def resetting(act: Act, reset: Reset) -> Act:
 def step_once(
     act: Act, step: Step, params: Params, actor: ActorState, keys: tuple[Any, Any]
 ) -> StepRecord:
-    """One turn: acts and steps once in every environment, and counts the episodes that end.
+    """Acts and steps once in every environment, and counts the episodes that end.
 
-    It is what compiled loops, the interpreter and evaluations do in each of their steps; the arrays
-    may be JAX's or, where the environments step on the host, numpy's. `bootstrap`, `carry` and
-    `last` stay empty.
+    Compiled loops, the interpreter and evaluation all use it. Arrays are JAX arrays, or numpy
+    arrays for host environments. `bootstrap`, `carry` and `last` of the row stay empty.
     """
     acting_keys, stepping_keys = keys
     action, extras, carry = act(params, actor.carry, actor.timestep, acting_keys)
@@ -179,7 +181,7 @@ def step_once(
 
 
 def final_timestep(record: StepRecord) -> Timestep:
-    """What an actor would see at the true successor of a row, were the episode to go on."""
+    """The timestep at the true successor of a row, as if the episode continued."""
     row, number = record.row, record.actor.timestep.number
     return Timestep(row.next_observation, row.reward, jnp.zeros_like(row.first), number)
 
@@ -193,7 +195,10 @@ def unroll_scan(
     actor: ActorState,
     scan: Callable[..., Any] = jax.lax.scan,
 ) -> tuple[Trajectory, ActorState, EpisodeSums]:
-    """`length` turns, as one `lax.scan` or what does the same; `act` resets carries itself."""
+    """`length` steps as one scan, with leaves [T, B, …] in the trajectory.
+
+    `act` must reset carries itself (see `resetting`). `scan` has the interface of `jax.lax.scan`.
+    """
     steps = actor.step[None] + jnp.arange(length, dtype=jnp.int32)[:, None]
     over_time = jax.vmap(jax.vmap(act_key), (None, 0)), jax.vmap(jax.vmap(env_key), (None, 0))
     keys = (over_time[0](actor.keys, steps), over_time[1](actor.keys, steps))
@@ -216,7 +221,10 @@ def unroll_scan(
 
 
 def _at_truncation(bootstrap: Bootstrap, params: Params, record: StepRecord) -> Any:
-    """`bootstrap` at the true final observation of truncated episodes, zero elsewhere."""
+    """`bootstrap` at the true final observation of truncated episodes, zero elsewhere.
+
+    Truncation is rare, so a `cond` skips the evaluation on steps without any.
+    """
     row = record.row
 
     def evaluate() -> Any:
@@ -229,7 +237,7 @@ def _at_truncation(bootstrap: Bootstrap, params: Params, record: StepRecord) -> 
 
 
 def with_last(trajectory: Trajectory, last: Any) -> Any:
-    """Fills the last row of `bootstrap` where the episode goes on beyond the unroll."""
+    """Fills the last row of `bootstrap` where the episode continues beyond the unroll."""
     truncated = trajectory.truncated[-1]
     return jax.tree.map(
         lambda rows, v: rows.at[-1].set(jnp.where(_like(truncated, v), rows[-1], v)),
@@ -239,7 +247,7 @@ def with_last(trajectory: Trajectory, last: Any) -> Any:
 
 
 def as_row(tree: Any) -> Any:
-    """What an unroll began or ended with, as a row of the trajectory: [1, B, …]."""
+    """Adds a time axis to the state at the start or end of an unroll: [B, …] → [1, B, …]."""
     return jax.tree.map(lambda x: x[None], tree)
 
 

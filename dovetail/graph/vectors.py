@@ -1,9 +1,9 @@
-"""Several arrays as one vector: a collective costs time for each array.
+"""Packs several arrays into one vector, since a collective has a cost per array.
 
-Each is written into its place, for on a CPU XLA concatenates and pads by masked reads: of a small
-array as if it were as long as the whole. Where the memory round it is not mapped, which is a matter
-of luck, every such read takes many times as long, and an update that averages gradients two to
-three times as long.
+`pack` writes each array into its slice instead of concatenating. On CPU, XLA implements
+concatenate and pad with masked reads that treat a small array as if it were as long as the result.
+If the memory around it happens not to be mapped, every such read is many times slower, and an
+update that averages gradients takes two to three times as long.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def pack(leaves: Sequence[Any]) -> jax.Array:
-    """The arrays one behind the other, as one kind of number."""
+    """Flattens the arrays into one vector of their common dtype."""
     kind = jnp.result_type(*[leaf.dtype for leaf in leaves])
     vector, begin = jnp.zeros(sum(leaf.size for leaf in leaves), kind), 0
     for leaf in leaves:
@@ -26,7 +26,7 @@ def pack(leaves: Sequence[Any]) -> jax.Array:
 
 
 def unpack(vector: Any, shapes: Sequence[Any]) -> list[jax.Array]:
-    """The arrays that a vector was packed of; `shapes` are such arrays or their shapes."""
+    """Inverse of `pack`; each of `shapes` has the `shape` and `dtype` of one array."""
     sizes = [int(np.prod(leaf.shape, dtype=np.int64)) for leaf in shapes]
     ends = np.cumsum(sizes).tolist()
     parts = zip(shapes, sizes, ends, strict=True)

@@ -1,1 +1,1 @@
-"""Hosts start processes, give them workers, carry channels between them, and report deaths."""
+"""Hosts start the processes of workers, carry values between them, and report deaths."""

@@ -1,7 +1,7 @@
-"""Where a run's processes go on a cluster: a deployment, from the command line or a TOML file.
+"""The deployment of a run on a cluster, from the command line or a TOML file.
 
-It says which cluster, how many devices a learner process has, and what a learner's and an actor's
-process take of their nodes. No algorithm and no strategy knows it.
+It states the cluster, the devices per learner process, and the resources of learner and actor
+processes. Algorithms and strategies do not depend on it.
 """
 
 import dataclasses
@@ -16,37 +16,36 @@ from dovetail.errors import UserError, nearest
 
 @dataclass(frozen=True)
 class ProcessShare:
-    """What one process takes of its node, and where it may be."""
+    """The resources that one process reserves, and the nodes it may run on."""
 
     cpus: float = 1.0
-    """CPUs of each; a process that steps environments in further processes takes so many for each
-    of those."""
+    """CPUs per process; with environment processes, CPUs for each of these instead."""
     gpus: float = 0.0
-    """GPUs of each."""
+    """GPUs per process."""
     resources: Mapping[str, float] = field(default_factory=dict)
-    """Resources that the cluster's owner named, and how much of each."""
+    """Custom resources of the cluster: name → amount."""
     nodes: tuple[str, ...] = ()
-    """Names, addresses or ids of the nodes it may be on; any unless given."""
+    """Names, addresses or ids of the allowed nodes; any unless given."""
     per_node: int | None = None
-    """At most so many on one node."""
+    """Maximum number of such processes per node."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A cluster, and what the processes on it are given."""
+    """A cluster, and the resources of the processes on it."""
 
     cluster: str = "auto"
-    """local starts one on this machine, auto joins the one that runs here, host:port another."""
+    """local starts one on this machine, auto joins the one running here, host:port another."""
     learner: ProcessShare = ProcessShare()
-    """Of each learner process."""
+    """Resources of each learner process."""
     actor: ProcessShare = ProcessShare()
-    """Of each actor process."""
+    """Resources of each actor process."""
     learner_devices: int = 1
-    """Devices of one learner process."""
+    """Devices per learner process."""
 
     @classmethod
     def load(cls, path: str | Path) -> "Deployment":
-        """The deployment that a TOML file describes."""
+        """Reads a deployment from a TOML file."""
         found = _read(path)
         _refuse_unknown(path, found, ("cluster", "learner", "actor"), "")
         learner = dict(_table(path, found, "learner"))
@@ -71,7 +70,7 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def rebuilt(found: dict[str, Any] | None) -> Deployment | None:
-    """The deployment that a run's config kept, as `dataclasses.asdict` made it."""
+    """Rebuilds a deployment from a run's config, as written by `dataclasses.asdict`."""
     if found is None:
         return None
     return Deployment(

@@ -1,8 +1,8 @@
-"""What a host is, and the supervision of the processes that it starts.
+"""The interface of hosts, and the supervision of the processes they start.
 
-A host starts a process with some workers, carries calls to it and their results back, and makes
-references that stand for values. Whether a process is late, hangs or is gone, and what is done
-about it, is decided here, once, for every host.
+A host starts a process with some workers, carries calls to it and results back, and creates
+references to values. Detection of slow, stuck or dead processes, and their restart, is implemented
+here once for every host.
 """
 
 import contextlib
@@ -20,77 +20,82 @@ from dovetail.runtime.remote import Payload, RemoteWorker, Reply, WorkerLost
 from dovetail.runtime.wire import pack, pack_values, unpack_values
 
 LOOK_SECONDS = 1.0
-"""How often a call that is waited for is looked at."""
+"""How often to check on a pending call."""
 PLACE_SECONDS = 60.0
-"""How long a process that the run cannot do without may wait for room."""
+"""How long a required process may wait for resources."""
 CLOSE_SECONDS = 5.0
-"""How long a process may take to end its environments."""
+"""How long a process may take to close its environments."""
 
 
 class Call(Protocol):
-    """A call that a process is answering."""
+    """A pending call to a process."""
 
     def get(self, limit: float | None = None) -> Any:
-        """Its result. Raises `TimeoutError` after `limit` seconds, what the call raised, or
-        `WorkerLost` if the process is gone."""
+        """Waits for the result.
+
+        Raises `TimeoutError` after `limit` seconds, the error of the call, or `WorkerLost` if the
+        process has died.
+        """
         ...
 
 
 class HostProcess(Protocol):
-    """A process with some workers, as a host started it: it has a `ProcessWorkers`."""
+    """A process started by a host; it contains a `ProcessWorkers`."""
 
     def set_up(self) -> Call:
-        """Builds the workers; the result says where the process is."""
+        """Builds the workers; the result names the node of the process."""
         ...
 
     def call(self, method: str, *args: Any) -> Call:
-        """Calls a method of its `ProcessWorkers`, which may wait until it is set up."""
+        """Calls a method of its `ProcessWorkers`; the call may wait for `set_up`."""
         ...
 
     def run(
         self, worker: str, chain: int, payloads: Sequence[Payload], shared: Sequence[bool]
     ) -> Call:
-        """Calls `run`; of the payloads of its reply, those that are `shared` stay there, and a
-        reference stands for each."""
+        """Calls `run`; `shared` payloads of the reply stay in the process, replaced by references.
+
+        `shared` has one entry per payload.
+        """
         ...
 
     def pulse(self, worker: str) -> tuple[float, bool, str] | None:
-        """See `ProcessWorkers.pulse`; None if it cannot be asked just now. Raises `TimeoutError`
-        if it does not answer."""
+        """See `ProcessWorkers.pulse`; None if it is unavailable. Raises `TimeoutError` if the
+        process does not answer."""
         ...
 
     def awaited(self) -> str:
-        """What it still needs to start, in words."""
+        """The resources it is waiting for, in words."""
         ...
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills it immediately."""
         ...
 
 
 class Host(Protocol):
-    """Starts processes, and makes references that stand for values in all of them."""
+    """Starts processes, and creates references to values that all of them can read."""
 
     def start(self, name: str, again: bool) -> HostProcess:
-        """Starts a process, `again` if one of that name is gone; does not wait for it."""
+        """Starts a process without waiting for it; `again` if it replaces a dead one."""
         ...
 
     def share(self, values: Values) -> Payload:
-        """Packed values, put where every process finds them."""
+        """Makes packed values available to every process; returns a reference."""
         ...
 
     def fetch(self, payload: Payload) -> Values:
-        """The packed values that a payload stands for."""
+        """The packed values of a reference."""
         ...
 
 
 class Supervised:
-    """A process of a host, started again when it is gone."""
+    """A process of a host, restarted when it dies."""
 
     def __init__(
         self, host: Host, name: str, patience: float, stopping: threading.Event, optional: bool
     ) -> None:
-        """`optional`: whether a run begins, and goes on, without it."""
+        """`optional`: whether the run can start and continue without it."""
         self.name, self.patience, self.optional = name, patience, optional
         self.stopping = stopping
         self._host = host
@@ -100,7 +105,7 @@ class Supervised:
         self._ready = self.process.set_up()
 
     def started(self) -> tuple[HostProcess, Call]:
-        """(the process, what it answers once it is set up); started anew if it was gone."""
+        """The process and its pending `set_up`; restarts it if it was dead."""
         with self._lock:
             if self.process is None:
                 self.process = self._host.start(self.name, again=True)
@@ -110,7 +115,7 @@ class Supervised:
     def wait_until_there(
         self, process: HostProcess, ready: Call, tell: Callable[[str], None]
     ) -> None:
-        """Waits until it has a place and answers."""
+        """Waits until the process has its resources and is set up."""
         began, told = time.monotonic(), False
         while True:
             with contextlib.suppress(TimeoutError):
@@ -127,7 +132,7 @@ class Supervised:
                 tell(text)
 
     def wait(self, process: HostProcess, call: Call, worker: str, beat: Callable[[], None]) -> Any:
-        """Waits for a call, and looks after the process meanwhile."""
+        """Waits for a call and checks on the process meanwhile."""
         last = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -139,14 +144,13 @@ class Supervised:
     def _look(
         self, process: HostProcess, worker: str, last: float, beat: Callable[[], None]
     ) -> float:
-        """Whether a worker gets on; a process whose worker does not is ended. Returns when it last
-        did."""
+        """Kills the process if its worker is stuck; returns the time of its last progress."""
         try:
             pulse = process.pulse(worker)
         except TimeoutError:
             pulse = time.monotonic() - last, False, "It does not answer."
         except WorkerLost:
-            return last  # the call itself tells
+            return last  # the pending call raises it
         if pulse is None:
             return last
         quiet, warm, complaint = pulse
@@ -166,7 +170,7 @@ class Supervised:
             raise WorkerLost(f"{self.name} on {self._where} is gone ({error}).") from error
 
     def kill(self, process: HostProcess | None) -> None:
-        """Ends it; one that has taken its place meanwhile is left alone."""
+        """Kills this process, but not one that has replaced it in the meantime."""
         with self._lock:
             if self.process is process:
                 self.process = None
@@ -176,14 +180,14 @@ class Supervised:
 
 
 class SupervisedWorker:
-    """A worker in such a process."""
+    """A worker in a supervised process."""
 
     def __init__(self, within: Supervised, worker: str, tell: Callable[[str], None]) -> None:
         self._within, self._worker, self._tell = within, worker, tell
         self._process: HostProcess | None = None
 
     def begin(self, held: Values, keys: Any) -> Callable[[], Values]:
-        """Sets what the worker holds, once the process is there."""
+        """Sets the worker's state as soon as the process is up."""
         within, worker = self._within, self._worker
         process, ready = within.started()
         packed = None if keys is None else pack(keys)
@@ -198,7 +202,7 @@ class SupervisedWorker:
         return begun
 
     def held(self) -> Values:
-        """What the worker holds by now."""
+        """The current state of the worker."""
         process = self._there()
         call = process.call("held", self._worker)
         return unpack_values(self._within.wait(process, call, self._worker, lambda: None))
@@ -216,14 +220,14 @@ class SupervisedWorker:
         shared: Sequence[bool],
         beat: Callable[[], None],
     ) -> Reply:
-        """One call; references go as they are."""
+        """Runs a chain with one call; references are passed through."""
         process = self._there()
         call = process.run(self._worker, chain, payloads, shared)
         return self._within.wait(process, call, self._worker, beat)
 
 
 class Processes:
-    """The processes of a run that are not this one, on a host."""
+    """The other processes of a run, on a host."""
 
     def __init__(
         self,
@@ -233,8 +237,11 @@ class Processes:
         tell: Callable[[str], None],
         optional: Collection[str] = (),
     ) -> None:
-        """Starts them at once: they come up while this one does. `groups` are the workers of each,
-        by its name; a run begins, and goes on, without those that are `optional`."""
+        """Starts all processes immediately, so that they come up while this one sets up.
+
+        `groups` maps the name of each process to its workers. The run can start and continue
+        without the `optional` processes.
+        """
         self._host, self._tell = host, tell
         self._stopping = threading.Event()
         self._groups = dict(groups)
@@ -248,20 +255,20 @@ class Processes:
         return self._host.share(pack_values(values))
 
     def fetch(self, payload: Payload) -> Values:
-        """The values, as numpy or random keys."""
+        """The values of a reference, as numpy arrays and random keys."""
         return unpack_values(self._host.fetch(payload))
 
     def worker(self, name: str) -> RemoteWorker:
-        """A worker of one of them."""
+        """A worker of one of the processes."""
         group = next(group for group, workers in self._groups.items() if name in workers)
         return SupervisedWorker(self._supervised[group], name, self._tell)
 
     def stop(self) -> None:
-        """Nobody waits for another process any more."""
+        """Ends all waits for processes."""
         self._stopping.set()
 
     def close(self) -> None:
-        """Ends every process, all at a time."""
+        """Stops all processes in parallel."""
         self._stopping.set()
         running = [s.process for s in self._supervised.values() if s.process is not None]
         calls = [process.call("close") for process in running]
@@ -274,14 +281,14 @@ class Processes:
 
 
 def in_parts(reply: Reply, shared: Sequence[bool]) -> tuple[Reply, list[Payload]]:
-    """(a reply without the payloads that are shared, those)."""
+    """Splits a reply into one without its shared payloads, and these payloads."""
     pairs = list(zip(reply.payloads, shared, strict=True))
     kept = [None if is_shared else payload for payload, is_shared in pairs]
     return replace(reply, payloads=kept), [p for p, is_shared in pairs if is_shared]
 
 
 def whole(reply: Reply, shared: Sequence[bool], references: Sequence[Payload]) -> Reply:
-    """A reply with references where payloads are shared."""
+    """Inverse of `in_parts`, with references in place of shared payloads."""
     left = iter(references)
     pairs = zip(reply.payloads, shared, strict=True)
     return replace(

@@ -1,4 +1,4 @@
-"""What a process needs to build its part of a run, and what it must have in common with others."""
+"""The description of a run from which each process builds its part, and version checks."""
 
 import os
 import platform
@@ -13,26 +13,27 @@ from dovetail.plan.ir import Plan
 
 DEVICES = "--xla_force_host_platform_device_count"
 ALIKE = ("dovetail", "jax", "jaxlib", "numpy", "optax", "gymnasium", "gymnax", "ray")
-"""Packages that must be of one version everywhere: they decide what is computed."""
+"""Packages whose versions must agree on all nodes, since they affect the results."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run, as its processes are told of it."""
+    """A run, as sent to its processes."""
 
     build: Callable[[Plan], tuple[Graph, Env]]
-    """Traces the algorithm once more: a graph is cheaper to make than to send."""
+    """Traces the algorithm again: building a graph is cheaper than sending it."""
     plan: Plan
     patience: float
+    """Seconds without progress after which a worker counts as stuck."""
     seeds: int
     devices: int
-    """Of one learner process."""
+    """Devices per learner process."""
     asynchronous: bool
-    """Whether compiled calls return before they are done: for environments in JAX."""
+    """Whether to dispatch compiled calls asynchronously, as for JAX environments."""
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the packages that must be alike."""
+    """The versions of Python and of the packages in `ALIKE`."""
     found = {"Python": platform.python_version()}
     for package in ALIKE:
         try:
@@ -43,7 +44,7 @@ def versions() -> dict[str, str]:
 
 
 def refuse_other_versions(wanted: Mapping[str, str], node: str) -> None:
-    """Refuses to work where other versions are installed than on the driver."""
+    """Refuses a node whose versions differ from the driver's."""
     here = versions()
     for name, ours in wanted.items():
         theirs = here.get(name, "missing")
@@ -55,12 +56,12 @@ def refuse_other_versions(wanted: Mapping[str, str], node: str) -> None:
 
 
 def prepare(job: Job, gpus: float) -> None:
-    """Sets JAX up in a process, before it starts."""
+    """Configures JAX in a process, before it initializes its backends."""
     import jax
 
     flags = os.environ.get("XLA_FLAGS", "").split()
     others = [flag for flag in flags if not flag.startswith(DEVICES)]
-    os.environ["XLA_FLAGS"] = " ".join(others)  # the driver's devices are not ours
+    os.environ["XLA_FLAGS"] = " ".join(others)  # inherited from the driver, not for this process
     if not gpus:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", job.devices)

@@ -1,7 +1,7 @@
-"""Processes of this machine as a host: each is spawned, and reached through a pipe.
+"""A host that spawns processes on this machine and talks to them through pipes.
 
-A process answers calls one by one for each of its workers, and says meanwhile whether they get on.
-It ends by itself when the process that started it is gone.
+A process answers the calls to each of its workers one at a time, and reports their progress
+meanwhile. It exits when its parent dies.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from dovetail.runtime.remote import Payload, WorkerLost
 SPAWN = multiprocessing.get_context("spawn")
 """JAX's threads do not survive a fork."""
 END_SECONDS = 2.0
-"""How long a process that was told to end is waited for."""
+"""Time limit for joining a process."""
 SET_UP, PULSE = "set_up", "pulse"
 
 
@@ -34,7 +34,7 @@ class SpawnedHost:
     """Spawns processes with the workers of a plan."""
 
     def __init__(self, job: Job, groups: Mapping[str, Sequence[str]]) -> None:
-        """`groups` are the workers of each process, by its name."""
+        """`groups` maps the name of each process to its workers."""
         self._order, self._groups = _packed(job), groups
 
     def start(self, name: str, again: bool) -> "SpawnedProcess":
@@ -42,11 +42,11 @@ class SpawnedHost:
         return SpawnedProcess(name, self._order, tuple(self._groups[name]))
 
     def share(self, values: Values) -> Payload:
-        """The values themselves: a pipe has no place for what others find."""
+        """The values themselves: a pipe has no shared store."""
         return values
 
     def fetch(self, payload: Payload) -> Values:
-        """They came through the pipe."""
+        """The payload itself, received through the pipe."""
         return payload
 
 
@@ -61,7 +61,7 @@ def _packed(job: Job) -> bytes:
 
 
 class SpawnedProcess:
-    """A process, and the thread that hears its answers."""
+    """A spawned process, and the thread that receives its answers."""
 
     def __init__(self, name: str, order: bytes, workers: tuple[str, ...]) -> None:
         self._name = name
@@ -76,7 +76,7 @@ class SpawnedProcess:
         self._pending: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._gone = ""
-        """Why it is gone, once it is."""
+        """Why it died; empty while it is alive."""
         hearing = threading.Thread(target=self._hear, name=f"dovetail-{name}-calls", daemon=True)
         hearing.start()
 
@@ -85,7 +85,7 @@ class SpawnedProcess:
         return self.call(SET_UP)
 
     def call(self, method: str, *args: Any) -> "SpawnedCall":
-        """A method of its workers."""
+        """Calls a method of its workers."""
         answer: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -102,25 +102,25 @@ class SpawnedProcess:
     def run(
         self, worker: str, chain: int, payloads: Sequence[Payload], shared: Sequence[bool]
     ) -> "SpawnedCall":
-        """All payloads come back through the pipe."""
+        """Runs a chain; all payloads come back through the pipe."""
         return self.call("run", worker, chain, list(payloads))
 
     def pulse(self, worker: str) -> tuple[float, bool, str] | None:
-        """Whether it gets on."""
+        """The progress of a worker."""
         return self.call(PULSE, worker).get(LOOK_SECONDS)
 
     def awaited(self) -> str:
-        """It needs nothing but time."""
+        """It only has to start."""
         return "its process to start"
 
     def kill(self) -> None:
-        """Ends the process."""
+        """Kills the process."""
         with contextlib.suppress(ValueError):
             self._process.kill()
             self._process.join(END_SECONDS)
 
     def _hear(self) -> None:
-        """Hands answers to who waits for them, until the process is gone."""
+        """Delivers answers to their callers until the process dies; the body of the thread."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 number, value, error = self._connection.recv()
@@ -141,28 +141,28 @@ class SpawnedProcess:
 
 
 class SpawnedCall:
-    """A call on its way."""
+    """A pending call."""
 
     def __init__(self, answer: "Future[Any]") -> None:
         self._answer = answer
 
     def get(self, limit: float | None = None) -> Any:
-        """Its result, or what it raised."""
+        """Waits for the result, or raises the error of the call."""
         return self._answer.result(limit)
 
 
 def serve(connection: Connection, order: bytes, workers: tuple[str, ...]) -> None:
-    """What a spawned process runs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it says when to end
+    """The main function of a spawned process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     serving = _Serving(connection, order, workers)
     with contextlib.suppress(EOFError, OSError):
         while True:
             serving.answer(*connection.recv())
-    os._exit(0)  # the other side is gone: nobody waits for what still runs here
+    os._exit(0)  # the parent is gone: abandon running work
 
 
 class _Serving:
-    """Answers calls: `pulse` at once, the others in threads, in the order of their arrival."""
+    """Answers calls: `pulse` immediately, the others in one thread per worker, in order."""
 
     def __init__(self, connection: Connection, order: bytes, workers: tuple[str, ...]) -> None:
         self._connection, self._order, self._names = connection, order, workers
@@ -173,7 +173,7 @@ class _Serving:
         self._there = threading.Event()
 
     def answer(self, number: int, method: str, args: tuple[Any, ...]) -> None:
-        """Begins to answer a call."""
+        """Starts to answer a call."""
         if method == PULSE:
             pulse = (0.0, False, "It is being set up.")
             if self._there.is_set():
@@ -224,6 +224,6 @@ class _Serving:
                 self._connection.send((number, value, error))
             except (OSError, BrokenPipeError):
                 os._exit(0)
-            except Exception:  # what was raised cannot be sent
+            except Exception:  # the value or the error cannot be pickled
                 text = f"{type(error).__name__}: {error}"
                 self._connection.send((number, None, UserError(text)))

@@ -1,7 +1,6 @@
-"""The workers of a process that is not the home side's: chains of programs, run when asked.
+"""The workers of a process without the home side: they run chains of programs on request.
 
-What to run between which channels follows from the same plan, so the home side's process and this
-one agree on it without a word.
+Both processes derive the chains from the same plan, so they agree without communication.
 """
 
 import time
@@ -37,12 +36,11 @@ class ProcessWorkers:
         }
 
     def begin(self, worker: str, held: Values, keys: Any) -> Values:
-        """Sets what a worker holds; with `keys`, episodes begin. Returns what it holds then of the
-        actors' state."""
+        """Sets the state of a worker; with `keys`, begins episodes. Returns its actor state."""
         return self._served[worker].begin(held, keys)
 
     def held(self, worker: str) -> Values:
-        """What a worker holds of the state by now."""
+        """The current state of a worker."""
         return self._served[worker].held()
 
     def run(self, worker: str, chain: int, payloads: Sequence[Payload]) -> Reply:
@@ -50,19 +48,19 @@ class ProcessWorkers:
         return self._served[worker].run(chain, payloads)
 
     def pulse(self, worker: str) -> tuple[float, bool, str]:
-        """(seconds since a worker last got on, whether it has compiled everything, where it
-        stands)."""
+        """(seconds since a worker's last progress, whether it has compiled everything, a message
+        with its stack)."""
         watch = self._served[worker].worker.watch
         quiet = 0.0 if watch.waits else watch.quiet()
         return quiet, watch.warm, watch.complaint()
 
     def close(self) -> None:
-        """Ends the environments."""
+        """Closes the environments."""
         self._workers.close()
 
 
 class _Served:
-    """One worker, chain by chain."""
+    """Runs one worker, chain by chain."""
 
     def __init__(self, graph: Graph, env: Env, workers: Workers, worker: RunningWorker) -> None:
         self.worker = worker
@@ -75,7 +73,7 @@ class _Served:
         self._programs = [p for p, owner in workers.programs.acting if owner is worker]
 
     def begin(self, held: Values, keys: Any) -> Values:
-        """Sets what the next turn starts from."""
+        """Sets the state at the start of the next turn."""
         worker, graph = self.worker, self._graph
         worker.watch.begin()
         worker.watch.doing("taking what it holds")
@@ -96,16 +94,16 @@ class _Served:
         return pack_values(begun)
 
     def held(self) -> Values:
-        """What the next turn starts from, of the state."""
+        """The state at the start of the next turn."""
         held = self.worker.all_held()
         return pack_values({number: held[number] for number in self._state})
 
     def run(self, number: int, payloads: Sequence[Payload]) -> Reply:
-        """Runs a chain; with the first a turn begins, with the last it ends."""
+        """Runs a chain; the first begins a turn, and the last ends it."""
         worker, chain = self.worker, self._chains[number]
         worker.watch.begin()
         if number == 0:
-            for release in self._turn.releases:  # the last turn's arrays have been sent
+            for release in self._turn.releases:  # the arrays of the last turn have been sent
                 release()
             self._values, self._turn = dict(worker.held), Turn(0, 0)
         self._take(chain.takes, payloads)
@@ -124,7 +122,7 @@ class _Served:
         return Reply(made, spent, worker.track.drain(), clock)
 
     def _take(self, takes: Sequence[Take], payloads: Sequence[Payload]) -> None:
-        """Puts what was taken over channels among the values."""
+        """Adds the payloads from channels to the values of the turn."""
         left = list(payloads)
         for take in takes:
             count = len(take.channel.edge.senders_of(take.taker))
@@ -132,7 +130,7 @@ class _Served:
             self._values.update(take.channel.edge.combined(sent, take.taker))
 
     def _packed(self, put: Put) -> Values:
-        """What is put on a channel, as it is sent."""
+        """The packed values for a channel."""
         edge, began = put.channel.edge, time.perf_counter()
         packed = pack_values({number: self._values[number] for number in edge.numbers})
         if edge.boundary == REPORT:
@@ -142,7 +140,7 @@ class _Served:
         return packed
 
     def _seconds(self) -> dict[str, float]:
-        """By fragment, an unroll's two halves apart."""
+        """Seconds by fragment; the halves of an unroll are separate entries."""
         halves = {program.name for program in self._programs}
         spent = {n: s for n, s in self.worker.seconds.items() if n not in halves}
         for program in self._programs:

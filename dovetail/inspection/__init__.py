@@ -1,1 +1,1 @@
-"""Looking at loops, plans, runs and machines: explain, analyze, doctor, interpret."""
+"""Inspection of algorithms, plans, runs and machines: explain, analyze, doctor, interpret."""

@@ -1,4 +1,4 @@
-"""Where the time of a run went: its plan with what was measured, like SQL's EXPLAIN ANALYZE."""
+"""`analyze`: a run's plan with its measurements, like SQL's EXPLAIN ANALYZE."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from dovetail.telemetry.timeline import FILE, FORMAT
 
 DRIVER, MESSAGE = "driver", "message"
 IDLE = 0.2
-"""A worker that waits for less than this share of the time holds the others up."""
+"""A worker that waits for less than this share of its time is on the critical path."""
 HELP = {
     "step": (
         "environment steps",
@@ -34,12 +34,12 @@ HELP = {
         "more devices, or more environments for each of its steps",
     ),
 }
-"""What takes time, in words, and what would help."""
+"""For each kind of work: its name and a remedy."""
 
 
 @dataclass(frozen=True)
 class TimeShare:
-    """A fragment, a wait or a link of a worker, with its part of the worker's time."""
+    """A fragment, wait or link of a worker, with its share of the worker's time."""
 
     worker: str
     kind: str
@@ -50,23 +50,24 @@ class TimeShare:
 
 @dataclass(frozen=True)
 class Use:
-    """The shares of a worker's time."""
+    """The shares of a worker's time, from 0 to 1."""
 
     computes: float
     waits_in: float
-    """For what others make."""
+    """Waiting for input from other workers."""
     waits_out: float
-    """For room, because others have enough."""
+    """Waiting for room in an output channel."""
     hands_over: float
+    """Transferring data over links."""
 
     @property
     def waits(self) -> float:
-        """Both waits."""
+        """Waiting for input or for room."""
         return self.waits_in + self.waits_out
 
     @property
     def total(self) -> float:
-        """All that is known of its time: near 1."""
+        """The sum of all shares; close to 1."""
         return self.computes + self.waits + self.hands_over
 
     def __str__(self) -> str:
@@ -78,29 +79,29 @@ class Use:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What went over a link, all its senders together."""
+    """The traffic of a link, summed over its senders."""
 
     name: str
     messages_per_s: float = 0.0
     bytes_per_s: float = 0.0
     p50: float = 0.0
-    """Seconds from when something was put on it to when it was taken, of the slowest taker."""
+    """Seconds from put to take, median, of the slowest receiver."""
     p99: float = 0.0
     depth: float = 0.0
-    """How many lay there, on average, when one was taken."""
+    """Mean number of messages in the channel at a take."""
 
     def plus(self, messages_per_s: float, bytes_per_s: float) -> "LinkUse":
-        """With another sender."""
+        """Adds the traffic of another sender."""
         messages, sent = self.messages_per_s + messages_per_s, self.bytes_per_s + bytes_per_s
         return replace(self, messages_per_s=messages, bytes_per_s=sent)
 
     def slower(self, numbers: Mapping[str, Any], depth: float) -> "LinkUse":
-        """With another taker."""
+        """Includes another receiver; keeps the slowest."""
         p50, p99 = max(self.p50, numbers["p50"]), max(self.p99, numbers["p99"])
         return replace(self, p50=p50, p99=p99, depth=max(self.depth, depth))
 
     def row(self) -> Row:
-        """A line of the table."""
+        """The link's row in the printed table."""
         return (
             self.name,
             f"{self.messages_per_s:,.1f}/s",
@@ -113,14 +114,14 @@ class LinkUse:
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What everything else waits for."""
+    """The fragment or link that all other workers wait for."""
 
     name: str
     workers: tuple[str, ...]
     share: float
-    """Of their wall time."""
+    """Its share of the workers' wall time."""
     busy: float
-    """Share of the time that they compute."""
+    """The share of the time that these workers compute."""
 
     def __str__(self) -> str:
         what, remedy = HELP[_sort(self.name)]
@@ -135,14 +136,14 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class Analysis:
-    """A run's plan and its measurements, to print or to read by a program."""
+    """A run's plan and its measurements, as text or JSON."""
 
     run: Run
     plan: Plan
     measured: Mapping[str, Any]
 
     def shares(self) -> Iterator[TimeShare]:
-        """Everything that was measured, worker by worker."""
+        """All measured shares, worker by worker."""
         for worker, of in self.measured["workers"].items():
             wall = max(of["wall_s"], 1e-9)
             for kind in (COMPUTE, WAIT, LINK):
@@ -150,7 +151,7 @@ class Analysis:
                     yield TimeShare(worker, kind, name, numbers["seconds"] / wall, numbers)
 
     def of_worker(self, worker: str) -> Use:
-        """What a worker's time goes into."""
+        """The shares of one worker's time."""
         parts: dict[str, float] = dict.fromkeys((COMPUTE, WAIT, ROOM, LINK), 0.0)
         for share in self.shares():
             if share.worker == worker:
@@ -158,7 +159,7 @@ class Analysis:
         return Use(parts[COMPUTE], parts[WAIT], parts[ROOM], parts[LINK])
 
     def links(self) -> list[LinkUse]:
-        """What went over each link between workers, in the order in which they were first used."""
+        """The traffic of each link between workers, in order of first use."""
         found: dict[str, LinkUse] = {}
         for share in self.shares():
             if share.kind == LINK:
@@ -176,8 +177,11 @@ class Analysis:
 
     @property
     def critical(self) -> tuple[str, ...]:
-        """The workers on the critical path: those that hardly wait; where all wait for each other,
-        of those that are alike the one that waits least."""
+        """The workers on the critical path: those that hardly wait.
+
+        If all workers wait for each other: of each group of similar workers, the one that waits
+        least.
+        """
         working = [name for name in self.measured["workers"] if name != DRIVER]
         waits = {name: self.of_worker(name).waits for name in working}
         if busy := [name for name in working if waits[name] < IDLE]:
@@ -189,14 +193,14 @@ class Analysis:
 
     @property
     def critical_path(self) -> list[TimeShare]:
-        """What the workers on it do, of that which takes a hundredth of their time."""
+        """The work of the workers on the critical path, without shares below 1 %."""
         on = self.critical
         rows = (share for share in self.shares() if share.kind != WAIT)
         return [share for share in rows if share.worker in on and share.share >= 0.01]
 
     @property
     def bottleneck(self) -> Bottleneck | None:
-        """The largest share of those workers that are waited for."""
+        """The largest share among the workers on the critical path; None without measurements."""
         blamed = self.critical
         sums: dict[str, list[TimeShare]] = {}
         for share in self.shares():
@@ -245,7 +249,7 @@ class Analysis:
         return [f"  staleness {parts}; the bound is {self.plan.staleness}"]
 
     def json(self) -> str:
-        """All of it as one JSON object."""
+        """The plan, measurements and conclusions as one JSON object."""
         worst = self.bottleneck
         found = {
             "run": str(self.run.path),
@@ -262,7 +266,7 @@ class Analysis:
 
 
 def analyze(run: str | Path | Run) -> Analysis:
-    """What was measured in a run, finished or not."""
+    """Reads the measurements of a run, finished or not."""
     opened = run if isinstance(run, Run) else Run.open(run)
     measured = _read(opened, FILE)
     if measured.get("format") != FORMAT:
@@ -292,13 +296,13 @@ def _title(plan: Plan) -> str:
 
 
 def _sort(name: str) -> str:
-    """Which of the things in `HELP` a fragment or link is."""
+    """The kind of work in `HELP` to which a fragment or link belongs."""
     last = name.rpartition(".")[2]
     return last if last in HELP else "learn"
 
 
 def _stem(worker: str) -> str:
-    """What workers that are alike have in common: `actor-` of actor-3."""
+    """The common name of similar workers: `actor-` for actor-3."""
     return worker.rstrip("0123456789")
 
 
@@ -309,7 +313,7 @@ def _mark(share: TimeShare, worst: Bottleneck | None, path: list[TimeShare]) -> 
 
 
 def _path_text(path: list[TimeShare]) -> str:
-    """Of workers that are alike, one stands for all."""
+    """The critical path in words; one worker stands for all similar ones."""
     shown: dict[str, list[str]] = {}
     for share in path:
         first = next((w for w in shown if _stem(w) == _stem(share.worker)), share.worker)

@@ -1,4 +1,4 @@
-"""`doctor`: what this machine has, and why a run does not get on, without searching any log."""
+"""`doctor`: checks this machine, or finds out why a run is stuck, without searching logs."""
 
 import contextlib
 import json
@@ -38,34 +38,34 @@ EXTRAS = {
     "wandb": "wandb",
     "mlflow-skinny": "mlflow",
 }
-"""Packages of extras, each with its extra."""
+"""Optional packages, each with the extra that installs it."""
 LITTLE_MEMORY, LITTLE_DISK = 64 << 20, 1 << 30
 LATE = 5 * EVERY
-"""Seconds after which a status that is not renewed is of a process that is gone or stopped."""
+"""Seconds without a new status after which the process counts as gone or stopped."""
 SLOW = 30.0
-"""Seconds without a report after which a run does not get on."""
+"""Seconds without a report after which a run counts as stuck."""
 
 Level = Literal["good", "note", "bad"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence, and whether it is good news."""
+    """One finding: a sentence and its severity."""
 
     level: Level
     text: str
 
 
 def doctor(run: str | Path | Run | None = None) -> list[Finding]:
-    """What can be said of this machine, or of a run on it."""
+    """Examines this machine, or a run on it."""
     if run is None:
         return list(_machine())
     return list(_of_run(run if isinstance(run, Run) else Run.open(run)))
 
 
 def stacks(run: str | Path | Run, seconds: float = 5.0) -> str:
-    """The lines of code at which every thread of a live run stands, and every process of its
-    environments on this machine."""
+    """The stack traces of all threads of a running run and of its environment processes on this
+    machine. `seconds` is the time limit for each answer."""
     opened = run if isinstance(run, Run) else Run.open(run)
     status = _status(opened)
     if status["ended"] is not None or not _is_alive(status):
@@ -81,7 +81,7 @@ def stacks(run: str | Path | Run, seconds: float = 5.0) -> str:
 
 
 def _ask(run: Run, pid: int, seconds: float) -> str:
-    """What the process of a run says when it is asked where it stands."""
+    """Requests the stack traces of a run's process by a file in its folder; returns them."""
     asked, answer = run.path / ASKED, run.path / STACKS
     before = _made(answer)
     try:
@@ -94,7 +94,7 @@ def _ask(run: Run, pid: int, seconds: float) -> str:
     while time.monotonic() < deadline:
         time.sleep(0.05)
         if _made(answer) not in (before, None):
-            with contextlib.suppress(FileNotFoundError):  # the run has just ended
+            with contextlib.suppress(FileNotFoundError):  # the run has just ended and removed it
                 return answer.read_text(encoding="utf-8")
     asked.unlink(missing_ok=True)
     raise UserError(
@@ -104,7 +104,7 @@ def _ask(run: Run, pid: int, seconds: float) -> str:
 
 
 def _made(file: Path) -> tuple[int, int] | None:
-    """What tells a file from the one before it under the same name."""
+    """Identifies a version of a file, which may be replaced under the same name."""
     try:
         found = file.stat()
     except FileNotFoundError:
@@ -113,14 +113,14 @@ def _made(file: Path) -> tuple[int, int] | None:
 
 
 def _ask_environments(pid: int, log: Path, seconds: float) -> str | None:
-    """What a process of environments writes into its log when it is asked where it stands."""
+    """Requests the stack trace of an environment process by SIGUSR1; returns it from its log."""
     try:
         before = log.stat().st_size
         os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if log.stat().st_size > before:
-                time.sleep(0.1)  # the rest of it
+                time.sleep(0.1)  # lets the process write the rest
                 return log.read_bytes()[before:].decode(errors="replace")
             time.sleep(0.05)
     except (FileNotFoundError, ProcessLookupError):  # it has just ended
@@ -129,8 +129,10 @@ def _ask_environments(pid: int, log: Path, seconds: float) -> str | None:
 
 
 def _environments(pid: int) -> Iterator[tuple[int, Path]]:
-    """The processes of environments under a process, each with the file that it answers into; on
-    Linux, and only those that wait for the question: others it would kill."""
+    """The environment processes under a process, each with its log file; Linux only.
+
+    Only processes that handle SIGUSR1 are included: the signal would kill others.
+    """
     for child in _children(pid):
         try:
             caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{child}/status").read_text())
@@ -143,10 +145,10 @@ def _environments(pid: int) -> Iterator[tuple[int, Path]]:
 
 
 def _children(pid: int) -> list[int]:
-    """What the threads of a process have started."""
+    """The child processes of all threads of a process."""
     found: list[int] = []
     for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             found += map(int, listed.read_text().split())
     return found
 
@@ -242,7 +244,7 @@ def _status(run: Run) -> dict[str, Any]:
 
 
 def _is_alive(status: dict[str, Any]) -> bool:
-    """Whether its process is there; on another machine, whether it wrote lately."""
+    """Whether the run's process exists; on another machine, whether its status is recent."""
     if status["host"] != socket.gethostname():
         return time.time() - status["time"] < LATE
     try:
@@ -255,7 +257,7 @@ def _is_alive(status: dict[str, Any]) -> bool:
 
 
 def _memory() -> int:
-    """Bytes that are free to use."""
+    """Available memory in bytes; 0 if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             fields = dict(line.split(":") for line in file)

@@ -1,4 +1,4 @@
-"""`explain`: the logical graph of an algorithm and the physical plan of it, like SQL's EXPLAIN."""
+"""`explain`: an algorithm's logical graph and its physical plan, like SQL's EXPLAIN."""
 
 import json
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from dovetail.training.planning import plan_for, prepare_backend, resolve_strate
 from dovetail.training.replay_servers import ServedReplay, refuse_without
 
 STEPS = 200_000
-"""The length of run that is explained; it only moves schedules, never the graph's shape."""
+"""The run length to explain; it affects schedules, but not the shape of the graph."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A graph and a plan, to print, to draw, or to read by a program."""
+    """A graph and its plan, as text, SVG or JSON."""
 
     graph: Graph
     plan: Plan
@@ -34,7 +34,7 @@ class Explanation:
         return f"{graph_show.text(self.graph)}\n{plan_show.text(self.plan, self.graph)}"
 
     def svg(self) -> str:
-        """A drawing."""
+        """The graph and the plan as an SVG drawing."""
         return svg(self.graph, self.plan)
 
     def json(self) -> str:
@@ -50,7 +50,7 @@ def explain(
     cluster: Deployment | str | None = None,
     replay: ServedReplay | str | None = None,
 ) -> Explanation:
-    """What `train` would run with the same arguments; nothing is trained."""
+    """Returns the graph and plan that `train` would run with the same arguments."""
     kept = ServedReplay.of(replay)
     chosen = Local() if strategy is None and kept is not None else resolve_strategy(strategy, env)
     where = Deployment(cluster) if isinstance(cluster, str) else cluster

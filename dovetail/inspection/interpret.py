@@ -1,4 +1,4 @@
-"""`interpret`: an algorithm's loop as plain Python, to debug in and to compare with."""
+"""`interpret`: runs an algorithm's loop as plain Python, for debugging and as a reference."""
 
 import dataclasses
 from contextlib import ExitStack, closing
@@ -23,11 +23,11 @@ from dovetail.training.start import first_state
 
 
 class Interpreted(NamedTuple):
-    """Where an interpreted run stands."""
+    """The states after the last interpreted iteration."""
 
     state: Any
     metrics: dict[str, jax.Array]
-    """Of the last iteration."""
+    """The metrics of the last iteration."""
     actor: Any
 
 
@@ -46,13 +46,13 @@ def interpret(
     data_memory: int = MEMORY,
     replay: ServedReplay | str | None = None,
 ) -> Interpreted:
-    """Runs some iterations without compiling the loop; every synchronous strategy equals it.
+    """Runs `iterations` without compiling the loop; every synchronous strategy gives equal results.
 
-    With `debug`, jit is off and `act` is called for one environment after another: breakpoints
-    and prints work anywhere. Without, it is faster, and only `iteration` itself sees values.
-    `shards` is the number of equal parts in which a replay is kept, `data` the folder of a dataset
-    to learn from; whether anybody acts as well is `online`, by default only where the algorithm is
-    not made for recorded data. `replay` says which servers keep the replay, as for `train`.
+    With `debug`, jit is off and `act` is called for one environment after another, so that
+    breakpoints and prints work anywhere. Without it, the run is faster, but only `iteration` itself
+    sees concrete values. `shards` is the number of equal parts of a replay, `data` the folder of a
+    dataset to learn from. `online` says whether the algorithm acts; by default it does, unless it
+    needs recorded data. `replay` names the servers that hold the replay, as for `train`.
     """
     check_data(algorithm, data is not None)
     found, acts = resolve(env), online if online is not None else not algorithm.needs_data
@@ -94,7 +94,7 @@ def interpret(
 
 
 def stepper(env: Any) -> Step:
-    """How the interpreter steps a batch of JAX or host environments."""
+    """Returns the function with which the interpreter steps a batch of JAX or host environments."""
     if not isinstance(env, HostEnv):
         return lambda state, action, keys: batched.step(env, state, action, keys)
 

@@ -1,8 +1,8 @@
-"""The network of a policy and a value: observation → features → (memory) → two heads.
+"""Actor-critic network: observation → features → (memory) → policy and value heads.
 
-`step` is for acting, one time step with any leading axes or none; `unroll` is for learning, over
-[T, B], where a network without memory is applied to all rows at once. On a CPU two separate towers
-are faster than any way of stacking them into one (measured inside a scan of gradient steps).
+`step` is for acting: one time step with any leading axes. `unroll` is for learning over [T, B];
+without memory, the network is applied to all rows at once. On a CPU two separate towers are faster
+than any way of stacking them into one (measured inside a scan of gradient steps).
 """
 
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ class ActorCritic:
     recurrent: int = 0
     """Size of the memory between features and hidden layers; 0 for none."""
     shared: bool = False
-    """Whether policy and value share the hidden layers; images' features they always share."""
+    """Whether policy and value share the hidden layers; image features are always shared."""
 
     def init(self, key: jax.Array) -> Params:
-        """New parameters: small policy outputs, so that the first policy is nearly uniform."""
+        """New parameters; policy outputs are small, so the initial policy is nearly uniform."""
         encoder = Encoder(self.observation)
         layers: dict[str, Any] = {"encoder": encoder.layers()}
         size = encoder.size
@@ -51,17 +51,18 @@ class ActorCritic:
         layers["value"] = self._value().layers(size)
         params = init_layers(key, layers)
         if isinstance(self.action, Continuous):
+            # A learned standard deviation, independent of the state; initially 1.
             params["log_std"] = jnp.zeros(self.action.size)
         return params
 
     def initial_carry(self) -> Carry:
-        """The carry at the start of an episode: empty without a memory."""
+        """The carry at the start of an episode; empty without memory."""
         return GRU(self.recurrent).initial_carry() if self.recurrent else ()
 
     def step(
         self, params: Params, carry: Carry, observation: Any
     ) -> tuple[Distribution, jax.Array, Carry]:
-        """(distribution, value [...], carry) at one time step of any leading axes [...]."""
+        """(distribution, value [...], carry) at one time step with any leading axes [...]."""
         features = Encoder(self.observation).apply(params["encoder"], observation)
         if self.recurrent:
             features = carry = GRU(self.recurrent).step(params["memory"], carry, features)
@@ -72,7 +73,8 @@ class ActorCritic:
     ) -> tuple[Distribution, jax.Array]:
         """(distribution, values) [T, B] of observations [T, B, …].
 
-        `carry` [B, …] is the one before row 0; where `first` is true it is the initial one again.
+        `carry` [B, …] precedes row 0; it is reset to the initial carry where `first` [T, B] is
+        true.
         """
         features = Encoder(self.observation).apply(params["encoder"], observations)
         if self.recurrent:

@@ -1,10 +1,10 @@
-"""Convolutional networks for images, written as one matrix product per layer.
+"""Convolutional networks for images, each layer written as one matrix product.
 
-XLA's gradient of a convolution inside `lax.scan` is many times slower on a CPU than outside it;
-a matrix product is equally fast in both. A kernel whose stride divides it is a few rows of blocks
-of stride × stride pixels. Each row of blocks of the image is joined to what the kernel covers of it
-and multiplied with all rows of the kernel at once, and the products are added where they belong:
-that copies less than joining all that the kernel covers, which pays only for small kernels.
+XLA's gradient of a convolution inside `lax.scan` is many times slower on a CPU than outside it; a
+matrix product is equally fast in both. A kernel divisible by its stride is a grid of stride ×
+stride blocks. For each row of blocks, the patches are concatenated and multiplied by all kernel
+rows at once, and the products are summed with the right offsets. This copies less than
+concatenating whole patches (im2col), which pays off only for small kernels.
 """
 
 import math
@@ -17,25 +17,25 @@ from dovetail.errors import UserError
 from dovetail.networks.layers import Layer, Params, activation, dense, init_layers
 
 SMALL_PATCH = 128
-"""Values up to which all that a kernel covers is joined: for the kernels of 10×10 images that is
-1.5 times as fast, for those of Atari's frames 1.3 times as slow (gradients on two cores)."""
+"""Maximum number of values per patch for concatenating whole patches: 1.5 times as fast for the
+kernels of 10×10 images, 1.3 times as slow for those of Atari frames (gradients on two cores)."""
 
 
 @dataclass(frozen=True)
 class CNN:
     """Convolutions without padding, then a dense layer: [..., H, W, C] → [..., size].
 
-    Images of integers 0 … 255 (uint8) are seen as 0 … 1.
+    uint8 images (0 … 255) are scaled to 0 … 1.
     """
 
     convolutions: tuple[tuple[int, int, int], ...]
-    """(channels, kernel, stride) of each."""
+    """(channels, kernel, stride) of each layer."""
     size: int
-    """Features put out."""
+    """Number of output features."""
     activation: str = "relu"
 
     def layers(self, shape: tuple[int, ...]) -> dict[str, Layer]:
-        """Its layers for images of `shape` (H, W, C), for `init_layers`."""
+        """Layer declarations for images of `shape` (H, W, C), to pass to `init_layers`."""
         height, width, channels = shape
         layers: dict[str, Layer] = {}
         for i, (outputs, kernel, stride) in enumerate(self.convolutions):
@@ -51,7 +51,7 @@ class CNN:
         return init_layers(key, self.layers(shape))
 
     def apply(self, params: Params, images: jax.Array) -> jax.Array:
-        """Features of `images`."""
+        """Features [..., size] of `images` [..., H, W, C]."""
         activate = activation(self.activation)
         batch = images.shape[:-3]
         x = images.reshape(-1, *images.shape[-3:])
@@ -69,14 +69,14 @@ SMALL = CNN(convolutions=((16, 3, 1),), size=128)
 
 
 def for_image(shape: tuple[int, ...]) -> CNN:
-    """The network that suits images of `shape` (H, W, C)."""
+    """The default network for images of `shape` (H, W, C)."""
     return NATURE if min(shape[:2]) >= 36 else SMALL
 
 
 def convolve(params: Params, x: jax.Array, kernel: int, stride: int) -> jax.Array:
     """A convolution without padding: [N, H, W, C] → [N, H', W', outputs].
 
-    The weight's rows are ordered by (block row, block column, row in the block, column in the
+    The rows of the weight are ordered by (block row, block column, row within block, column within
     block, channel).
     """
     blocks, outputs = kernel // stride, params["bias"].shape[0]
@@ -91,11 +91,13 @@ def convolve(params: Params, x: jax.Array, kernel: int, stride: int) -> jax.Arra
         *joined.shape[:-1], blocks, outputs
     )
     height = joined.shape[1] - blocks + 1
+    # Row i of the kernel's blocks meets the image i rows of blocks below the output position.
     return sum(products[:, i : i + height, :, i] for i in range(blocks)) + params["bias"]
 
 
 def _join(x: jax.Array, blocks: int, stride: int, together: int) -> jax.Array:
-    """What each position of a kernel covers of so many rows of blocks `together`.
+    """Concatenates the pixels under each kernel position, over `together` consecutive rows of
+    blocks.
 
     [N, H, W, C] → [N, rows, W', together × stride × blocks × stride × C].
     """
@@ -114,7 +116,7 @@ def _join(x: jax.Array, blocks: int, stride: int, together: int) -> jax.Array:
 
 
 def as_floats(x: jax.Array) -> jax.Array:
-    """float32, with integers 0 … 255 (uint8) scaled to 0 … 1."""
+    """float32; uint8 values are scaled from 0 … 255 to 0 … 1."""
     if x.dtype == jnp.uint8:
         return x.astype(jnp.float32) * (1 / 255)
     return x.astype(jnp.float32)

@@ -1,7 +1,7 @@
-"""Several independent networks that judge an observation, and an action if there is one.
+"""An ensemble of independent critics of an observation and, optionally, an action.
 
-Their parameters are stacked, [count, …] in every leaf, and their layers are applied together. With
-layer normalization and dropout behind every hidden product they are DroQ's,
+Parameters are stacked, [count, …] in every leaf, and the layers of all critics are applied
+together. With layer normalization and dropout after every hidden layer they are DroQ's critics,
 https://arxiv.org/abs/2110.02034.
 """
 
@@ -24,19 +24,19 @@ class Critics:
     observation: Any
     """A pytree of jax.ShapeDtypeStruct, as in EnvSpec."""
     action: int
-    """Entries of an action; 0 where every output is for an action of its own."""
+    """Size of the action vector; 0 for discrete actions, with one output per action."""
     outputs: int = 1
     count: int = 2
     hidden: tuple[int, ...] = (256, 256)
     activation: str = "relu"
     layer_norm: bool = False
-    """Whether what a hidden layer makes is normalized before it is activated."""
+    """Whether to normalize each hidden layer before its activation."""
     dropout: float = 0.0
-    """The share of what a hidden layer makes that is left out, when a key is given."""
+    """Fraction of each hidden layer's outputs dropped, when a key is given."""
 
     def init(self, key: jax.Array) -> Params:
-        """New parameters. Each network is drawn alone and then stacked: a batch of the
-        decompositions that make weights orthogonal can hang in XLA when another program runs."""
+        """New parameters. Each network is drawn separately and then stacked: a batched QR
+        decomposition can hang in XLA while another program runs."""
         encoder = Encoder(self.observation)
         tower = MLP((*self.hidden, self.outputs), self.activation)
         layers = {
@@ -58,7 +58,8 @@ class Critics:
     def apply(
         self, params: Params, observation: Any, action: Any = None, key: Any = None
     ) -> jax.Array:
-        """The outputs of as many networks as there are parameters for."""
+        """Outputs [count, n, outputs], with `count` taken from the parameters (a subset of the
+        ensemble works too). Dropout is applied only if `key` is given."""
         x = self._features(params, observation)
         if action is not None:
             x = jnp.concatenate([x, jnp.broadcast_to(action, (len(x), *action.shape))], axis=-1)
@@ -72,7 +73,7 @@ class Critics:
         return dense_each(params["critic"][f"layer_{len(self.hidden)}"], x)
 
     def _features(self, params: Params, observation: Any) -> jax.Array:
-        """[count, n, size]; where there is nothing to learn in them, the same for all."""
+        """[count, n, size]; an encoder without parameters runs once for all."""
         encode = Encoder(self.observation).apply
         if jax.tree.leaves(params["encoder"]):
             return jax.vmap(encode, (0, None))(params["encoder"], observation)
@@ -83,12 +84,12 @@ class Critics:
 
 
 def of_actions(values: jax.Array, action: jax.Array) -> jax.Array:
-    """Of values [critics, n, actions] those of the actions taken, int32[n]: [critics, n]."""
+    """The values [critics, n] of the actions taken, int32[n], from values [critics, n, actions]."""
     return jnp.take_along_axis(values, action[None, :, None], axis=-1)[..., 0]
 
 
 def _normalized(params: Params, x: jax.Array) -> jax.Array:
-    """Mean 0 and deviation 1 along the last axis, https://arxiv.org/abs/1607.06450."""
+    """Layer normalization along the last axis, https://arxiv.org/abs/1607.06450."""
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
     scaled = centred * jax.lax.rsqrt(variance + 1e-6)
@@ -96,6 +97,6 @@ def _normalized(params: Params, x: jax.Array) -> jax.Array:
 
 
 def _dropped(key: jax.Array, x: jax.Array, share: float) -> jax.Array:
-    """x with a share of its entries left out and the rest made larger by as much."""
+    """Inverted dropout: zeroes a fraction `share` of the entries and scales up the rest."""
     kept = jax.random.uniform(key, x.shape) >= share
     return jnp.where(kept, x / (1.0 - share), 0.0)

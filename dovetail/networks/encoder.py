@@ -1,4 +1,4 @@
-"""From an observation, a vector, an image or a dict of them, to one vector of features."""
+"""Encodes an observation (a vector, an image, or a dict of them) as one feature vector."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from dovetail.networks.layers import Layer, Params, init_layers
 
 @dataclass(frozen=True)
 class Encoder:
-    """Images go through a convolutional network, the rest is flattened; all is concatenated.
+    """Images go through a convolutional network, other leaves are flattened; all are concatenated.
 
-    An image is a leaf of three axes, or of two if its dtype is uint8; its channels may come first.
+    A leaf is an image if it has three axes, or two and dtype uint8; channels may come first.
     """
 
     observation: Any
@@ -24,14 +24,14 @@ class Encoder:
 
     @property
     def size(self) -> int:
-        """How many features it puts out."""
+        """Number of output features."""
         return sum(
             cnn.for_image(_image_shape(leaf)).size if _is_image(leaf) else math.prod(leaf.shape)
             for leaf in self._leaves().values()
         )
 
     def layers(self) -> dict[str, dict[str, Layer]]:
-        """The layers of each image's network by the image's name, for `init_layers`."""
+        """Layers of each image's network, keyed by the image's name, to pass to `init_layers`."""
         return {
             name: cnn.for_image(_image_shape(leaf)).layers(_image_shape(leaf))
             for name, leaf in self._leaves().items()
@@ -79,7 +79,7 @@ def _is_image(leaf: Any) -> bool:
 
 
 def _image_shape(leaf: Any) -> tuple[int, ...]:
-    """(H, W, C); the channels are the first axis where that is shorter than the last."""
+    """(H, W, C); the first axis holds the channels if it is shorter than the last."""
     if len(leaf.shape) == 2:
         return (*leaf.shape, 1)
     first, middle, last = leaf.shape

@@ -1,9 +1,9 @@
-"""Dense layers: what they are declared as, how a whole network of them begins, how one is applied.
+"""Dense layers: declaration, initialization of a whole network, and application.
 
 A network declares its layers as a dict of `Layer`, and `init_layers` turns that dict into
 parameters, a dict of the same shape with `{"weight": [inputs, outputs], "bias": [outputs]}` for
 each layer. All weights come from one random draw, because every draw takes a third of a second to
-compile: drawn layer by layer, a small network takes 2 s to begin instead of 0.6.
+compile: layer by layer, a small network takes 2 s to initialize instead of 0.6.
 """
 
 import math
@@ -27,28 +27,28 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 NOISE = 0.5
-"""How far noisy weights deviate at first, times √inputs."""
+"""Initial standard deviation of noisy weights, times √inputs."""
 
 SMALL = 2**19
-"""Entries up to which transposing a layer's input pays: as many as stay in a CPU's cache. With
-larger ones (the patches of images) the gradient would take up to 1.4 times as long."""
+"""Maximum number of input entries for which transposing a layer's input pays off: about a CPU's
+cache. With larger inputs (image patches) the gradient would take up to 1.4 times as long."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A dense layer that is to be: orthogonal weights of gain `scale`, zero biases."""
+    """Declaration of a dense layer: orthogonal weights of gain `scale`, zero biases."""
 
     inputs: int
     outputs: int
     scale: float
     blocks: int = 1
-    """How many equal parts the outputs have, each orthogonal by itself (a GRU's gates)."""
+    """Number of equal blocks of outputs, each orthogonal on its own (a GRU's gates)."""
     noisy: bool = False
-    """Whether its weights are means, with learned deviations beside them: see `noisy_dense`."""
+    """Whether the weights are means with learned standard deviations: see `noisy_dense`."""
 
     @property
     def noise(self) -> int:
-        """Random numbers that `noisy_dense` takes."""
+        """Number of normal samples that `noisy_dense` takes."""
         return self.inputs + self.outputs
 
 
@@ -76,17 +76,18 @@ def init_layers(key: jax.Array, layers: dict[str, Any]) -> Params:
 
 
 def dense(params: Params, x: jax.Array) -> jax.Array:
-    """One dense layer: x W + b, for x of any leading axes."""
+    """One dense layer: x W + b, for x [..., inputs] with any leading axes."""
     rows = x.reshape(-1, x.shape[-1])
     affine = _small_affine if rows.size <= SMALL else _affine
     return affine(rows, params["weight"], params["bias"]).reshape(*x.shape[:-1], -1)
 
 
 def noisy_dense(params: Params, x: jax.Array, noise: jax.Array) -> jax.Array:
-    """A dense layer whose weights deviate at random, https://arxiv.org/abs/1706.10295.
+    """A dense layer with factorized Gaussian noise on its weights,
+    https://arxiv.org/abs/1706.10295.
 
-    `noise` are normal numbers [inputs + outputs]; a weight's deviation is the product of its
-    input's and its output's, so the noisy weights are never made.
+    `noise` holds normal samples [inputs + outputs]. The noise of a weight is the product of its
+    input's and its output's noise, so the noisy weight matrix is never materialized.
     """
     scaled = jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
     inputs, outputs = scaled[: x.shape[-1]], scaled[x.shape[-1] :]
@@ -109,7 +110,7 @@ def _affine_forward(x: jax.Array, weight: jax.Array, bias: jax.Array) -> Any:
 
 def _affine_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> Any:
     """The usual gradients, with x transposed in memory first: on a CPU xᵀ g is three times slower
-    when XLA transposes on the way."""
+    when XLA fuses the transposition into the product."""
     x, weight = kept
     transposed = jax.lax.optimization_barrier(x.T)
     return gradient @ weight.T, transposed @ gradient, gradient.sum(axis=0)
@@ -119,8 +120,8 @@ _small_affine.defvjp(_affine_forward, _affine_backward)
 
 
 def dense_each(params: Params, x: jax.Array) -> jax.Array:
-    """One dense layer of each of several networks: x [count, n, inputs], weights [count, inputs,
-    outputs]. On a CPU one product of them all takes two thirds of the time of one after another."""
+    """One dense layer of each network in an ensemble: x [count, n, inputs], weights [count, inputs,
+    outputs]. On a CPU one batched product takes two thirds of the time of separate ones."""
     if len(x) == 1:
         return dense(jax.tree.map(lambda leaf: leaf[0], params), x[0])[None]
     return _affine_each(x, params["weight"], params["bias"])
@@ -136,10 +137,10 @@ def _each_forward(x: jax.Array, weight: jax.Array, bias: jax.Array) -> Any:
 
 
 def _each_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> Any:
-    """The usual gradients. XLA multiplies several transposed matrices as fast as plain ones, unlike
-    a single one, and faster than the product that JAX would ask for, whose result is transposed.
-    Where a layer has one output, the gradient that arrives is made first: XLA would make it again
-    for every input."""
+    """The usual gradients. XLA multiplies batched transposed matrices as fast as plain ones (unlike
+    a single one), and faster than the product JAX would emit, whose result is transposed. For
+    layers with one output, the incoming gradient is materialized first: XLA would recompute it for
+    every input."""
     x, weight = kept
     if weight.shape[-1] == 1:
         gradient = jax.lax.optimization_barrier(gradient)
@@ -150,7 +151,7 @@ _affine_each.defvjp(_each_forward, _each_backward)
 
 
 def activation(name: str) -> Callable[[jax.Array], jax.Array]:
-    """The activation called `name`."""
+    """The activation function called `name`."""
     if name not in ACTIVATIONS:
         raise UserError(f"There is no activation {name!r}: {nearest(name, ACTIVATIONS)}")
     return ACTIVATIONS[name]
@@ -161,5 +162,6 @@ def _orthogonal(normal: jax.Array, rows: int, columns: int) -> jax.Array:
     q, r = jax.lax.linalg.qr(
         normal.reshape(max(rows, columns), min(rows, columns)), full_matrices=False
     )
+    # QR is unique only up to signs: fixing those of R's diagonal makes the distribution uniform.
     q = q * jnp.sign(jnp.diagonal(r))
     return q if rows >= columns else q.T

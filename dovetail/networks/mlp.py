@@ -10,19 +10,20 @@ from dovetail.networks.layers import Layer, Params, activation, dense, init_laye
 
 @dataclass(frozen=True)
 class MLP:
-    """Dense layers of `sizes`, activated but for the last: [..., inputs] → [..., sizes[-1]]."""
+    """Dense layers with activations on all but the last: [..., inputs] → [..., sizes[-1]]."""
 
     sizes: tuple[int, ...]
     activation: str = "tanh"
     output_scale: float = 1.0
-    """The gain of the last layer's weights; the others' is √2."""
+    """Gain of the last layer's weights; the other layers use √2."""
     activate_output: bool = False
-    """Whether the last layer is a hidden one too: activated, of gain √2."""
+    """Whether the last layer is also a hidden one: with activation and gain √2."""
     noisy_from: int | None = None
-    """The first of its layers whose weights deviate at random when it is given noise."""
+    """Index of the first noisy layer (it and all later ones use noise when given); None for none.
+    """
 
     def layers(self, inputs: int) -> dict[str, Layer]:
-        """Its layers, for `init_layers`."""
+        """Layer declarations, to pass to `init_layers`."""
         scales = [math.sqrt(2)] * len(self.sizes)
         if not self.activate_output:
             scales[-1] = self.output_scale
@@ -32,7 +33,7 @@ class MLP:
         }
 
     def noise(self, inputs: int) -> int:
-        """Random numbers that `apply` takes as its noise."""
+        """Number of normal samples that `apply` takes as its noise."""
         return sum(layer.noise for layer in self.layers(inputs).values() if layer.noisy)
 
     def init(self, key: jax.Array, inputs: int) -> Params:
@@ -40,7 +41,7 @@ class MLP:
         return init_layers(key, self.layers(inputs))
 
     def apply(self, params: Params, x: jax.Array, noise: jax.Array | None = None) -> jax.Array:
-        """The last layer's output; with `noise`, normal numbers, its weights deviate."""
+        """The last layer's output; `noise` holds normal samples for the noisy layers."""
         activate = activation(self.activation)
         for i, size in enumerate(self.sizes):
             layer = params[f"layer_{i}"]

@@ -1,4 +1,4 @@
-"""The network of a policy: observation → features → hidden layers → what describes the action."""
+"""Policy network: observation → features → hidden layers → action distribution parameters."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from dovetail.networks.mlp import MLP
 
 @dataclass(frozen=True)
 class PolicyNetwork:
-    """Outputs [..., outputs] for observations with any leading axes; small ones at first."""
+    """Outputs [..., outputs] for observations with any leading axes; initially close to zero."""
 
     observation: Any
     """A pytree of jax.ShapeDtypeStruct, as in EnvSpec."""
@@ -27,7 +27,7 @@ class PolicyNetwork:
         return init_layers(key, layers)
 
     def apply(self, params: Params, observation: Any) -> jax.Array:
-        """The outputs."""
+        """Outputs [..., outputs]."""
         features = Encoder(self.observation).apply(params["encoder"], observation)
         return self._tower().apply(params["policy"], features)
 

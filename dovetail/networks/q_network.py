@@ -1,8 +1,8 @@
-"""The network of action values: observation → features → (memory) → hidden layers → outputs.
+"""Q-network: observation → features → (memory) → hidden layers → outputs.
 
-Each action has one output, its value, or several that tell the distribution of its return. `apply`
-is for networks without a memory, with any leading axes; `step` and `unroll` are for acting and
-learning with one.
+Each action has one output, its value, or several that describe its return distribution. `apply` is
+for networks without memory, with any leading axes; `step` and `unroll` are for acting and learning
+with memory.
 """
 
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ class QNetwork:
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "relu"
     dueling: bool = False
-    """Whether a state's value and the actions' advantages are apart,
+    """Whether state value and action advantages have separate towers,
     https://arxiv.org/abs/1511.06581."""
     outputs: int = 1
-    """Numbers for each action."""
+    """Outputs per action."""
     noisy: bool = False
-    """Whether weights deviate when noise is given, https://arxiv.org/abs/1706.10295: those of all
-    dense layers but one that reads a vector, whose small numbers the noise would drown."""
+    """Whether dense layers are noisy when noise is given, https://arxiv.org/abs/1706.10295. A layer
+    that reads a raw vector stays noiseless: noise would drown its small inputs."""
     recurrent: int = 0
     """Size of the memory between features and hidden layers; 0 for none."""
 
@@ -47,24 +47,25 @@ class QNetwork:
         return init_layers(key, layers)
 
     def initial_carry(self) -> Any:
-        """The memory at the start of an episode: empty without one."""
+        """The carry at the start of an episode; empty without memory."""
         return GRU(self.recurrent).initial_carry() if self.recurrent else ()
 
     @property
     def noise(self) -> int:
-        """Random numbers that `apply` takes as its noise."""
+        """Number of normal samples that `apply` takes as its noise."""
         return sum(self._noises())
 
     def apply(self, params: Params, observation: Any, noise: jax.Array | None = None) -> jax.Array:
-        """Every action's outputs; with `noise`, normal numbers, a noisy network's weights deviate.
+        """Outputs of every action [..., actions, outputs]; `noise` holds normal samples for a noisy
+        network.
 
-        Draw the noise outside of a loop over batches: XLA would draw it again for every item.
+        Draw the noise outside a loop over batches: XLA would draw it again for every item.
         """
         features = Encoder(self.observation).apply(params["encoder"], observation)
         return self._heads(params, features, noise)
 
     def step(self, params: Params, carry: Any, observation: Any) -> tuple[jax.Array, Any]:
-        """(outputs, carry) at one time step of any leading axes."""
+        """(outputs, carry) at one time step with any leading axes."""
         features = Encoder(self.observation).apply(params["encoder"], observation)
         carry = GRU(self.recurrent).step(params["memory"], carry, features)
         return self._heads(params, carry), carry
@@ -74,7 +75,8 @@ class QNetwork:
     ) -> tuple[jax.Array, Any]:
         """(outputs, carries) [T, B, …] of observations [T, B, …].
 
-        `carry` [B, …] is the one before row 0; where `first` is true it is the initial one again.
+        `carry` [B, …] precedes row 0; it is reset to the initial carry where `first` [T, B] is
+        true.
         """
         features = Encoder(self.observation).apply(params["encoder"], observations)
         carries = GRU(self.recurrent).unroll(params["memory"], carry, features, first)
@@ -95,6 +97,7 @@ class QNetwork:
         outputs = found["advantage"].reshape(shape)
         if self.dueling:
             state = found["value"][..., None, :]
+            # Subtracting the mean advantage makes value and advantages identifiable.
             outputs = state + outputs - outputs.mean(axis=-2, keepdims=True)
         return outputs
 

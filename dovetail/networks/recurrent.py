@@ -15,7 +15,8 @@ class GRU:
     size: int
 
     def layers(self, inputs: int) -> dict[str, Layer]:
-        """Its layers, for `init_layers`: the reset, update and candidate gates side by side."""
+        """Layer declarations, to pass to `init_layers`: reset, update and candidate gates
+        joined."""
         return {
             "input": Layer(inputs, 3 * self.size, scale=1.0, blocks=3),
             "carry": Layer(self.size, 3 * self.size, scale=1.0, blocks=3),
@@ -26,7 +27,7 @@ class GRU:
         return init_layers(key, self.layers(inputs))
 
     def initial_carry(self) -> jax.Array:
-        """[size] zeros, how an episode begins."""
+        """Zeros [size], the carry at the start of an episode."""
         return jnp.zeros(self.size)
 
     def step(self, params: Params, carry: jax.Array, x: jax.Array) -> jax.Array:
@@ -38,8 +39,8 @@ class GRU:
     ) -> jax.Array:
         """The carries [T, B, size] after each of xs [T, B, inputs].
 
-        `carry` [B, size] is the one before row 0. Where `first` [T, B] is true the step begins
-        with the initial carry.
+        `carry` [B, size] precedes row 0; it is reset to the initial carry where `first` [T, B] is
+        true.
         """
 
         def step(h: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -47,7 +48,7 @@ class GRU:
             h = self._next(params, jnp.where(begins[..., None], self.initial_carry(), h), gates)
             return h, h
 
-        # The inputs' share of the gates does not wait for the carry: one product for all rows.
+        # The inputs' part of the gates does not depend on the carry: one product for all rows.
         return jax.lax.scan(step, carry, (dense(params["input"], xs), first))[1]
 
     def _next(self, params: Params, h: jax.Array, gates: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Plans: what a strategy makes of a graph, checked before anything runs it."""
+"""Plans: a strategy's placement of a graph, completed by passes and checked before it runs."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def make_plan(strategy: "Strategy", graphs: Graphs, resources: Resources) -> tuple[Plan, Graph]:
-    """The strategy's plan, refused unless it is sound, and the graph of its copies' shares."""
+    """Returns the checked plan of a strategy, and the graph traced for one share of each side.
+
+    Raises `UserError` if the plan is not sound.
+    """
     plan = strategy.plan(graphs.whole, resources)
     check_placement(plan, graphs.whole, resources.devices)
     graph = graphs.at(plan.traced_copies, plan.update_envs, plan.batch or None)

@@ -1,4 +1,4 @@
-"""Elements of an SVG drawing, as text: a document, words, arrows, labels, rounded boxes."""
+"""Elements of an SVG drawing as text: document, text, arrows, labels, rounded boxes."""
 
 from collections.abc import Iterable, Iterator
 from html import escape
@@ -17,7 +17,7 @@ STYLE = """
 
 
 def document(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    """A whole drawing on a white ground."""
+    """A complete drawing on a white background."""
     size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
@@ -41,13 +41,13 @@ def words(x: float, y: float, line: str, style: str, anchor: str = "start", fill
 def rounded(
     x: float, y: float, width: float, height: float, radius: float, fill: str, stroke: str = "none"
 ) -> str:
-    """A rectangle with round corners."""
+    """A rectangle with rounded corners."""
     place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}"'
     return f'<rect {place} fill="{fill}" stroke="{stroke}" stroke-width="1.5"/>'
 
 
 def round_top(x: float, y: float, width: float, height: float, radius: float, fill: str) -> str:
-    """A rectangle whose upper corners alone are round."""
+    """A rectangle with only its upper corners rounded."""
     bend, straight = f"{radius:g}", f"{height - radius:g}"
     shape = (
         f"M {x:g} {y + height:g} v -{straight} q 0 -{bend} {bend} -{bend} "
@@ -57,7 +57,7 @@ def round_top(x: float, y: float, width: float, height: float, radius: float, fi
 
 
 def arrow(shape: str, color: str = INK, dashed: bool = False, tip: str = "") -> str:
-    """A line with a head; `shape` is an SVG path, `tip` shows when a mouse rests on it."""
+    """An arrow along the SVG path `shape`; `tip` is its tooltip."""
     dash = ' stroke-dasharray="6 4"' if dashed else ""
     title = f"<title>{escape(tip)}</title>" if tip else ""
     return (
@@ -67,7 +67,7 @@ def arrow(shape: str, color: str = INK, dashed: bool = False, tip: str = "") -> 
 
 
 def label(x: float, y: float, lines: tuple[str, ...]) -> Iterator[str]:
-    """Lines centred on a point, on a ground that hides what is beneath."""
+    """Lines of text centered on a point, on an opaque background."""
     width, height = 8 + 6.9 * max(map(len, lines)), 15 * len(lines) + 3
     yield (
         f'<rect x="{x - width / 2:.1f}" y="{y - height / 2:.1f}" width="{width:.1f}" '

@@ -1,7 +1,7 @@
-"""Whether a plan is sound: each check only rejects, with a sentence.
+"""Checks that a plan is sound. Each check either passes or raises a sentence.
 
-A strategy is a user's own code as often as ours, so its plan is not trusted: what the runtime
-relies on is checked here, in one ordered list.
+A strategy may be user code, so its plan is not trusted. Everything the runtime relies on is checked
+here, in one ordered list.
 """
 
 from collections import Counter
@@ -16,14 +16,14 @@ from dovetail.plan.passes import STATE, linked, pairs, table_workers
 
 
 def check(plan: Plan, graph: Graph, devices: int | None = None) -> None:
-    """Refuses a plan that the runtime could not run; `devices` is how many the machine has."""
+    """Refuses a plan that the runtime cannot run; `devices` is the number the machine has."""
     check_placement(plan, graph, devices)
     for one_check in LINK_CHECKS:
         one_check(plan, graph)
 
 
 def check_placement(plan: Plan, graph: Graph, devices: int | None = None) -> None:
-    """Refuses a placement; links are worked out from one that is sound."""
+    """Refuses an unsound placement; the passes that derive links rely on a sound one."""
     for one_check in PLACEMENT_CHECKS:
         one_check(plan, graph)
     if devices is not None:
@@ -88,7 +88,7 @@ def _workers_have_devices(plan: Plan, graph: Graph) -> None:
 
 
 def _nobody_waits_to_act(plan: Plan, graph: Graph) -> None:
-    """Where nobody acts, every worker learns."""
+    """In an offline algorithm, every worker must learn."""
     busy = {instance.worker for instance in plan.instances}
     idle = next((worker.name for worker in plan.workers if worker.name not in busy), None)
     if not graph.unrolls and idle is not None:
@@ -100,7 +100,7 @@ def _nobody_waits_to_act(plan: Plan, graph: Graph) -> None:
 
 
 def _is_host_step(fragment: str, graph: Graph) -> bool:
-    """Whether a fragment only steps environments outside JAX, or on the worker's behalf."""
+    """Whether a fragment is the stepping half of an unroll."""
     return any(fragment == f"{unroll.name}.step" for unroll in graph.unrolls)
 
 
@@ -132,7 +132,7 @@ def _instances_exist(plan: Plan, graph: Graph) -> None:
 
 
 def _sides_stay_together(plan: Plan, graph: Graph) -> None:
-    """What a side keeps from one iteration to the next lies on one worker (of each copy)."""
+    """The state of each copy of a side must live on one worker."""
     homes: dict[tuple[Side, int], str] = {}
     for node in graph.nodes:
         name = f"{node.name}.act" if isinstance(node, Unroll) else node.name
@@ -148,8 +148,10 @@ def _sides_stay_together(plan: Plan, graph: Graph) -> None:
 
 
 def _fragments_are_placed(plan: Plan, graph: Graph) -> None:
-    """A side's once per copy, or once on a worker with a device for each; stepping for every
-    environment once."""
+    """Every fragment is placed once per copy, or once on a worker with a device for each copy.
+
+    Stepping covers every environment exactly once.
+    """
     actors = plan.copies_of(*graph.acting)
     for node in graph.nodes:
         copies, placed = plan.copies_of(node.side), plan.instances_of(node.name)
@@ -181,7 +183,10 @@ def _fragments_are_placed(plan: Plan, graph: Graph) -> None:
 
 
 def _refuse_learning_apart(plan: Plan, graph: Graph, side: Side, fragment: str) -> None:
-    """Copies on several workers would learn different things: only those of a table may."""
+    """Refuses copies with changing state on several workers: they would diverge.
+
+    Tables are exempt, since each copy holds different rows, and so are acting sides.
+    """
     if side in (*graph.acting, *graph.tables):
         return
     pairs_of = zip(graph.state.inputs, graph.state.outputs, strict=True)
@@ -194,7 +199,10 @@ def _refuse_learning_apart(plan: Plan, graph: Graph, side: Side, fragment: str) 
 
 
 def _ranges_cover(plan: Plan, fragment: str, copies: int | None, actors: int) -> None:
-    """Every environment is served by exactly one instance, each actor's by `copies` equal ones."""
+    """The instances must partition the environments, and no range may span two actors.
+
+    With `copies`, there must be exactly that many ranges.
+    """
     ranges = sorted(i.envs or (0, plan.num_envs) for i in plan.instances_of(fragment))
     ends = [0, *(last for _, last in ranges)]
     whole = [first for first, _ in ranges] == ends[:-1] and ends[-1] == plan.num_envs
@@ -211,7 +219,7 @@ def _ranges_cover(plan: Plan, fragment: str, copies: int | None, actors: int) ->
 
 
 def _groups_are_equal(plan: Plan, graph: Graph) -> None:
-    """Where acting serves several groups of environments, a batch is made of whole groups."""
+    """With several groups of environments per actor, a batch consists of whole groups."""
     for unroll in graph.unrolls:
         steps = plan.instances_of(f"{unroll.name}.step")
         sizes = {i.envs[1] - i.envs[0] for i in steps if i.envs is not None}
@@ -263,7 +271,7 @@ def _staleness_is_borne(plan: Plan, graph: Graph) -> None:
 
 
 def _exchange_allows_staleness(plan: Plan, graph: Graph) -> None:
-    """Ahead of the learner an actor can only be if they meet once per iteration."""
+    """Staleness needs a single exchange between learner and actors per iteration."""
     order = [node.name for node in graph.nodes]
     sources = [edge.source for edge in graph.edges if edge.to_side in graph.acting]
     out = [order.index(source) for source in sources if source in order]
@@ -315,7 +323,7 @@ def _edges_are_carried(plan: Plan, graph: Graph) -> None:
 
 
 def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
-    """Fused and handed over only within a worker, queued between threads, shared with processes."""
+    """Fused and hand-off links stay within a worker, queues join threads, the rest processes."""
     sides = {edge.boundary: edge.from_side for edge in graph.edges}
     for link in plan.links:
         side = sides.get(link.boundary, "")
@@ -330,7 +338,7 @@ def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
                 LinkKind.SHARED_MEMORY: process,
                 LinkKind.PIPE: process,
                 LinkKind.OBJECT_STORE: not within and not process and bool(plan.processes),
-                LinkKind.SOCKET: False,  # its other end is not placed
+                LinkKind.SOCKET: False,  # its other end is outside the plan, so `pairs` is empty
             }
             if not fits[link.kind]:
                 raise _refusal(
@@ -365,8 +373,7 @@ def _devices_exist(plan: Plan, devices: int) -> None:
 
 
 def _tables_have_their_workers(plan: Plan, graph: Graph) -> None:
-    """A table in several parts, or one that answers ahead, is with workers of its own; who acts is
-    then apart from who learns."""
+    """A table with several shards or a prefetch needs its own workers, unless all is fused."""
     if all(worker.fused for worker in plan.workers):
         return
     apart, copies = table_workers(plan, graph), plan.copies_of(*graph.tables)
@@ -389,8 +396,11 @@ def _tables_have_their_workers(plan: Plan, graph: Graph) -> None:
 
 
 def _python_is_alone(plan: Plan, graph: Graph) -> None:
-    """Plain Python is compiled into no program; what a copy that acts runs besides its unrolls is
-    compiled apart from these."""
+    """Plain Python cannot be compiled into a fused program.
+
+    On an acting side with other workers it is allowed: fragments there are compiled separately from
+    the unroll.
+    """
     for node in graph.nodes:
         apart = node.side in graph.acting and len(plan.workers) > 1
         hosts = plan.instances_of(node.name)
@@ -407,7 +417,7 @@ def _python_is_alone(plan: Plan, graph: Graph) -> None:
 
 
 def _means_are_joined(plan: Plan, graph: Graph) -> None:
-    """`mean` on the actors' side joins replicas only where all is one program."""
+    """`mean` on an acting side synchronizes replicas only if everything is one program."""
     replicas = plan.copies_of(graph.home)
     if replicas == 1 or all(worker.fused for worker in plan.workers):
         return

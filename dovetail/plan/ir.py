@@ -1,9 +1,9 @@
 """The physical plan: fragment instances on workers, and the link that carries each edge.
 
-A plan is data: it prints, serializes and can be checked; the runtime runs any plan and knows no
-strategy. A side may stand in several copies, each with its own share of the environments, or of a
-batch; each fragment of it then has an instance per copy, and a link stands for the transfers of all
-of them. Copies of a side that learns together are devices of one worker.
+A plan is data: it can be printed, serialized and checked. The runtime runs any plan and knows
+nothing about strategies. A side may have several copies, each with a share of the environments or
+of a batch. Each of its fragments then has one instance per copy, and one link describes the
+transfers of all of them. Copies that learn together are devices of one worker.
 """
 
 from dataclasses import dataclass
@@ -13,72 +13,72 @@ from dovetail.boundaries import ACTOR, LEARNER, REPLAY, Side
 
 
 class LinkKind(StrEnum):
-    """How an edge is carried."""
+    """The transport of an edge."""
 
     FUSED = "fused"
-    """Inside one compiled program: no copy, no hand-over."""
+    """Inside one compiled program: nothing is transferred."""
     HANDOFF = "hand-off"
-    """Between two programs of one worker: arrays change hands without a copy."""
+    """Between two programs of one worker: arrays are passed without a copy."""
     QUEUE = "queue"
-    """Between two threads, by version and within bounds: arrays change hands without a copy."""
+    """Between two threads: a bounded queue of versioned messages, without a copy."""
     SHARED_MEMORY = "shared memory"
-    """Between two processes: arrays lie in memory that both see, a semaphore hands them over."""
+    """Between two processes: arrays live in shared memory, a semaphore signals them."""
     PIPE = "pipe"
-    """Between this process and another of this machine: arrays are copied through a pipe."""
+    """Between this process and another on this machine: arrays are copied through a pipe."""
     OBJECT_STORE = "object store"
-    """Between two processes of a cluster: one copy per node, whoever reads it there."""
+    """Between two processes of a cluster: one copy per node, however many read it there."""
     SOCKET = "socket"
-    """Between plain Python and a server of another side: arrays lie in memory that both see, or
-    travel inside the messages of a TCP connection."""
+    """Between plain Python and the server of another side: arrays live in shared memory, or travel
+    in the messages of a TCP connection."""
 
 
 class WorkerKind(StrEnum):
-    """What a worker is."""
+    """Whether a worker is a thread or a process."""
 
     THREAD = "thread"
     PROCESS = "process"
-    """A process of its own: steps environments that hold Python's lock, or hosts a side."""
+    """Steps environments that hold the GIL, or hosts a side in a separate process."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of a cluster, and what is free on it."""
+    """A machine of a cluster and its free resources."""
 
     name: str
     id: str
     cpus: float
     gpus: float = 0.0
     others: tuple[tuple[str, float], ...] = ()
-    """Resources that its owner named, with how much of each."""
+    """Custom resources: (name, amount)."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a process takes of its node, and where it may be."""
+    """The resources a process reserves, and the nodes it may run on."""
 
     cpus: float = 1.0
     gpus: float = 0.0
     others: tuple[tuple[str, float], ...] = ()
     nodes: tuple[str, ...] = ()
-    """The nodes it may be on; empty for any."""
+    """The allowed nodes; empty for any."""
     per_node: int | None = None
-    """At most so many on one node."""
+    """Maximum number of such processes per node."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Several machines, and what the processes on them are given."""
+    """The machines of a cluster, and the needs of learner and actor processes."""
 
     nodes: tuple[Node, ...]
     learners: Needs = Needs()
     actors: Needs = Needs()
     learner_devices: int = 1
-    """Devices of one learner process."""
+    """Devices per learner process."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What the machine has, or the cluster."""
+    """The resources of the machine or the cluster."""
 
     devices: int
     cores: int
@@ -87,30 +87,29 @@ class Resources:
 
 @dataclass(frozen=True)
 class Worker:
-    """What hosts fragment instances."""
+    """Hosts fragment instances."""
 
     name: str
     devices: tuple[int, ...] = ()
-    """The devices its programs run on; several devices run replicas of the same programs."""
+    """The devices of its programs; with several, each runs a replica of the same programs."""
     kind: WorkerKind = WorkerKind.THREAD
     fused: bool = False
-    """Whether what it hosts is compiled into as few programs as can be."""
+    """Whether its fragments are compiled into as few programs as possible."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """A fragment on a worker. The two halves of an unroll are `unroll.act` and `unroll.step`."""
+    """A fragment on a worker. The halves of an unroll are `unroll.act` and `unroll.step`."""
 
     fragment: str
     worker: str
     envs: tuple[int, int] | None = None
-    """The environments it serves, from the first up to (without) the second: a copy's share. None
-    for all."""
+    """Its share of the environments, as a half-open range [first, last); None for all."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What carries an edge from one instance to another."""
+    """Carries an edge from one instance to another."""
 
     boundary: str
     source: str
@@ -130,12 +129,12 @@ class Process:
     workers: tuple[str, ...]
     learns: bool
     rank: int = 0
-    """The learner process that it is, or that it works for: a learner over several processes has a
-    part of its worker in each."""
+    """The index of its learner process. A learner that spans several processes has a part of its
+    worker in each; an actor process has the rank of its learner."""
     node: str = ""
-    """Where it is to be; empty until there is room for it."""
+    """The node it runs on; empty while it waits for free resources."""
     keeps: bool = False
-    """Whether it hosts a side that serves the others, and does not act."""
+    """Whether it hosts a side that neither learns nor acts, such as a replay."""
     cpus: float = 1.0
     gpus: float = 0.0
     others: tuple[tuple[str, float], ...] = ()
@@ -143,39 +142,39 @@ class Process:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where everything runs, and what carries what."""
+    """The placement of every fragment and the link of every edge."""
 
     strategy: str
     algorithm: str
     env: str
     num_envs: int
-    """Environments in all, over every actor and one seed."""
+    """Total number of environments, over all actors of one seed."""
     copies: tuple[tuple[Side, int], ...]
-    """How many copies each side has; those that act share the environments."""
+    """Number of copies of each side; acting copies share the environments."""
     joined: int
-    """How many acting copies' results make one update."""
+    """Number of acting copies whose results make one update."""
     workers: tuple[Worker, ...]
     instances: tuple[Instance, ...]
     links: tuple[Link, ...] = ()
     staleness: int = 0
-    """The most versions that a trajectory may be behind the weights that learn from it."""
+    """Maximum learner version minus trajectory version."""
     ordered: bool = True
-    """Whether every actor gives each update its one unroll, made by weights that are exactly
-    `staleness` old; otherwise the learner takes what has arrived."""
+    """Whether every actor contributes one unroll to each update, with weights of exactly this
+    staleness; otherwise the learner takes unrolls as they arrive, up to the bound."""
     prefetch: int = 0
-    """How many updates ahead tables on workers of their own answer."""
+    """How many updates ahead a replay on its own workers samples."""
     min_actors: int | None = None
-    """On a cluster, how many actors must be there to begin; the others join when there is room.
-    None for all of them."""
+    """On a cluster, the number of actors required to start; the others join as resources become
+    free. None for all of them."""
     processes: tuple[Process, ...] = ()
-    """The processes of a cluster; none if all workers are in this one."""
+    """The processes of a cluster; empty if all workers live in this process."""
     batch: int = 0
-    """Environments that one call of acting serves where others step them; 0 for all."""
+    """Environments per call of acting where other workers step them; 0 for all."""
     batch_seconds: float | None = None
-    """How long acting waits for that many before it serves those that are ready; None for as long
-    as it takes."""
+    """Seconds that acting waits for a full batch before it serves a partial one; None to always
+    wait."""
     notes: tuple[str, ...] = ()
-    """One sentence for each choice that the strategy made."""
+    """One sentence for each choice of the strategy and the passes."""
 
     @property
     def fused(self) -> bool:
@@ -183,50 +182,49 @@ class Plan:
         return all(link.kind is LinkKind.FUSED for link in self.links)
 
     def copies_of(self, *sides: Side) -> int:
-        """How many copies there are of a side, or the most of several sides."""
+        """Number of copies of a side; the maximum over several sides."""
         return max((count for side, count in self.copies if side in sides), default=1)
 
     @property
     def actors(self) -> int:
-        """Copies of the actor side, each with an equal share of the environments."""
+        """Number of copies of the actor side, each with an equal share of the environments."""
         return self.copies_of(ACTOR)
 
     @property
     def replicas(self) -> int:
-        """Learner replicas, joined by `mean`."""
+        """Number of learner replicas, synchronized by `mean`."""
         return self.copies_of(LEARNER)
 
     @property
     def shards(self) -> int:
-        """Equal parts in which a replay is kept."""
+        """Number of equal parts of the replay."""
         return self.copies_of(REPLAY)
 
     @property
     def traced_copies(self) -> dict[Side, int]:
-        """The copies that give to one update, for which its programs are traced."""
+        """The copies that take part in one update; programs are traced for these numbers."""
         return dict(self.copies) | {ACTOR: self.joined}
 
     @property
     def update_envs(self) -> int:
-        """Environments whose steps make one update."""
+        """Number of environments that feed one update."""
         return self.num_envs * self.joined // self.actors
 
     @property
     def ranks(self) -> int:
-        """Learner processes."""
+        """Number of learner processes."""
         return max((process.rank for process in self.processes), default=0) + 1
 
     def worker(self, name: str) -> Worker:
-        """The worker of that name."""
+        """The worker with this name."""
         return next(worker for worker in self.workers if worker.name == name)
 
     def instances_of(self, fragment: str) -> list[Instance]:
-        """Where a fragment is."""
+        """The instances of a fragment."""
         return [instance for instance in self.instances if instance.fragment == fragment]
 
     def programs(self, worker: str) -> list[tuple[str, ...]]:
-        """What is compiled together on a worker: its fragments, joined where fused links join
-        them."""
+        """The programs of a worker, each a group of fragments connected by fused links."""
         fragments = list(dict.fromkeys(i.fragment for i in self.instances if i.worker == worker))
         program = {fragment: {fragment} for fragment in fragments}
         for link in self.links:

@@ -1,7 +1,7 @@
-"""What is done to every strategy's placement, in one ordered list.
+"""The passes that complete a strategy's placement, in one ordered list.
 
-A strategy says where fragments go. These passes work out the rest, once, for all strategies: which
-kind of link carries each edge, and what a reader of the plan should be told.
+A strategy only places fragments. These passes derive the rest in one place for all strategies: the
+link of each edge, the processes of a cluster, and notes for the reader of the plan.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ from dovetail.plan.ir import Instance, Link, LinkKind, Plan, Resources, WorkerKi
 from dovetail.plan.processes import spread
 
 STATE = "state"
-"""The source of what the learner's state sends before any fragment has run."""
+"""The source of values sent from the incoming state, before any fragment has run."""
 
 
 def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
-    """Gives every edge the cheapest link that its two ends allow."""
+    """Assigns every edge the cheapest link that its two ends allow."""
     acting = {unroll.name: f"{unroll.name}.act" for unroll in graph.unrolls}
     links: list[Link] = []
     for edge in graph.edges:
@@ -50,8 +50,11 @@ def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
 
 
 def linked(plan: Plan, graph: Graph, edge: Edge) -> list[str]:
-    """The fragments that an edge has a link to: all that read it, but of those on another worker
-    only the first, for they share what has arrived there."""
+    """The target fragments of an edge's links.
+
+    Every reader on the same worker has a link. If the edge leaves the worker, only the first reader
+    has one: the others there share the values that arrived.
+    """
     acting = {unroll.name: f"{unroll.name}.act" for unroll in graph.unrolls}
     source, targets = (
         (acting.get(edge.source, edge.source)),
@@ -63,13 +66,13 @@ def linked(plan: Plan, graph: Graph, edge: Edge) -> list[str]:
 
 
 def _transfers(plan: Plan, graph: Graph, edge: Edge) -> int:
-    """How often an edge's values go from one instance to another in an iteration."""
+    """Number of transfers between instances per iteration."""
     senders, takers = (_instances(plan, graph, s) for s in (edge.from_side, edge.to_side))
     return max(senders, takers)
 
 
 def _instances(plan: Plan, graph: Graph, side: Side) -> int:
-    """How many instances of a side take part in an update; devices of a worker count as one."""
+    """Number of instances of a side in one update; the devices of a worker count as one."""
     if side in graph.acting:
         return plan.joined
     return max([len(plan.instances_of(node.name)) for node in graph.on(side)], default=1)
@@ -92,7 +95,7 @@ def _kind(plan: Plan, graph: Graph, source: str, target: str, side: Side = "") -
 
 
 def _is_next(graph: Graph, source: str, target: str) -> bool:
-    """Whether a fragment beside the actors runs after another with nothing of theirs between."""
+    """Whether only compiled fragments off the acting sides run from `source` to `target`."""
     names = [node.name for node in graph.nodes]
     if source not in names or target not in names:
         return False
@@ -105,8 +108,10 @@ def _is_next(graph: Graph, source: str, target: str) -> bool:
 def pairs(
     plan: Plan, graph: Graph, source: str, target: str, side: Side = ""
 ) -> list[tuple[Instance, Instance]]:
-    """The instances at a link's two ends that exchange something: of one copy, if copied. Of what
-    a state sends, `side` is the side where it lives."""
+    """The pairs of instances that exchange values over a link: those whose environments overlap.
+
+    If `source` is the state, `side` is the side it lives on.
+    """
     stateful = _hosts(plan, graph, side or graph.home)
     sources = stateful if source == STATE else plan.instances_of(source)
     return [
@@ -127,7 +132,7 @@ def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def tell(plan: Plan, graph: Graph, resources: Resources) -> Plan:
-    """Adds what a reader should know of the plan, after the strategy's own notes."""
+    """Appends notes for the reader to those of the strategy."""
     return replace(plan, notes=(*plan.notes, *_told(plan, graph, resources)))
 
 
@@ -157,7 +162,7 @@ def _told(plan: Plan, graph: Graph, resources: Resources) -> Iterator[str]:
 
 
 def table_workers(plan: Plan, graph: Graph) -> list[str]:
-    """The workers that keep a table without learning from it."""
+    """The workers that hold a table apart from the learner."""
     learners = {instance.worker for instance in _hosts(plan, graph, graph.home)}
     kept = [i.worker for side in graph.tables for i in _hosts(plan, graph, side)]
     return [name for name in dict.fromkeys(kept) if name not in learners]
@@ -165,7 +170,7 @@ def table_workers(plan: Plan, graph: Graph) -> list[str]:
 
 PASSES: tuple[Callable[[Plan, Graph, Resources], Plan], ...] = (
     carry_edges,  # needs only the placement
-    spread,  # moves links between processes, so after they are known
-    tell,  # last: speaks of what the others did
+    spread,  # changes the links between processes, so they must exist
+    tell,  # last: describes the results of the others
 )
 """In this order: a pass may rely on those before it."""

@@ -1,8 +1,8 @@
-"""From workers to the processes of a cluster: which workers share one, and on which node it is.
+"""Groups workers into the processes of a cluster and places these on nodes.
 
-What is exchanged every step stays inside a process: an actor and the workers that step for it. What
-is exchanged once per update may cross nodes: the learner and its actors. A learner over several
-devices has a process for each share of them.
+Per-step traffic stays inside a process: an actor and the workers that step for it. Per-update
+traffic may cross nodes: the learner and its actors. A learner on several devices has one process
+for every `learner_devices` of them.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from dovetail.plan.ir import (
 
 
 def spread(plan: Plan, graph: Graph, resources: Resources) -> Plan:
-    """Puts the workers into processes, and these on the cluster's nodes."""
+    """Groups the workers into processes and places these on the cluster's nodes."""
     cluster = resources.cluster
     if cluster is None:
         return _refuse_elastic(plan)
@@ -49,7 +49,7 @@ def spread(plan: Plan, graph: Graph, resources: Resources) -> Plan:
 
 
 def part_of(plan: Plan, rank: int) -> Plan:
-    """What one learner process and its actors see of a plan: their own environments, from 0 on.
+    """The part of a plan for one learner process and its actors, with environments from 0.
 
     Devices are numbered as `jax.devices()` numbers those of all learner processes.
     """
@@ -88,7 +88,7 @@ def _refuse_elastic(plan: Plan) -> Plan:
 
 
 class _Grouping:
-    """Which workers share a process."""
+    """Decides which workers share a process."""
 
     def __init__(self, plan: Plan, graph: Graph, cluster: Cluster) -> None:
         self._plan, self._graph, self._cluster = plan, graph, cluster
@@ -105,7 +105,7 @@ class _Grouping:
         self._ranks = plan.replicas // each
 
     def processes(self) -> list[Process]:
-        """The learner's processes first, then those of actors."""
+        """The learner processes, then those of other sides, then those of actors."""
         beside: dict[int, list[str]] = {rank: [] for rank in range(self._ranks)}
         groups: dict[tuple[int, str], list[str]] = {}
         for act in self._acting():
@@ -133,7 +133,7 @@ class _Grouping:
         return made + [self._acting_apart(rank, names) for (rank, _), names in groups.items()]
 
     def _apart(self) -> list[str]:
-        """The workers of sides that serve the others, apart from the learner."""
+        """The workers of sides that neither learn nor act, unless they share the learner's."""
         graph = self._graph
         serving = [side for side in graph.sides if side not in (graph.home, *graph.acting)]
         names = [node.name for node in graph.on(*serving)]
@@ -147,7 +147,11 @@ class _Grouping:
         )
 
     def _acting_apart(self, rank: int, names: list[str]) -> Process:
-        """What steps in processes of its own needs a core for each; who acts then mostly waits."""
+        """A process that acts.
+
+        With environment processes it reserves the CPUs of each of them and none for the actor,
+        which mostly waits.
+        """
         needs, unique = self._cluster.actors, tuple(dict.fromkeys(names))
         cpus = needs.cpus * max(1, self._processes(names))
         return Process(
@@ -180,18 +184,21 @@ class _Grouping:
         return first * self._ranks // self._plan.num_envs
 
     def _shares_device(self, worker: Worker) -> bool:
-        """Whether it acts on the device of a learner replica, and so in its process."""
+        """Whether a worker acts on the device of a learner replica, and so in its process."""
         return self._plan.replicas > 1 and worker.devices[0] in self._learner.devices
 
     def _process(self, worker: Worker) -> str:
-        """Actors on a device of their own share its process; others have one each."""
+        """The name of an actor's process.
+
+        Actors on the same dedicated device share one process; any other actor has its own.
+        """
         own = worker.devices[0] not in self._learner.devices
         return f"device {worker.devices[0]}" if own else worker.name
 
 
 @dataclass
 class _Room:
-    """What is left on a node."""
+    """The remaining resources of a node."""
 
     node: Node
     cpus: float
@@ -212,9 +219,9 @@ class _Room:
 def place(
     processes: list[Process], cluster: Cluster, min_actors: int | None = None
 ) -> tuple[Process, ...]:
-    """Gives every process a node: learners apart from each other, each actor where most is free.
+    """Assigns every process a node: learners on different nodes, actors where most CPUs are free.
 
-    With `min_actors`, actors beyond that number may be left without a node, to join later.
+    With `min_actors`, actors beyond that number may stay without a node and join later.
     """
     _refuse_unknown_nodes(cluster)
     rooms = [_Room(n, n.cpus, n.gpus, dict(n.others)) for n in cluster.nodes]
@@ -247,7 +254,7 @@ def place(
 def _reluctance(
     process: Process, learners: Counter[tuple[bool, str]], room: _Room
 ) -> tuple[int, int, float]:
-    """How little a node suits a process: what is rare there is left to those who ask for it."""
+    """Sort key for nodes, best first: few learners, no unneeded rare resources, many free CPUs."""
     rare = [room.gpus and not process.gpus]
     rare += [name not in dict(process.others) for name, amount in room.others.items() if amount]
     return learners[True, room.node.id], sum(map(bool, rare)), -room.cpus
@@ -289,7 +296,7 @@ def _room_text(node: Node) -> str:
 
 
 def _told(plan: Plan, processes: tuple[Process, ...], cluster: Cluster) -> Iterator[str]:
-    """One sentence for each choice."""
+    """Notes, one for each choice."""
     ranks = [process for process in processes if process.learns]
     if len(ranks) > 1:
         where = count(len({s.node for s in ranks}), "node")

@@ -1,4 +1,4 @@
-"""A plan as JSON and back, exactly."""
+"""Lossless conversion of a plan to JSON and back."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from dovetail.run.legacy import with_present_copies, with_present_keys
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """The plan as plain lists and dicts, as `json.loads` would give them back."""
+    """Converts a plan to plain lists and dicts, as `json.loads` would return them."""
     fields = asdict(plan)
     for worker in fields["workers"]:
         worker["devices"] = list(worker["devices"])
@@ -27,7 +27,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 
 def from_json(fields: Mapping[str, Any]) -> Plan:
-    """The plan that `to_json` wrote."""
+    """Inverse of `to_json`; raises `UserError` if the fields do not describe a plan."""
     try:
         fields = with_present_copies(with_present_keys(fields))
         rebuilt: dict[str, Any] = {

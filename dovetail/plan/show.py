@@ -7,7 +7,7 @@ from dovetail.plan.ir import Link, Plan, Worker, WorkerKind
 
 
 def text(plan: Plan, graph: Graph) -> str:
-    """The plan; `graph` is the one it was made of."""
+    """The plan as text; `graph` is the graph it was made from."""
     lines = [f"plan  {plan.strategy}: {_sizes(plan)}"]
     for workers in alike(plan):
         lines += ["", f"  {named(workers, plan)}"]
@@ -24,7 +24,7 @@ def text(plan: Plan, graph: Graph) -> str:
 
 
 def _processes(plan: Plan) -> list[str]:
-    """The processes on a cluster's nodes."""
+    """The table of processes and their nodes; empty without a cluster."""
     if not plan.processes:
         return []
     rows: list[Row] = [("process", "workers", "node", "takes")]
@@ -55,7 +55,7 @@ def _sizes(plan: Plan) -> str:
 
 
 def alike(plan: Plan) -> list[list[Worker]]:
-    """The workers in order, those that differ only in their number and environments together."""
+    """Groups workers that differ only in their number and environments, in order."""
     groups: list[list[Worker]] = []
     for worker in plan.workers:
         for group in groups:
@@ -73,7 +73,7 @@ def _likeness(plan: Plan, worker: Worker) -> tuple[object, ...]:
 
 
 def named(workers: list[Worker], plan: Plan) -> str:
-    """Workers that are alike, where they are, and their environments."""
+    """One line for a group of similar workers: names, devices, kind and environments."""
     first, last = workers[0], workers[-1]
     names = f"worker {first.name}" if len(workers) == 1 else f"workers {first.name} … {last.name}"
     place = f" on {devices(first)}" if first.devices else ""
@@ -83,7 +83,7 @@ def named(workers: list[Worker], plan: Plan) -> str:
 
 
 def _environments(plan: Plan, workers: list[Worker]) -> str:
-    """How many environments each of them steps or acts for, where they are split."""
+    """The number of environments per worker; empty if they are not split."""
     served = [i.envs for i in plan.instances if i.worker == workers[0].name and i.envs is not None]
     if not served or len(plan.workers) == 1:
         return ""
@@ -92,7 +92,7 @@ def _environments(plan: Plan, workers: list[Worker]) -> str:
 
 
 def fragment_flops(graph: Graph, fragment: str) -> int | None:
-    """Operations per iteration; None for an environment on the host."""
+    """FLOPs per iteration; None for a host environment or plain Python."""
     for unroll in graph.unrolls:
         for inner in (unroll.act, unroll.step):
             if fragment == f"{unroll.name}.{inner.name}":
@@ -102,7 +102,7 @@ def fragment_flops(graph: Graph, fragment: str) -> int | None:
 
 
 def program_flops(graph: Graph, fragments: tuple[str, ...]) -> str:
-    """Operations per iteration of fragments that are compiled together."""
+    """FLOPs per iteration of fragments compiled together, in words."""
     known = [fragment_flops(graph, fragment) for fragment in fragments]
     if None in known:
         return "on the host"
@@ -110,7 +110,7 @@ def program_flops(graph: Graph, fragments: tuple[str, ...]) -> str:
 
 
 def devices(worker: Worker) -> str:
-    """Its devices in words."""
+    """The devices of a worker, in words."""
     numbers = ", ".join(map(str, worker.devices))
     return f"device{'s' if len(worker.devices) > 1 else ''} {numbers}"
 

@@ -1,8 +1,7 @@
-"""The graph as a drawing: a lane for each side, fragments as boxes, boundaries as labeled arrows.
+"""Draws the graph: a lane for each side, fragments as boxes, boundaries as labeled arrows.
 
-Nodes stand in columns in the order in which they run; arrows between lanes keep to the space
-between the lanes, so they never cross a box. With a plan, boxes say which program of which worker
-they are in, and arrows what kind of link carries them.
+Columns follow execution order. Arrows between lanes stay in the gaps between the lanes, so they
+never cross a box. With a plan, boxes name their worker and program, and arrows their link.
 """
 
 from collections.abc import Iterator
@@ -26,16 +25,16 @@ COLOURS = (
     ("#0369a1", "#f0f9ff"),
     ("#854d0e", "#fefce8"),
 )
-"""Line and tint that the lanes take in turn."""
+"""(line, tint) of the lanes, in rotation."""
 PROGRAMS = ("#dbeafe", "#fde68a", "#fbcfe8", "#d9f99d", "#ddd6fe", "#fed7aa")
-"""Tints that programs take in turn: boxes of one tint are compiled together."""
+"""Tints of the programs, in rotation: boxes with the same tint are compiled together."""
 
 Point = tuple[float, float]
 
 
 @dataclass
 class Box:
-    """A fragment, or a pill for what comes in or goes out."""
+    """A fragment, or a pill for the state."""
 
     name: str
     lane: int
@@ -62,7 +61,7 @@ class Box:
 
     @property
     def height(self) -> float:
-        """Pills are lower; a badge is a strip at the foot."""
+        """Pills are lower; a badge adds a strip at the bottom."""
         return 40 if self.pill else BOX_HEIGHT + (BADGE if self.badge else 0)
 
     @property
@@ -73,7 +72,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """The edges from one box to another in a different lane, drawn as one arrow."""
+    """All edges between two boxes in different lanes, drawn as one arrow."""
 
     source: Box
     target: Box
@@ -107,7 +106,7 @@ def svg(graph: Graph, plan: Plan | None = None) -> str:
 
 
 def _boxes(graph: Graph, plan: Plan | None) -> dict[str, Box]:
-    """Every box by its name, in columns from left to right."""
+    """Boxes by name, one column per node."""
     lanes = _sides(graph)
     boxes = {"state": Box("state", lanes.index(graph.home), 0, pill=True)}
     for column, node in enumerate(graph.nodes, start=1):
@@ -124,21 +123,21 @@ def _boxes(graph: Graph, plan: Plan | None) -> dict[str, Box]:
 
 
 def _lines(node: Fragment | Python) -> list[str]:
-    """What a fragment's box says beneath its name."""
+    """The text below the name in a box."""
     if isinstance(node, Python):
         return ["on the host"]
     return [flops(node.flops)] + ([f"mean ×{node.means}"] if node.means else [])
 
 
 def _sides(graph: Graph) -> list[Side]:
-    """The side of each lane: who learns, who acts, where that is done, and the others."""
+    """The side of each lane: home, acting sides, environments, then the others."""
     stepped = [unroll.step.side for unroll in graph.unrolls]
     reached = [node.reach.side for node in graph.reaching if node.reach is not None]
     return list(dict.fromkeys([graph.home, *graph.acting, *stepped, *graph.sides, *reached]))
 
 
 def _stepped(plan: Plan, unroll: Unroll) -> str:
-    """How many environments each of an unroll's steppers has; they are alike."""
+    """The number of environments per stepping instance, in words; all have the same number."""
     shares = [i.envs for i in plan.instances_of(f"{unroll.name}.step") if i.envs is not None]
     each = " each" if len(shares) > 1 else ""
     return count(shares[0][1] - shares[0][0], "environment") + each if shares else ""
@@ -159,12 +158,12 @@ def _unroll_boxes(unroll: Unroll, lanes: list[Side], column: int, stepped: str) 
 
 
 def _box_name(graph: Graph, node: str) -> str:
-    """An unroll's edges begin and end at its acting half."""
+    """The box of a node; for an unroll, that of its acting half."""
     return f"{node}.act" if node in {unroll.name for unroll in graph.unrolls} else node
 
 
 def _add_badges(boxes: dict[str, Box], plan: Plan) -> None:
-    """Tells on each box its worker and program; several workers by the name they share."""
+    """Labels each box with its worker and program; similar workers share a label."""
     hosts: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for worker in plan.workers:
         programs = plan.programs(worker.name)
@@ -192,7 +191,7 @@ def _crossings(graph: Graph, plan: Plan | None, boxes: dict[str, Box]) -> list[A
 
 
 def _crossing(edges: list[Edge], plan: Plan | None, source: Box, target: Box) -> Arrow:
-    """Two lines for one edge, a line for each of several."""
+    """An arrow with two lines of text for one edge, or one line for each of several."""
     kinds = [_kind(plan, edge.boundary, source, target) for edge in edges]
     firsts = [f"{e.boundary} · {k}" if k else e.boundary for e, k in zip(edges, kinds, strict=True)]
     sizes = [f"{quantity(e.nbytes, 'B')}, {count(len(e.values), 'array')}" for e in edges]
@@ -207,7 +206,7 @@ def _crossing(edges: list[Edge], plan: Plan | None, source: Box, target: Box) ->
 
 
 def _reached(node: Python, reach: Reach, boxes: dict[str, Box]) -> Arrow:
-    """What plain Python brings to or from a side by itself."""
+    """The arrow between plain Python and the side it connects to."""
     ends = (boxes[node.name], boxes[reach.side])
     source, target = ends if reach.sends else ends[::-1]
     lines = (f"{node.name} · {LinkKind.SOCKET}", quantity(node.moved, "B"))
@@ -227,8 +226,10 @@ def _is_dashed(kind: str) -> bool:
 
 
 def _curves(crossings: list[Arrow]) -> Iterator[str]:
-    """Curves between lanes; each label sits on its own curve, above all curves, clear of the
-    others."""
+    """Curves between lanes, then their labels, so that no curve covers a label.
+
+    Labels avoid each other.
+    """
     taken: list[tuple[Point, float]] = []
     labels: list[str] = []
     for crossing in crossings:
@@ -244,7 +245,7 @@ def _curves(crossings: list[Arrow]) -> Iterator[str]:
 
 
 def _ends(crossing: Arrow) -> tuple[Point, Point]:
-    """Where an arrow leaves its source and meets its target: at their facing edges."""
+    """The endpoints of an arrow, on the facing edges of its boxes."""
     source, target = crossing.source, crossing.target
     lean = 36 if source.middle < target.middle else 0
     start_x = source.middle + (0 if source.pill else lean)
@@ -257,7 +258,7 @@ def _ends(crossing: Arrow) -> tuple[Point, Point]:
 def _label_place(
     start: Point, end: Point, height: float, taken: list[tuple[Point, float]]
 ) -> Point:
-    """The first of a few points on a curve where a label would cover no other."""
+    """The first of five candidate points on a curve where a label overlaps no other."""
     points: list[Point] = []
     for t in (0.5, 0.32, 0.68, 0.2, 0.8):
         across, along = 3 * t**2 - 2 * t**3, 1.5 * t * (1 - t) + t**3
@@ -314,7 +315,7 @@ def _straight(source: Box, target: Box) -> str:
 
 
 def _over(source: Box, target: Box) -> str:
-    """An arc over the boxes that stand between."""
+    """An arc over the boxes in between."""
     y, top = source.y + source.height / 2 - 14, _lane_top(source.lane) + 8
     start, end = source.x + source.width, target.x - 3
     up = f"M {start} {y} C {start + 40} {top} {start + 40} {top} {start + 80} {top}"
@@ -323,7 +324,7 @@ def _over(source: Box, target: Box) -> str:
 
 
 def _loop(graph: Graph, boxes: dict[str, Box]) -> Iterator[str]:
-    """The new state goes round to the next iteration."""
+    """The arrow that carries the new state to the next iteration."""
     new = {value.id for value in graph.state.outputs}
     makers = [node.name for node in graph.nodes if any(v.id in new for v in node.outputs)]
     last = boxes.get(makers[-1]) if makers else None

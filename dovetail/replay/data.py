@@ -1,9 +1,9 @@
-"""Recorded steps on the device: drawn from by a learner, and never added to.
+"""A recorded dataset on the device: a learner samples it and never adds to it.
 
-They are a part of the learner's state while it runs, on its side and not on a replay's, since
-nobody else writes to them; each learner replica draws its part of a batch from all of them. What
-they hold is given by whoever runs the loop: `init` only says how much room there is, and
-checkpoints leave them out.
+The data is part of the learner's state during a run. It lives on the learner's side rather than on
+a replay's because nothing else writes to it; each learner copy samples its part of a batch from the
+whole dataset. `init` only reserves space: the training loop fills it in, and checkpoints leave it
+out.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,17 +17,18 @@ from dovetail.replay.sample import ItemKeys, Sample
 
 @dataclass(frozen=True)
 class DataSpec:
-    """How many recorded steps there are, and how much room they take."""
+    """The number of recorded steps, and the space they take."""
 
     steps: int
-    """Steps of the dataset."""
+    """Steps in the dataset."""
     held: int
-    """The most steps on the device at once: as many, or fewer if the dataset is read in parts."""
+    """Maximum number of steps on the device at once: all, or fewer if the dataset is read in parts.
+    """
     rows: int
-    """The most rows on the device at once: steps, and a row behind the last of each episode."""
+    """Maximum number of rows on the device at once: one per step, and one after each episode."""
 
     def empty(self, example: Any, window: int) -> "Data":
-        """Room for steps with rows like `example`, of which items have `window`."""
+        """Zeroed storage for rows like `example`, sampled in windows of `window` steps."""
         rows = jax.tree.map(lambda x: jnp.zeros((self.rows, *x.shape), x.dtype), example)
         numbers = jnp.zeros(self.held, jnp.int32)
         return Data(rows, numbers, numbers, jnp.zeros((), jnp.int32), window)
@@ -36,24 +37,26 @@ class DataSpec:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Data:
-    """Recorded steps, numbered through."""
+    """Recorded steps, numbered consecutively."""
 
     rows: Any
-    """[rows, …], the row behind an episode's last step included."""
+    """[rows, …], including the row after each episode's last step."""
     begins: Any
-    """[steps]: the row of each."""
+    """[steps]: index of each step's row."""
     left: Any
-    """[steps]: how many there are from it to the end of its episode, itself included."""
+    """[steps]: number of steps from this one to the end of its episode, inclusive."""
     size: Any
-    """How many steps there are; what is behind them has no meaning."""
+    """Number of valid steps; entries past it are undefined."""
     window: int = field(metadata={"static": True})
-    """Steps of an item, cut where its episode ends, as those of `Transitions(window)`."""
+    """Steps per item, cut at the end of the episode, as in `Transitions(window)`."""
 
     def sample(self, draws: jax.Array) -> Sample:
-        """Batches of items for draws [K, n], whole random numbers (uint32): arrays [K, n, …]."""
+        """Batches of items for random integers `draws` uint32[K, n]: arrays [K, n, …]."""
+        # The bias of the modulo is negligible for datasets far smaller than 2**32 steps.
         chosen = (draws % self.size.astype(jnp.uint32)).astype(jnp.int32)
         within = jnp.arange(self.window + 1)
         left = self.left[chosen][..., None]
+        # Past the end of an episode the window repeats its last row; the mask hides the repeats.
         index = self.begins[chosen][..., None] + jnp.minimum(within, left)
         each = jnp.ones(draws.shape, jnp.float32)
         return Sample(
@@ -67,12 +70,12 @@ class Data:
 
 
 def is_data(part: Any) -> bool:
-    """Whether a part of a learner's state are recorded steps."""
+    """Whether a part of a learner's state is a recorded dataset."""
     return isinstance(part, Data)
 
 
 def without_data(state: Any) -> Any:
-    """A learner's state without the arrays of its recorded steps; where they were stays known."""
+    """A learner's state without the arrays of its dataset, whose position stays marked."""
 
     def left_out(part: Any) -> Any:
         if not isinstance(part, Data):
@@ -83,12 +86,12 @@ def without_data(state: Any) -> Any:
 
 
 def with_data(state: Any, data: Data | None) -> Any:
-    """A learner's state with these recorded steps where it has such."""
+    """A learner's state with `data` in place of its dataset."""
     return jax.tree.map(lambda part: data if is_data(part) else part, state, is_leaf=is_data)
 
 
 def data_leaves(state: Any) -> tuple[int, ...]:
-    """The positions among a state's leaves of those of recorded steps."""
+    """Indices of the dataset's leaves among a state's leaves."""
     parts = jax.tree.leaves(state, is_leaf=is_data)
     owned = [is_data(part) for part in parts for _ in jax.tree.leaves(part)]
     return tuple(i for i, own in enumerate(owned) if own)

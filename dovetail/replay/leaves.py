@@ -1,6 +1,6 @@
-"""The leaves of a row: their paths, shapes and types, and the sentences when others come.
+"""The leaves of a row: paths, shapes and dtypes, and the errors when inserted rows differ.
 
-JAX is imported where trees are looked at: the process of a server has none, and does without.
+JAX is imported lazily, only where trees are flattened: server processes run without it.
 """
 
 from collections.abc import Sequence
@@ -25,28 +25,28 @@ class RowLeaf:
 
 
 def path_name(path: Any) -> str:
-    """A leaf's path, the same for dictionaries, dataclasses and named tuples."""
+    """A leaf's path, formatted alike for dicts, dataclasses and named tuples."""
     from jax.tree_util import keystr
 
     return keystr(path, simple=True, separator="/") or "row"
 
 
 def with_paths(tree: Any) -> list[tuple[str, Any]]:
-    """The leaves of a tree, each with its path."""
+    """The leaves of a tree with their paths."""
     from jax.tree_util import tree_flatten_with_path
 
     return [(path_name(path), x) for path, x in tree_flatten_with_path(tree)[0]]
 
 
 def structure_of(tree: Any) -> Any:
-    """A tree without its leaves."""
+    """The tree structure, without leaves."""
     from jax.tree import structure
 
     return structure(tree)
 
 
 def leaves_of(tree: Any, axes: int = 0) -> list[RowLeaf]:
-    """The leaves of a row from arrays that have `axes` more axes in front."""
+    """The leaves of one row, from arrays with `axes` extra leading axes."""
     return [
         RowLeaf(path, tuple(np.shape(x))[axes:], np.dtype(getattr(x, "dtype", type(x))))
         for path, x in with_paths(tree)
@@ -54,7 +54,8 @@ def leaves_of(tree: Any, axes: int = 0) -> list[RowLeaf]:
 
 
 def check_leaves(expected: Sequence[RowLeaf], given: Any, axes: tuple[int, ...], what: str) -> None:
-    """Refuses rows that are not as the table's, naming the first leaf that differs."""
+    """Raises if rows do not match the table's, naming the first leaf that differs. Rows given as
+    `final` may omit leaves."""
     by_path = {leaf.path: leaf for leaf in expected}
     arrays = dict(with_paths(given))
     missing = [leaf.path for leaf in expected if leaf.path not in arrays]
@@ -77,7 +78,7 @@ def check_leaves(expected: Sequence[RowLeaf], given: Any, axes: tuple[int, ...],
 
 
 def check_history(leaves: Sequence[RowLeaf], stacks: Sequence[Any]) -> None:
-    """Refuses a history of a leaf that is not there, or no stack of so many frames."""
+    """Raises if a history names a missing leaf, or one that does not stack that many frames."""
     by_path = {leaf.path: leaf for leaf in leaves}
     for stack in stacks:
         leaf = by_path.get(stack.path)
@@ -95,6 +96,6 @@ def check_history(leaves: Sequence[RowLeaf], stacks: Sequence[Any]) -> None:
 
 
 def final_positions(leaves: Sequence[RowLeaf], final: Any) -> list[int]:
-    """Where among a row's leaves each leaf of `final` belongs."""
+    """Position among a row's leaves of each leaf of `final`."""
     by_path = {leaf.path: at for at, leaf in enumerate(leaves)}
     return [by_path[path] for path, _ in with_paths(final)]

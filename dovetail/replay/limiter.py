@@ -1,4 +1,4 @@
-"""How far sampling and inserting may run ahead of each other."""
+"""Bounds how far sampling and inserting may run ahead of each other."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,20 @@ from dovetail.errors import UserError
 
 @dataclass
 class RateLimiter:
-    """Counts items inserted and sampled, and says who may go on.
+    """Counts inserted and sampled items, and decides which operation may proceed.
 
-    Sampling waits until `min_size` items have been inserted. From then on the items sampled stay
-    within `tolerance` of `samples_per_insert` × (items inserted − `min_size`): the side that is
-    ahead waits. Without `samples_per_insert` only the minimum holds.
+    Sampling waits until `min_size` items have been inserted. From then on the number of sampled
+    items stays within `tolerance` of `samples_per_insert` × (items inserted − `min_size`): the
+    operation that is ahead waits. Without `samples_per_insert` only the minimum applies. Not
+    thread-safe: the caller holds the table's lock.
     """
 
     min_size: int = 1
-    """Items that must have been inserted before the first is sampled."""
+    """Items that must have been inserted before the first sample."""
     samples_per_insert: float | None = None
-    """Samples of each item, on average."""
+    """Average number of times each item is sampled."""
     tolerance: float = 0.0
-    """Sampled items by which either side may be ahead."""
+    """Number of sampled items by which either operation may be ahead."""
     inserted: int = 0
     sampled: int = 0
 
@@ -41,18 +42,18 @@ class RateLimiter:
 
     @property
     def filled(self) -> bool:
-        """Whether the first items may be sampled."""
+        """Whether sampling may start."""
         return self.inserted >= self.min_size
 
     @property
     def ahead(self) -> float:
-        """Sampled items beyond what the inserted ones ask for; negative: inserting is ahead."""
+        """Items sampled beyond the target ratio; negative when inserting is ahead."""
         if self.samples_per_insert is None:
             return 0.0
         return self.sampled - self.samples_per_insert * (self.inserted - self.min_size)
 
     def may_insert(self, count: int) -> bool:
-        """Whether `count` more items may be inserted; up to the minimum they always may."""
+        """Whether `count` more items may be inserted; always true below the minimum size."""
         if self.samples_per_insert is None or self.inserted + count <= self.min_size:
             return True
         return self.ahead - self.samples_per_insert * count >= -self.tolerance
@@ -64,15 +65,15 @@ class RateLimiter:
         return self.samples_per_insert is None or self.ahead + count <= self.tolerance
 
     def insert(self, count: int) -> None:
-        """Counts items inserted."""
+        """Records `count` inserted items."""
         self.inserted += count
 
     def sample(self, count: int) -> None:
-        """Counts items sampled."""
+        """Records `count` sampled items."""
         self.sampled += count
 
     def explain(self, inserting: int = 1, sampling: int = 1) -> str:
-        """What each side waits for, in one sentence."""
+        """One sentence on what sampling and inserting are waiting for."""
         return f"{self._why_sample(sampling)}; {self._why_insert(inserting)}."
 
     def _why_sample(self, count: int) -> str:

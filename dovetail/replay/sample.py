@@ -1,10 +1,10 @@
-"""What `sample` gives, and the importance weights made of it."""
+"""The result of `sample`, and the importance weights computed from it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 Array = Any
-"""An array of numpy or of JAX."""
+"""A numpy or JAX array."""
 
 
 def _same(array: Array) -> Array:
@@ -12,29 +12,28 @@ def _same(array: Array) -> Array:
 
 
 class ItemKeys(NamedTuple):
-    """Which items were sampled: a key of an item that has left since matches no other item."""
+    """Identifies sampled items; the key of an item that has since left matches no other item."""
 
     slot: Array
-    """Where the item is kept [n]."""
+    """Slot of each item [n]."""
     number: Array
-    """Which of the items that were kept there it is [n]."""
+    """Generation of each slot [n]: tells successive items of one slot apart."""
 
 
 class Sample(NamedTuple):
-    """Items of a table, the batch axis first."""
+    """Items of a table, batch axis first."""
 
     rows: Any
-    """The rows of each item's window [n, W, …]."""
+    """Rows of each item's window [n, W, …]."""
     mask: Array
-    """Which of them are steps of the item [n, W]. The row behind the last step shows what was seen
-    after it; further rows have no meaning."""
+    """Which rows are steps of the item [n, W]. The row after the last step is its successor; later
+    rows are undefined."""
     keys: ItemKeys
     """For `update_priorities`."""
     probabilities: Array
-    """The probability of each item to be chosen by one draw [n]; 1 where nothing is left to
-    chance."""
+    """Probability of each item under one draw [n]; 1 for deterministic samplers."""
     size: Array
-    """Items in the table at that time."""
+    """Number of items in the table at that time."""
     times: Array
     """How often each item had been sampled before [n]."""
 
@@ -42,8 +41,8 @@ class Sample(NamedTuple):
 def importance_weights(
     probabilities: Array, size: Array, exponent: float, over: Callable[[Array], Array] = _same
 ) -> Array:
-    """(size × probability) ** -exponent, divided by the largest of the batch: section 3.4 of
-    https://arxiv.org/abs/1511.05952. A learner replica, which has a part of the batch, finds the
-    largest of the whole by `over=rl.max`."""
+    """(size × probability) ** -exponent, divided by the largest in the batch: section 3.4 of
+    https://arxiv.org/abs/1511.05952. A learner copy that holds only part of the batch passes
+    `over=rl.max` to take the maximum over the whole batch."""
     weights = (size * probabilities) ** -exponent
     return weights / over(weights.max())

@@ -1,7 +1,7 @@
-"""What a replay table keeps, which item it gives and which it lets go: options and sizes.
+"""A replay table's options (items, sampler, remover) and the sizes derived from them.
 
-A `Table` states the options; `TableSizes` holds, for given rows and environments, how much of
-everything is stored. Both are plain numbers: the tables on the host and on the device share them.
+A `Table` states the options; `TableSizes` gives, for particular rows and environments, the size of
+every array. Both are plain numbers, shared by the host and device tables.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from dovetail.replay.leaves import RowLeaf
 
 @dataclass(frozen=True)
 class Transitions:
-    """Up to `steps` steps and the row after them; cut where the episode ends."""
+    """Up to `steps` steps and the row after them; cut at the end of the episode."""
 
     steps: int = 1
 
     @property
     def window(self) -> int:
-        """Rows of an item."""
+        """Rows per item."""
         return self.steps + 1
 
     @property
@@ -33,20 +33,20 @@ class Transitions:
 
     @property
     def pending(self) -> int:
-        """The most items of a stream that have begun and wait for rows."""
+        """Maximum number of incomplete items per stream."""
         return self.steps
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """`length` rows, beginning at every `period`-th step; they may cross the ends of episodes."""
+    """`length` rows, starting at every `period`-th step; they may cross episode boundaries."""
 
     length: int
     period: int = 1
 
     @property
     def window(self) -> int:
-        """Rows of an item."""
+        """Rows per item."""
         return self.length
 
     @property
@@ -56,19 +56,19 @@ class Sequences:
 
     @property
     def pending(self) -> int:
-        """The most items of a stream that have begun and wait for rows."""
+        """Maximum number of incomplete items per stream."""
         return ceil(self.length / self.period)
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """Whole episodes, one item each; of a longer one, its first `longest` steps."""
+    """Whole episodes, one item each; longer ones are cut to their first `longest` steps."""
 
     longest: int
 
     @property
     def window(self) -> int:
-        """Rows of an item."""
+        """Rows per item."""
         return self.longest + 1
 
     @property
@@ -78,7 +78,7 @@ class Episodes:
 
     @property
     def pending(self) -> int:
-        """The most items of a stream that have begun and wait for rows."""
+        """Maximum number of incomplete items per stream."""
         return 1
 
 
@@ -87,12 +87,12 @@ Items = Transitions | Sequences | Episodes
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every item alike."""
+    """Every item with equal probability."""
 
 
 @dataclass(frozen=True)
 class Prioritized:
-    """In proportion to priority ** `exponent`, https://arxiv.org/abs/1511.05952."""
+    """Probability proportional to priority ** `exponent`, https://arxiv.org/abs/1511.05952."""
 
     exponent: float = 0.6
 
@@ -109,12 +109,12 @@ class Lifo:
 
 @dataclass(frozen=True)
 class Highest:
-    """The item of the highest priority first; of equals the older."""
+    """The item with the highest priority first; ties go to the older item."""
 
 
 @dataclass(frozen=True)
 class Lowest:
-    """The item of the lowest priority first; of equals the older."""
+    """The item with the lowest priority first; ties go to the older item."""
 
 
 Selector = Uniform | Prioritized | Fifo | Lifo | Highest | Lowest
@@ -122,14 +122,14 @@ Selector = Uniform | Prioritized | Fifo | Lifo | Highest | Lowest
 
 @dataclass(frozen=True)
 class History:
-    """A leaf of the rows that is a stack of the last frames, newest last: each is stored once."""
+    """A leaf that stacks the most recent frames, newest last; each frame is stored once."""
 
     path: str
-    """The leaf, as `observation` or `observation/pixels`."""
+    """Path of the leaf, such as `observation` or `observation/pixels`."""
     frames: int = 4
     """Frames in the stack."""
     axis: int = -1
-    """The axis along which they are stacked."""
+    """The stacking axis."""
 
 
 @dataclass(frozen=True)
@@ -137,53 +137,52 @@ class Table:
     """A replay table's options."""
 
     items: Items = Transitions()
-    """What is sampled: transitions, sequences or episodes."""
+    """The unit of sampling: transitions, sequences or episodes."""
     capacity: int = 100_000
-    """The most items; with the `Fifo` remover each stream keeps its equal share of them."""
+    """Maximum number of items; with the `Fifo` remover each stream keeps an equal share of it."""
     sampler: Selector = Uniform()
     """How items are chosen."""
     remover: Selector = Fifo()
     """Which item makes room for a new one."""
     max_times_sampled: int | None = None
-    """An item leaves after the batch in which it has been sampled so often; None: never."""
+    """An item leaves after the batch in which it reaches this many samples; None: never."""
     max_bytes: int | None = None
-    """The most bytes of stored rows; fewer items are kept if they would need more."""
+    """Maximum bytes of stored rows; fewer items are kept if they would need more."""
     history: tuple[History, ...] = ()
-    """Leaves that are stacks of frames."""
+    """Leaves that are frame stacks."""
     compress: bool = False
-    """Whether large leaves and frames are kept compressed (zlib, level 1): on the host only. They
-    then count with what they really take, and the oldest items leave when `max_bytes` is reached.
-    """
+    """Whether large leaves and frames are stored compressed (zlib, level 1); host tables only. They
+    count with their compressed size, and the oldest items leave when `max_bytes` is reached."""
     spare: float = 0.1
-    """Room for rows that begin no item (what an episode ended with) and for the frames that an
-    episode begins with, as a share of the capacity; when short episodes use up more, items leave
-    earlier."""
+    """Space for rows that start no item (the final row of an episode) and for the extra frames at
+    the start of an episode, as a fraction of the capacity; when short episodes need more, items
+    leave earlier."""
 
     def __post_init__(self) -> None:
         check_table(self)
 
     @property
     def shared(self) -> bool:
-        """Whether overlapping items share their rows, in rings; else each item owns its rows."""
+        """Whether overlapping items share rows in rings; otherwise each item owns its rows."""
         return isinstance(self.remover, Fifo)
 
     @property
     def ranged(self) -> bool:
-        """Whether a stream's items are a range of numbers, sampled without an index of items."""
+        """Whether a stream's items are a contiguous range of numbers, which needs no index."""
         return self.shared and isinstance(self.sampler, Uniform) and self.max_times_sampled is None
 
     @property
     def frames(self) -> int:
-        """Frames in the stacks; 1 without any."""
+        """Frames per stack; 1 without a history."""
         return self.history[0].frames if self.history else 1
 
     def exponent(self, selector: Selector) -> float:
-        """The power of the priority that a random choice is proportional to."""
+        """Exponent of the priority in a selector's probabilities; 0 unless prioritized."""
         return selector.exponent if isinstance(selector, Prioritized) else 0.0
 
 
 def check_table(table: Table) -> None:
-    """Refuses options that cannot be."""
+    """Raises if options are invalid."""
     items = table.items
     if isinstance(items, Sequences):
         wrong = items.length < 2 or not 1 <= items.period <= items.length
@@ -213,24 +212,25 @@ def check_table(table: Table) -> None:
 
 @dataclass(frozen=True)
 class TableSizes:
-    """How many of what a table stores for given rows and environments."""
+    """Sizes of a table's arrays for particular rows and environments."""
 
     envs: int
-    """Streams."""
+    """Number of streams."""
     share: int
-    """The most items of a stream that can be sampled; with owned rows, only those under way."""
+    """Maximum number of items per stream that can be sampled; with owned rows, only those not yet
+    copied out."""
     slots: int
-    """Slots for a stream's items, those that wait for rows included."""
+    """Item slots per stream, including items that wait for rows."""
     rows: int
-    """Rows in a stream's ring."""
+    """Rows in each stream's ring."""
     frames: int
-    """Frames in a stream's ring of frames; 0 without a history."""
+    """Frames in each stream's ring of frames; 0 without a history."""
     owned: int
-    """Items that own their rows; 0 where rows are shared."""
+    """Number of items that own their rows; 0 where rows are shared."""
     window: int
-    """Rows of an item."""
+    """Rows per item."""
     stack: int
-    """Frames in a stack; 1 without a history."""
+    """Frames per stack; 1 without a history."""
 
     @property
     def lane(self) -> int:
@@ -244,31 +244,33 @@ class TableSizes:
 
     @property
     def chunk(self) -> int:
-        """Steps that are inserted at a time, so that no row overwrites one of the same insert."""
+        """Maximum number of steps per insert, so that no row overwrites one of the same insert."""
+        # A step takes at most two rows: its own and a final one.
         room = min(self.slots, (self.rows - self.window) // 2)
         if self.frames:
+            # At worst every step is a whole episode: a full stack and a final frame.
             most = (self.stack + 1) * self.window
             room = min(room, (self.frames - most) // (self.stack + 1))
         return room
 
     @property
     def size(self) -> int:
-        """Slots of items that can be sampled, of all streams."""
+        """Total number of slots for items that can be sampled."""
         return self.owned or self.slots * self.envs
 
 
 SMALL = 512
-"""Bytes up to which a leaf is packed with others, and not compressed."""
+"""Leaves up to this many bytes are packed together and not compressed."""
 ROOM = 2
-"""Steps for which every ring has room beside its items."""
+"""Extra steps of space in every ring, beyond its items."""
 STAGED = 32
-"""Steps for which there is room where items own their rows and the rings only lead to them."""
+"""Steps of space in the rings where items own their rows and the rings only feed them."""
 
 
 def make_layout(
     table: Table, leaves: Sequence[RowLeaf], envs: int, on_host: bool = False
 ) -> TableSizes:
-    """The layout within the table's capacity in items and in bytes."""
+    """The largest layout within the table's capacity in items and in bytes."""
     if table.compress and not on_host:
         raise UserError(
             "A compressed replay table was asked for inside a compiled program: keep it on the "
@@ -290,7 +292,7 @@ def make_layout(
             f"The replay table's max_bytes is {table.max_bytes}, but the smallest table of these "
             f"rows for {envs} environments takes {least} bytes: give at least these."
         )
-    low, high = 1, most  # the most that fits is at least low and less than high
+    low, high = 1, most  # bisection: `low` items fit, `high` do not
     while high - low > 1:
         middle = (low + high) // 2
         fits = stored_bytes(table, leaves, envs, middle) <= table.max_bytes
@@ -299,10 +301,11 @@ def make_layout(
 
 
 def layout_with(table: Table, envs: int, most: int) -> TableSizes:
-    """The layout for `most` items, of each stream where rows are shared, else of all."""
+    """The layout for `most` items: per stream where rows are shared, otherwise in total."""
     items, window, stack = table.items, table.items.window, table.frames
     share = most if table.shared else STAGED
     if not table.shared:
+        # Two rows per staged step: every step may end an episode.
         rows = window + 2 * STAGED
     elif isinstance(items, Episodes):
         rows = window * share + 2 * ROOM
@@ -323,7 +326,7 @@ def layout_with(table: Table, envs: int, most: int) -> TableSizes:
 
 
 def stored_bytes(table: Table, leaves: Sequence[RowLeaf], envs: int, most: int) -> int:
-    """Bytes of the rows and frames that a layout stores, without those that are compressed."""
+    """Bytes of the rows and frames of a layout, excluding compressed ones."""
     layout = layout_with(table, envs, most)
     stacks = {stack.path: stack for stack in table.history}
     total = 0
@@ -335,18 +338,18 @@ def stored_bytes(table: Table, leaves: Sequence[RowLeaf], envs: int, most: int) 
             kept = (layout.frame_lane, layout.owned * owned_frames(table, layout))
         else:
             kept = (layout.lane, layout.owned * layout.window)
-        if compressed:  # they are counted as they come
+        if compressed:  # counted when they are inserted
             kept = (0 if table.shared else kept[0], 0)
         total += size * sum(kept)
     return total
 
 
 def owned_frames(table: Table, layout: TableSizes) -> int:
-    """Frames that an item's window needs: shared by its rows, where it stays in one episode."""
+    """Frames in an item's window; its rows share them when the item stays within one episode."""
     if table.items.cut:
         return layout.window + layout.stack - 1
     return layout.window * layout.stack
 
 
 Tree = Any
-"""A pytree of arrays; a row, or a part of one."""
+"""A pytree of arrays: a row, or part of one."""

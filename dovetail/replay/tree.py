@@ -1,8 +1,8 @@
-"""Sum trees: numbers in proportion to their weights, at the cost of the capacity's logarithm.
+"""Sum trees: sampling in proportion to weights, in time logarithmic in the capacity.
 
-A node has `FAN` children, so five levels hold a million weights and each level of a whole batch is
-one gather, one small product and one comparison. The tree on the host adds in 64 bits; the tree on
-the device in 32, which tells a million weights apart well.
+A node has `FAN` children, so five levels hold a million weights, and each level of a whole batch is
+one gather, one small matrix product and one comparison. The host tree sums in float64; the device
+tree in float32, which still resolves a million weights.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     import jax
 
 FAN = 16
-"""Children of a node."""
+"""Children per node."""
 SHIFT = 4
-"""Its logarithm."""
+"""log2(FAN)."""
 TOP = 8192
-"""So many nodes are searched at once, at the top."""
+"""Maximum number of nodes at the top level, which is searched in one call."""
 BLOCK = 32
-"""Nodes at the top that are summed at a time."""
+"""Top-level nodes that are summed at a time."""
 FEW = 64
-"""The same on the device, where they are compared one by one."""
+"""Maximum number of top-level nodes on the device, where they are compared one by one."""
 
 Weights = np.ndarray[Any, np.dtype[np.float64]]
 Slots = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def level_sizes(size: int, top: int) -> list[int]:
-    """Nodes of each level from the leaves up, padded to whole families but at the top."""
+    """Nodes per level from the leaves up, padded to multiples of `FAN` except at the top."""
     sizes = [max(size, 1)]
     while sizes[-1] > top:
         sizes[-1] = -(-sizes[-1] // FAN) * FAN
@@ -37,10 +37,10 @@ def level_sizes(size: int, top: int) -> list[int]:
 
 
 class HostTree:
-    """A sum tree on numpy; sums are brought up to date when they are next needed.
+    """A sum tree in numpy; sums are refreshed lazily, when they are next needed.
 
-    A node's sum depends on its children alone, not on what else was summed with it: a table that
-    was saved and loaded chooses exactly what it would have chosen.
+    A node's sum depends on its children alone, not on which nodes are refreshed together, so a
+    table that was saved and loaded makes exactly the choices it would have made.
     """
 
     def __init__(self, size: int) -> None:
@@ -55,7 +55,7 @@ class HostTree:
         self._upper = np.triu(np.ones((BLOCK, BLOCK)))
 
     def set(self, slots: Slots, weights: Weights | float) -> None:
-        """Gives leaves their weights."""
+        """Sets the weights of leaves."""
         self.leaves[slots] = weights
         self._stale.append(slots)
         self._stale_count += slots.size
@@ -69,6 +69,7 @@ class HostTree:
     def _refresh(self) -> None:
         if not self._stale:
             return
+        # With this many stale leaves, recomputing every level is cheaper than gathering families.
         whole = self._stale_count >= self.leaves.size // FAN
         one = len(self._stale) == 1
         nodes = None if whole else self._stale[0] if one else np.concatenate(self._stale)
@@ -86,8 +87,10 @@ class HostTree:
         self._cumulative = blocks.reshape(-1)
 
     def find(self, targets: Weights) -> Slots:
-        """The leaf in whose part of the running sum each target lies; some weight must be > 0."""
+        """The leaf whose interval of the cumulative sum contains each target; needs a weight >
+        0."""
         self._refresh()
+        # Rounding may push a target up to the total, past the last leaf.
         targets = np.minimum(targets, self._cumulative[-1] * BELOW)
         found = self._cumulative.searchsorted(targets, side="right")
         targets -= self._cumulative.take(found) - self.levels[-1].take(found)
@@ -96,10 +99,13 @@ class HostTree:
             self._numbers = np.arange(targets.size)
         for depth, level in enumerate(reversed(self.levels[:-1]), start=1):
             family = level.reshape(-1, FAN).take(found, axis=0)
-            running = self._lower @ family.T  # [FAN, n]: what follows goes along the batch
+            running = self._lower @ family.T  # [FAN, n]: later operations run along the batch
+            # The children's sum may differ from the parent's by rounding: stay within the family.
             np.minimum(targets, running[-1] * BELOW, out=targets)
+            # The number of running sums that a target has passed is the index of its child.
             passed = (running <= targets).view(np.uint8)
             child = np.add.reduce(passed, axis=0, dtype=np.uint8).astype(np.int64)
+            # At the leaves the remainder is not needed.
             if depth < len(self.levels) - 1:
                 reached = running.take(child * targets.size + self._numbers)
                 targets -= reached - family.take(self._first + child)
@@ -109,16 +115,17 @@ class HostTree:
 
 
 BELOW = 1 - 2.0**-52
-"""Just below 1: a target never reaches the sum itself."""
+"""Just below 1: keeps a target strictly below the total despite rounding."""
 DEVICE_BELOW = float(1 - 2.0**-23)
 
 DeviceTree = tuple[Any, ...]
-"""The levels of a sum tree on the device, leaves first, each as families [n, FAN]; the top is one
-family. Kept in that form: XLA copies an array that is read in one shape and written in another."""
+"""The levels of a sum tree on the device, leaves first, each [n, FAN]; the top is a single row.
+They are stored in this shape because XLA copies an array that is read in one shape and written in
+another."""
 
 
 def device_tree(size: int) -> DeviceTree:
-    """A tree without weights."""
+    """A tree with all weights zero."""
     import jax.numpy as jnp
 
     *levels, top = level_sizes(size, FEW)
@@ -128,8 +135,8 @@ def device_tree(size: int) -> DeviceTree:
 def set_weights(
     tree: DeviceTree, slots: "jax.Array", weights: "jax.Array", cleared: "jax.Array"
 ) -> DeviceTree:
-    """The tree with no weight for the `cleared` leaves, then with the weights of others; slots
-    beyond the leaves are dropped."""
+    """The tree with the `cleared` leaves set to zero, then `slots` set to `weights`; indices past
+    the leaves are dropped."""
     import jax.numpy as jnp
 
     leaves, *uppers = tree
@@ -151,7 +158,7 @@ def tree_total(tree: DeviceTree) -> "jax.Array":
 
 
 def find_leaves(tree: DeviceTree, targets: "jax.Array") -> "tuple[jax.Array, jax.Array]":
-    """The leaf in whose part of the running sum each target lies, and its weight."""
+    """The leaf whose interval of the cumulative sum contains each target, and its weight."""
     import jax.numpy as jnp
 
     found = jnp.zeros(targets.shape, jnp.int32)
@@ -160,7 +167,9 @@ def find_leaves(tree: DeviceTree, targets: "jax.Array") -> "tuple[jax.Array, jax
         family = level[found]
         width = level.shape[1]
         sums = jnp.triu(jnp.ones((width, width), family.dtype))
+        # A cumulative sum as a matrix product; accelerators default to a lower precision.
         running = jnp.matmul(family, sums, precision="highest")
+        # Rounding may leave a target slightly outside the family.
         targets = jnp.clip(targets, 0, running[:, -1] * DEVICE_BELOW)
         child = jnp.argmax(running > targets[:, None], axis=1).astype(jnp.int32)
         weight = jnp.take_along_axis(family, child[:, None], axis=1)[:, 0]

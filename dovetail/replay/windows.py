@@ -1,8 +1,8 @@
-"""Where inserted rows go, which items they begin, and which items of a stream can be sampled.
+"""Positions of inserted rows, the items they start, and the items of a stream that can be sampled.
 
-Arithmetic on counters, written once for numpy and jax.numpy (`xp`), so that the tables on the host
-and on the device agree by construction. Rings are time-major: row `r` of stream `e` is at
-r × envs + e, modulo the ring's flat size, so the next row of a stream is always `envs` further on.
+Integer arithmetic on counters, written once for numpy and jax.numpy (`xp`), so the host and device
+tables agree by construction. Rings are time-major: row `r` of stream `e` is at r × envs + e, modulo
+the ring's flat size, so the next row of a stream is always `envs` positions further.
 """
 
 from types import ModuleType
@@ -11,48 +11,48 @@ from typing import Any, NamedTuple
 from dovetail.replay.table import Episodes, Sequences, Table, TableSizes, Transitions
 
 Array = Any
-"""An array of numpy or of JAX."""
+"""A numpy or JAX array."""
 
 DROP = 1 << 30
-"""A place beyond every array: what would be written there is dropped."""
+"""An index past the end of every array: writes to it are dropped."""
 
 
 class Counters(NamedTuple):
-    """What is counted of each stream [E]."""
+    """Counters of each stream [E]."""
 
     cursor: Array
-    """Where the next row goes: flat, in the rings of rows."""
+    """Flat position of the next row in the rings of rows."""
     frame_cursor: Array
-    """Where the next frame goes; stays 0 without a history."""
+    """Flat position of the next frame; stays 0 without a history."""
     begun: Array
-    """Items that have begun."""
+    """Number of items started."""
     ended: Array
-    """Items that had begun when the last episode ended; 0 where items may cross ends."""
+    """Number of items started when the last episode ended; 0 if items may cross episodes."""
     steps: Array
-    """Steps so far, modulo the period at which sequences begin; else 0."""
+    """Steps so far, modulo the period of sequences; otherwise 0."""
     fresh: Array
-    """Whether the next step begins an episode."""
+    """Whether the next step starts an episode."""
 
 
 class InsertPlan(NamedTuple):
-    """Where the rows of an insert go [T, B]; `DROP` where there is none."""
+    """Positions of the rows of an insert [T, B]; `DROP` where there is no row."""
 
     step_at: Array
-    """Ring place of each step."""
+    """Ring position of each step."""
     final_at: Array
-    """Ring place of the row behind each step that ends an episode."""
+    """Ring position of the row after each step that ends an episode."""
     item_at: Array
-    """Slot of the item that begins with the step."""
+    """Slot of the item that starts at the step."""
     number: Array
-    """Items that had begun before the step."""
+    """Number of items started before the step."""
     after: Array
-    """Items that have begun with the step."""
+    """Number of items started up to and including the step."""
     step_frame: Array
-    """Place of each step's newest frame; with a history only."""
+    """Position of each step's newest frame; only with a history."""
     final_frame: Array
-    """Place of each final row's newest frame; with a history only."""
+    """Position of each final row's newest frame; only with a history."""
     leads: Array
-    """Whether the step begins an episode, so that its older frames are stored before it."""
+    """Whether the step starts an episode, so that its older frames are stored before it."""
 
 
 def make_plan(
@@ -64,20 +64,24 @@ def make_plan(
     ends: Array,
     valid: Array,
 ) -> tuple[InsertPlan, Counters]:
-    """The places of an insert's rows [T, B], and the counters [B] after it."""
+    """Positions of an insert's rows [T, B], and the counters [B] after it."""
     envs, lane = layout.envs, layout.lane
     step = valid.astype(counters.begun.dtype)
     final = (valid & ends).astype(step.dtype)
+    # A step that ends an episode takes two rows: its own and the final one.
     width = step + final
+    # Exclusive cumulative sum: the rows written before each step.
     at = counters.cursor + (xp.cumsum(width, axis=0) - width) * envs
     fresh, fresh_after = episode_starts(xp, valid, valid & ends, counters.fresh)
     begins = item_begins(xp, table, counters.steps, step, fresh)
     after = counters.begun + xp.cumsum(begins, axis=0, dtype=step.dtype)
     number = after - begins
     leads = step * fresh
+    # The first step of an episode also stores the older frames of its stack.
     frame_width = width + (layout.stack - 1) * leads
     frame = counters.frame_cursor + (xp.cumsum(frame_width, axis=0) - frame_width) * envs
     newest = frame + (layout.stack - 1) * envs * leads
+    # Without a history the size is 0, which would be a modulo by zero.
     frames = max(layout.frame_lane, 1)
     plan = InsertPlan(
         step_at=xp.where(valid, at % lane, DROP),
@@ -102,25 +106,25 @@ def make_plan(
 
 
 def episode_starts(xp: ModuleType, valid: Array, final: Array, fresh: Array) -> tuple[Array, Array]:
-    """Whether an episode begins at each step [T, B], and with the next step after all [B]."""
+    """Whether an episode starts at each step [T, B], and at the step after the last one [B]."""
     rows = [fresh]
     for time in range(valid.shape[0] if valid.shape[0] <= UNROLLED else 0):
         rows.append(xp.where(valid[time], final[time], rows[-1]))
     if len(rows) > 1:
         return xp.stack(rows[:-1]), rows[-1]
     times = xp.arange(1, valid.shape[0] + 1)[:, None]
-    last = running_max(xp, xp.where(valid, times, 0))  # the last step until each, from 1; 0: none
+    last = running_max(xp, xp.where(valid, times, 0))  # latest valid step, counted from 1; 0: none
     known = xp.concatenate([fresh[None], final])
     state = xp.take_along_axis(known, last, axis=0)
     return xp.concatenate([fresh[None], state[:-1]]), state[-1]
 
 
 UNROLLED = 4
-"""Up to so many steps the recurrence over time is written out."""
+"""Up to this many steps, the recurrence over time is unrolled in Python."""
 
 
 def running_max(xp: ModuleType, values: Array) -> Array:
-    """The largest value so far, along the first axis."""
+    """Cumulative maximum along the first axis."""
     if xp.__name__ == "numpy":
         return xp.maximum.accumulate(values, axis=0)
     from jax import lax
@@ -129,7 +133,7 @@ def running_max(xp: ModuleType, values: Array) -> Array:
 
 
 def item_begins(xp: ModuleType, table: Table, steps: Array, step: Array, fresh: Array) -> Array:
-    """1 where a step begins an item [T, B]."""
+    """1 where a step starts an item [T, B]."""
     items = table.items
     if isinstance(items, Transitions):
         return step
@@ -142,10 +146,11 @@ def item_begins(xp: ModuleType, table: Table, steps: Array, step: Array, fresh: 
 def complete(
     table: Table, layout: TableSizes, counters: Counters, begun_at: Array, xp: Any
 ) -> Array:
-    """The number of items of each stream whose windows are complete."""
+    """Number of items per stream whose windows are complete."""
     items = table.items
-    if isinstance(items, Transitions):  # every row since the last end has begun one
+    if isinstance(items, Transitions):  # every row since the last episode's end has started one
         return xp.maximum(counters.ended, counters.begun - items.steps)
+    # Items started before this row have all their rows.
     latest = (counters.cursor - (layout.window - 1) * layout.envs) % layout.lane
     return xp.maximum(counters.ended, begun_at[latest])
 
@@ -158,9 +163,11 @@ def oldest(
     frame_begun: Array,
     xp: Any,
 ) -> Array:
-    """The number of each stream's first item that is still there: its rows and its share."""
+    """Number of each stream's oldest item that still has its rows and is within its share."""
+    # The row at the cursor is the oldest one left: items started before it have lost rows.
     low = xp.maximum(high - layout.share, begun_at[counters.cursor])
     if layout.frames:
+        # An item's first stack reaches `stack` - 1 frames back from its newest frame.
         edge = counters.frame_cursor + (layout.stack - 1) * layout.envs
         low = xp.maximum(low, frame_begun[edge % layout.frame_lane])
     return low

@@ -1,1 +1,1 @@
-"""A run: its folder, its checkpoints, and the settings by which it is watched and kept."""
+"""A run: its folder, its checkpoints, and the settings of its output."""

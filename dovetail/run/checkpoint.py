@@ -1,8 +1,9 @@
-"""Checkpoints of the training state: written in the background, restored bit for bit or refused.
+"""Checkpoints of the training state: written in the background, restored bit for bit.
 
-A checkpoint is a folder named by its step: `arrays/` (orbax) and `meta.json`, which lists every
-leaf, the caller's own record, and a sha256 of every file. It is written under a hidden name and
-renamed when complete, so a killed process leaves nothing that could be taken for a checkpoint.
+A checkpoint is a folder named by its step. It holds `arrays/` (orbax) and `meta.json`, with an
+entry for every leaf, the caller's metadata, and a sha256 of every file. It is written under a
+hidden name and renamed when complete, so that a killed process never leaves a partial checkpoint.
+Restoring verifies the digests and raises on any difference.
 """
 
 import contextlib
@@ -25,13 +26,13 @@ from dovetail.errors import UserError
 from dovetail.run.legacy import present_path
 
 FORMAT = 1
-"""Raised whenever an older Dovetail could no longer read what is written."""
+"""The format's version; increased when older versions of Dovetail could not read new files."""
 
 PyTree = Any
 
 
 class _Request(NamedTuple):
-    """One save, cut loose from the training loop: nothing in it changes any more."""
+    """One save; a copy that training no longer modifies."""
 
     step: int
     leaves: list[dict[str, Any]]
@@ -40,7 +41,10 @@ class _Request(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one folder and the thread that writes them."""
+    """The checkpoints of one folder and the thread that writes them.
+
+    One thread calls its methods; `_changed` guards the fields shared with the writer thread.
+    """
 
     def __init__(self, folder: str | Path, keep: int = 3) -> None:
         if keep < 1:
@@ -59,12 +63,12 @@ class Checkpoints:
         self._known: set[int] = set()
 
     def save(self, step: int, tree: PyTree, meta: Mapping[str, Any]) -> None:
-        """Asks for `tree` to be written as checkpoint `step`; returns at once.
+        """Starts writing `tree` as checkpoint `step`; returns at once.
 
-        One save is in flight at most; a newer request replaces one that still waits. `meta` is any
-        JSON object; `restore` compares it with what is expected. An earlier save's error is raised
-        here. The step that was written or restored last is not written again; going back to an
-        earlier one drops those after it.
+        At most one save is in flight; a newer request replaces a waiting one. `meta` is any JSON
+        object; `restore` compares it with its `expect`. Raises the error of an earlier save. The
+        step written or restored last is not written again. Saving an earlier step drops the
+        checkpoints after it.
         """
         step = int(step)
         self._raise_error()
@@ -89,7 +93,8 @@ class Checkpoints:
             self._changed.notify_all()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """True once all is written, False after `timeout` seconds; raises a save's error."""
+        """Returns True once everything is written, False after `timeout` seconds; raises the error
+        of a failed save."""
         with self._changed:
             idle = self._changed.wait_for(
                 lambda: self._waiting is None and not self._writing, timeout
@@ -98,7 +103,8 @@ class Checkpoints:
         return idle
 
     def close(self) -> None:
-        """Writes what still waits, ends the thread, raises a save's error; safe to call twice."""
+        """Writes a waiting request, stops the thread, and raises the error of a failed save; safe
+        to call twice."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -107,26 +113,26 @@ class Checkpoints:
         self._raise_error()
 
     def steps(self) -> list[int]:
-        """The steps that have a complete checkpoint, ascending."""
+        """The steps with a complete checkpoint, ascending."""
         found = self.folder.glob("[0-9]*/meta.json")
         return sorted(int(path.parent.name) for path in found if path.parent.name.isdigit())
 
     def latest(self) -> int | None:
-        """The last step that has a checkpoint, if any."""
+        """The last step with a checkpoint; None without any."""
         return max(self.steps(), default=None)
 
     def meta(self) -> dict[str, Any]:
-        """What the latest checkpoint says of itself."""
+        """The metadata of the latest checkpoint."""
         step = self._choose(None)
         return _read_record(self.folder / str(step), f"Checkpoint {step} in {self.folder}")["meta"]
 
     def restore(
         self, like: PyTree, step: int | None = None, expect: Mapping[str, Any] | None = None
     ) -> tuple[PyTree, dict[str, Any]]:
-        """(tree, meta) of checkpoint `step` or the latest, bit for bit as it was saved.
+        """Returns (tree, meta) of checkpoint `step`, or of the latest, bit for bit as saved.
 
-        The structure, and where each leaf lives, are taken from `like`. Every entry of `expect`
-        must equal the saved meta's; "options" alone may differ, as long as no leaf's shape does.
+        `like` provides the structure and each leaf's sharding. Every entry of `expect` must equal
+        the saved one, except "options", which may differ as long as every leaf keeps its shape.
         """
         step = self._choose(step)
         place = f"Checkpoint {step} in {self.folder}"
@@ -167,7 +173,7 @@ class Checkpoints:
         return steps[-1] if step is None else step
 
     def _refuse_other_run(self, step: int) -> None:
-        """A run that restored nothing must not mix its checkpoints with another run's."""
+        """Raises if the folder holds checkpoints of another run, which would be mixed with ours."""
         latest = self.latest()
         if latest is not None:
             raise UserError(
@@ -182,7 +188,7 @@ class Checkpoints:
             raise error
 
     def _run(self) -> None:
-        """The thread: writes the waiting request until closed."""
+        """The writer thread: writes waiting requests until closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._closed)
@@ -201,7 +207,7 @@ class Checkpoints:
                     self._known.discard(request.step)
                     self._error = self._sentence(request.step, failure)
                 self._changed.notify_all()
-            del request, failure
+            del request, failure  # frees the copied arrays while waiting for the next request
 
     def _sentence(self, step: int, error: Exception) -> UserError:
         text = " ".join(str(error).split()) or type(error).__name__
@@ -212,21 +218,25 @@ class Checkpoints:
         )
 
     def _write_surely(self, request: _Request) -> None:
-        """Writes; once more if Python itself stumbled: its parser loses count when two threads
-        import modules that parse Python, as the first checkpoint and a plot may."""
+        """Writes, and retries once after a SystemError.
+
+        CPython's parser can miscount its recursion depth when two threads import modules that
+        parse Python code, as the first checkpoint and a plot may do.
+        """
         try:
             self._write(request)
         except SystemError:
             self._write(request)
 
     def _write(self, request: _Request) -> None:
-        """Writes under a hidden name, renames, then drops what is surplus."""
+        """Writes under a hidden name, renames, then removes surplus checkpoints."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
         hidden = self.folder / f".tmp-{request.step}"
         try:
             _write_arrays(hidden / "arrays", request)
             _write_record(hidden, request)
+            # Checkpoints after the restored one, or from this step on, belong to an older history.
             for step in self.steps():
                 abandoned = step > self._base >= 0 and step not in self._known
                 if abandoned or step >= request.step:
@@ -240,7 +250,7 @@ class Checkpoints:
         self._sweep()
 
     def _hide(self, step: int) -> None:
-        """Takes a checkpoint away at once; `_sweep` deletes it, so no half of one is ever seen."""
+        """Removes a checkpoint atomically by renaming it; `_sweep` deletes the files later."""
         os.rename(self.folder / str(step), self.folder / f".tmp-removed-{step}")
 
     def _sweep(self) -> None:
@@ -249,9 +259,9 @@ class Checkpoints:
 
 
 def snapshot(tree: PyTree) -> PyTree:
-    """A copy of `tree` that nothing can change: neither donation nor writing to a numpy array.
+    """Copies `tree`, so that neither donation nor writes to numpy arrays can change it.
 
-    Device arrays are copied on their device, asynchronously; the caller is not held up.
+    Device arrays are copied on their device, asynchronously; the caller does not wait.
     """
 
     def copy(leaf: Any) -> Any:
@@ -267,7 +277,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _snapshot(tree: PyTree) -> tuple[list[dict[str, Any]], list[Any]]:
-    """What `meta.json` says of each leaf, and each leaf's data, copied."""
+    """Returns each leaf's entry for `meta.json`, and copies of the leaves' data."""
     leaves, arrays = [], []
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         entry = _describe(path, leaf)
@@ -280,7 +290,7 @@ def _snapshot(tree: PyTree) -> tuple[list[dict[str, Any]], list[Any]]:
 
 
 def _describe(path: tuple[Any, ...], leaf: Any) -> dict[str, Any]:
-    """A leaf's path, shape and dtype; a random key's shape is that of its data."""
+    """A leaf's path, shape and dtype; for a random key, the shape of its data."""
     name = jax.tree_util.keystr(path)
     if _is_key(leaf):
         shape = jax.eval_shape(jax.random.key_data, leaf).shape
@@ -295,7 +305,7 @@ def _describe(path: tuple[Any, ...], leaf: Any) -> dict[str, Any]:
 
 
 def _as_leaf(array: np.ndarray, entry: Mapping[str, Any], like: Any) -> Any:
-    """The stored array as the kind of leaf that `like` is, where `like` is."""
+    """Converts a stored array to the type of `like`, with the sharding of `like`."""
     if isinstance(like, np.ndarray):
         return np.array(array)
     if isinstance(like, np.generic):
@@ -313,7 +323,7 @@ def _as_leaf(array: np.ndarray, entry: Mapping[str, Any], like: Any) -> Any:
 
 @contextlib.contextmanager
 def _quiet_orbax() -> Generator[None]:
-    """Orbax logs several tracebacks about an error that it also raises: one sentence is enough."""
+    """Silences Orbax, which logs several tracebacks for an error that it also raises."""
 
     def drop(record: logging.LogRecord) -> bool:
         return False
@@ -329,7 +339,7 @@ def _quiet_orbax() -> Generator[None]:
 def _write_arrays(folder: Path, request: _Request) -> None:
     import orbax.checkpoint as ocp
 
-    # Orbax takes twice as long over device arrays as over numpy's, and refuses empty arrays and
+    # Orbax takes twice as long for device arrays as for numpy arrays, and rejects empty arrays and
     # empty trees.
     arrays = {str(i): np.asarray(array) for i, array in enumerate(request.arrays)}
     tree = {name: array for name, array in arrays.items() if array.size}
@@ -381,7 +391,7 @@ def _write_record(folder: Path, request: _Request) -> None:
 
 
 def _read_record(folder: Path, place: str) -> dict[str, Any]:
-    """`meta.json`, once its format is known and every file is what was written."""
+    """Reads `meta.json`; verifies its format and the digest of every file."""
     try:
         record = json.loads((folder / "meta.json").read_text())
         found = record["format"]
@@ -417,7 +427,7 @@ def _check_leaves(
     expect: Mapping[str, Any],
     place: str,
 ) -> None:
-    """Refuses a tree whose leaves differ, naming the first and the options that may be why."""
+    """Raises if a leaf differs, naming the first one and the changed options that may be why."""
     flat = jax.tree_util.tree_flatten_with_path(like)[0]
     here = {entry["path"]: entry for entry in (_describe(*pair) for pair in flat)}
     there = {present_path(entry["path"]): entry for entry in saved}
@@ -452,12 +462,12 @@ def _digest_of_file(path: Path, sync: bool = False) -> str:
 
 
 def digest_of(record: Mapping[str, Any]) -> str:
-    """The sha256 of a JSON object, whatever the order of its entries."""
+    """The sha256 of a JSON object, independent of the order of its entries."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def version_of(package: str) -> str:
-    """A package's installed version, to be written beside what it made."""
+    """A package's installed version, for the metadata of written files."""
     try:
         return version(package)
     except PackageNotFoundError:

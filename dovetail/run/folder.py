@@ -1,7 +1,7 @@
-"""A run: the directory in which one training leaves everything that it made.
+"""A run: the directory that holds all output of one training.
 
-`Run.create` makes it, `Run.open` finds it again. Its files are plain (JSON, CSV, text, PNG) and
-each is written whole or not at all, so that a run can be read while it is still being written.
+`Run.create` makes it, `Run.open` opens an existing one. Its files have plain formats (JSON, CSV,
+text, PNG). Each is replaced atomically, so that other programs can read a run while it is training.
 """
 
 import contextlib
@@ -22,25 +22,25 @@ from dovetail.errors import UserError, nearest
 from dovetail.run.legacy import with_present_keys
 
 ROOT = Path("runs")
-"""Where runs go unless told otherwise."""
+"""The default parent of run folders."""
 
 
 class Run:
-    """One run's directory. `dovetail.train` returns it: `run.summary["final_return"]`."""
+    """The directory of a run, as returned by `dovetail.train`: `run.summary["final_return"]`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
 
     @classmethod
     def create(cls, folder: str | None, name: str, config: Mapping[str, Any]) -> Self:
-        """A new run with its config.json, in `folder` or in runs/<name>-<time>."""
+        """Creates a run with its config.json, in `folder` or in runs/<name>-<time>."""
         run = cls(_new_folder(folder, name))
         run.write_json("config.json", config)
         return run
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """The run that an earlier training left at `path`."""
+        """Opens the run at `path`; raises if there is none."""
         folder = Path(path)
         if not folder.exists():
             hint = _other_runs(folder.name, folder.parent)
@@ -62,26 +62,26 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What was asked for: algorithm, options, env, strategy, seed, steps, settings."""
+        """The inputs of the run: algorithm, options, env, strategy, seed, steps, settings."""
         return with_present_keys(self._read_json("config.json"))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What came out: returns, speeds, times. Empty until the run has ended."""
+        """The results of the run: returns, speeds, times. Empty until the run has finished."""
         return self._read_json("summary.json")
 
     @property
     def copies(self) -> dict[str, int]:
-        """How many copies of each side its plan has."""
+        """Number of copies of each side in the run's plan."""
         return self._read_json("plan.json").get("copies", {})
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
-        """The columns of metrics.csv as float64 arrays, NaN where a row had no value."""
+        """The columns of metrics.csv as float64 arrays; NaN where a row has no value."""
         return read_metrics(self.path / "metrics.csv")
 
     def write_text(self, name: str, text: str) -> Path:
-        """Writes a file of the run, whole or not at all; returns its path."""
+        """Writes a file of the run atomically; returns its path."""
         path = self.path / name
         write_atomically(path, text)
         return path
@@ -124,7 +124,7 @@ class Run:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replaces the file at `path`: a reader sees the old content or the new, never a half."""
+    """Replaces the file at `path` atomically: a reader sees the old or the new content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with temporary.open("wb") as file:
@@ -140,8 +140,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk has a file, or the names in a folder, where the system has a way to."""
-    if os.name != "posix":
+    """Flushes a file, or the entries of a folder, to disk; does nothing except on POSIX."""
+    if os.name != "posix":  # Windows cannot open a folder
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -151,7 +151,7 @@ def sync(path: Path) -> None:
 
 
 def write_error(path: Path, error: OSError) -> UserError:
-    """The sentence for a path that the operating system did not let us write."""
+    """The `UserError` for a path that cannot be written."""
     return UserError(
         f"Cannot write {path} ({error.strerror or error}): free some space there, or choose a "
         "folder that can be written."
@@ -159,7 +159,7 @@ def write_error(path: Path, error: OSError) -> UserError:
 
 
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
-    """A metrics.csv as columns. A last line that is still being written is left out."""
+    """The columns of a metrics.csv; an incomplete last line, still being written, is skipped."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -180,7 +180,7 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
 
 
 def make_new(folder: Path, what: str, otherwise: str = "") -> None:
-    """Makes the folder of a new run or dataset; one that holds anything is refused."""
+    """Creates the folder of a new run or dataset; raises if it is not empty."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -195,7 +195,7 @@ def make_new(folder: Path, what: str, otherwise: str = "") -> None:
 
 
 def _new_folder(folder: str | None, name: str) -> Path:
-    """Makes the folder; one that holds anything is refused."""
+    """Creates the folder of a run; raises if it is not empty."""
     if folder is not None:
         path = Path(folder)
         make_new(path, "run", ", or resume the run that is there")
@@ -214,12 +214,12 @@ def _new_folder(folder: str | None, name: str) -> Path:
 
 
 def _file_name(name: str) -> str:
-    """`name` without what file systems and shells dislike: "a:b?c=1" becomes "a-b-c-1"."""
+    """Replaces characters that file systems or shells treat specially: "a:b?c=1" → "a-b-c-1"."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:150] or "run"
 
 
 def _other_runs(word: str, *roots: Path) -> str:
-    """A hint for a folder that is no run: the run with the nearest name, or the newest ones."""
+    """A hint for a folder that is not a run: the run with the closest name, or the newest ones."""
     for root in (*roots, ROOT):
         names = [config.parent.name for config in root.glob("*/config.json")]
         if not names:
@@ -233,7 +233,7 @@ def _other_runs(word: str, *roots: Path) -> str:
 
 
 def _plain(obj: object) -> Any:
-    """`obj` in JSON's own types; what JSON does not know becomes its text."""
+    """Converts `obj` to JSON's own types; other objects become their text."""
     if is_dataclass(obj) and not isinstance(obj, type):
         return _plain(asdict(obj))
     if isinstance(obj, Mapping):

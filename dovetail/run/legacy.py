@@ -1,4 +1,4 @@
-"""Names of earlier versions: what was written with them is read as if written today."""
+"""Names of earlier versions: translates them, so that old runs can still be read."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ KEYS = {
     "stations": "processes",
     "fewest": "min_actors",
 }
-"""Keys of config.json and plan.json, and tables of a config file: then → now."""
+"""Keys of config.json and plan.json, and tables of a config file: old → new."""
 
 OPTIONS: dict[str, tuple[str, ...]] = {
     "actor_every": ("policy_delay",),
@@ -43,18 +43,18 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "value_min": ("v_min",),
     "value_weight": ("alpha",),
 }
-"""Options then → now; of several, the first that there is."""
+"""Options: old → new; of several new names, the first that exists."""
 
 
 COPIES = {"replicas": "learner", "actors": "actor", "shards": "replay"}
 """Counts of a plan then → the side whose copies they are."""
 
 STATE = {"optimiser": "optimizer"}
-"""Fields of a learner's state: then → now."""
+"""Fields of a learner's state: old → new."""
 
 
 def with_present_keys(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The same fields under today's keys."""
+    """Renames old keys."""
     return {KEYS.get(key, key): value for key, value in fields.items()}
 
 
@@ -68,7 +68,7 @@ def with_present_copies(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_present_options(options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The same options under today's names; one that is `known` as it stands keeps its name."""
+    """Renames old options; an option that is in `known` keeps its name."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         names = (name, *OPTIONS.get(name, ()))
@@ -77,5 +77,5 @@ def with_present_options(options: Mapping[str, Any], known: Collection[str]) -> 
 
 
 def present_path(path: str) -> str:
-    """The path of a leaf of a state, as jax.tree_util.keystr writes it, under today's names."""
+    """Renames old fields in the path of a state's leaf (`jax.tree_util.keystr`)."""
     return re.sub(r"\w+", lambda word: STATE.get(word[0], word[0]), path)

@@ -1,4 +1,4 @@
-"""How a run is watched and kept: nothing here changes what is computed."""
+"""Settings of a run's evaluation, checkpoints and logging; none affects the computed results."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,42 +8,42 @@ from dovetail.errors import UserError, check_option
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of `train` that no algorithm and no strategy knows."""
+    """Options of `train` that are independent of the algorithm and the strategy."""
 
     folder: str | None = None
-    """The run's folder; by default a new one under runs/."""
+    """Folder of the run; a new one under runs/ unless given."""
     seeds: int = 1
-    """How many seeds to train at once, as one batch (Fused only): seed, seed + 1, …"""
+    """Number of seeds to train at once, as one batch (Fused only): seed, seed + 1, …"""
     until: float | None = None
-    """Stop once the mean greedy return over the evaluation's episodes reaches this."""
+    """Stop once the mean greedy return of an evaluation reaches this value."""
     episodes: int = 100
-    """Episodes per evaluation."""
+    """Number of episodes per evaluation."""
     evaluate_every: float = 10.0
-    """Seconds between evaluations; they run beside training. 0 for only one, at the end."""
+    """Seconds between evaluations, which run in the background; 0 for a final evaluation only."""
     checkpoint_every: float = 30.0
-    """Seconds between checkpoints; there is always one at the end."""
+    """Seconds between checkpoints; a final one is always written."""
     record: str | None = None
-    """Folder of a new dataset of all that is lived through; none unless given."""
+    """Folder for a new dataset of all steps of the run; nothing is recorded unless given."""
     patience: float = 30.0
-    """Seconds after which a worker that does not get on counts as hung, and is named."""
+    """Seconds without progress after which a worker is reported as hung."""
     keep: int = 3
-    """How many checkpoints are kept."""
+    """Number of checkpoints to keep."""
     video: bool = True
-    """Whether the run ends with a video of the trained agent."""
+    """Whether to record a video of the trained agent at the end."""
     display: Literal["live", "plain", "none"] = "live"
-    """A live panel, plain lines, or nothing, on standard error."""
+    """Progress on standard error: a live panel, plain lines, or none."""
     metrics_port: int | None = None
-    """Port on this machine for Prometheus' /metrics; 0 for any free one; none unless given."""
+    """Port for Prometheus' /metrics; 0 for any free port; not served unless given."""
     metrics_host: str = "127.0.0.1"
-    """Address that /metrics is served on; only this machine can reach the default."""
+    """Address on which /metrics is served; the default is reachable from this machine only."""
     log: tuple[str, ...] = ()
-    """Services that get the metrics too: wandb, mlflow, or both, comma-separated."""
+    """Services that also receive the metrics: wandb, mlflow, or both, comma-separated."""
     project: str = "dovetail"
-    """W&B's project, or MLflow's experiment, that the run belongs to."""
+    """W&B project or MLflow experiment of the run."""
     histograms: bool = False
-    """Whether TensorBoard gets histograms of the weights, at every evaluation and at the end."""
+    """Whether to log weight histograms to TensorBoard, at each evaluation and at the end."""
     log_video: bool = False
-    """Whether TensorBoard gets a moving picture of the trained agent, at the end."""
+    """Whether to log an animation of the trained agent to TensorBoard, at the end."""
 
     def __post_init__(self) -> None:
         for name in ("seeds", "episodes", "keep"):

@@ -1,1 +1,1 @@
-"""Runs any plan; knows no algorithm and no strategy."""
+"""Executes any plan; independent of algorithms and strategies."""

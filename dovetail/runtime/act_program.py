@@ -1,10 +1,10 @@
-"""An unroll's acting program for the host loop: handed only what acting depends on.
+"""The acting program of the host loop, with as few arguments and results as possible.
 
-Every array that crosses into or out of a compiled call costs microseconds, and the loop makes one
-call per step. What the policy does not look at (the last reward, the moments of observations that
-are not normalized, …) is found once, from the program, and left out; small weights go in as one
-array, packed once per unroll; the keys of all its steps are made in one call; what the policy makes
-comes back as one array of words, of which the action and the extras are views.
+Every array passed to or from a compiled call costs microseconds, and the loop makes one call per
+step. So inputs that the policy does not read (the last reward, unused observation statistics, …)
+are found once by dead-code elimination and left out. Small weights are packed into one array once
+per unroll. The keys of all steps are made in one call. The results come back as one array of 32-bit
+words, and the action and the extras are views of it.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,19 @@ from dovetail.keys import from_words
 from dovetail.trajectory import Timestep
 
 WORDS = (jnp.float32, jnp.int32, jnp.uint32)
-"""What can come back as words."""
+"""Dtypes that can be returned as words."""
 
 PACKED_BYTES = 64 * 1024
-"""Weights of up to this size go in as one array: taking it apart costs less than its pieces."""
+"""Weights up to this total size are packed: unpacking them costs less than passing each array."""
 
 
 class ActProgram:
-    """Call it with `weights(inputs)`, the carry, a row of `sees`, the reward if `rewarded`, and
-    the words of the keys if `random`; or with the carry of more environments than it acts for, and
-    their slots."""
+    """The acting program of an unroll.
+
+    `call` takes `weights(inputs)`, the carry, the observed leaves, the reward, beginnings and
+    numbers where read, and the words of the keys if `random`. `call_slots` takes the carry of all
+    environments and the slots of those it acts for.
+    """
 
     def __init__(self, unroll: Unroll, live_extras: list[bool], num_observations: int) -> None:
         inner = unroll.act
@@ -49,10 +52,10 @@ class ActProgram:
         ends = [weights, weights + self._carry.num_leaves, len(used) - 4]
         self._weights, self._carries = used[: ends[0]], used[ends[0] : ends[1]]
         self.observed = used[ends[1] : ends[2]]
-        """Which leaves of the observation it looks at."""
+        """Which leaves of the observation it reads."""
         self.rewarded, self.begun, self.numbered, self.random = used[ends[2] :]
-        """Whether it looks at the last reward, at whether an episode begins, at the environment's
-        number, and at its key."""
+        """Whether it reads the last reward, the mask of beginning episodes, the environment's
+        number, and its key."""
         self._looks = (self.rewarded, self.begun, self.numbered)
         taken: list[Any] = [var.aval for var in jaxpr.invars[: sum(self._weights)]]
         self._pieces = _parts(taken)
@@ -72,21 +75,21 @@ class ActProgram:
         self._bare = jax.tree_util.treedef_is_leaf(self._action)
         self.num_actions = self._action.num_leaves
         self._key_words = jax.jit(partial(_key_words, unroll.length))
-        # the carry is the caller's to give away: what comes back lies in the same memory
+        # The carry is donated: the new carry reuses its memory.
         self.call = jax.jit(self._act, donate_argnums=[1] if self._carry.num_leaves else [])
         self.call_slots = jax.jit(self._act_slots, donate_argnums=1)
 
     def weights(self, inputs: list[Any]) -> list[Any]:
-        """Of what the unroll takes, what acting takes."""
+        """Selects the inputs that acting reads, packed if they are small."""
         taken = list(compress(inputs, self._weights))
         return [self._pack(taken)] if self._small else taken
 
     def words(self, keys: Any, start: int) -> np.ndarray:
-        """The words of every environment's key at each step of an unroll, [T, B, …]."""
+        """The words of every environment's key at each step, [T, B, …]."""
         return np.asarray(self._key_words(keys, np.int32(start)))
 
     def unpack(self, made: Any) -> list[np.ndarray]:
-        """The action's leaves, then the extras that somebody reads, as numpy arrays."""
+        """The leaves of the action, then the extras that are read, as numpy arrays [B, …]."""
         if not self._packed:
             return [np.asarray(leaf) for leaf in made]
         words = np.asarray(made)
@@ -97,17 +100,19 @@ class ActProgram:
         return found
 
     def action(self, leaves: list[np.ndarray]) -> Any:
-        """The action, of the first leaves that `unpack` gave."""
+        """Builds the action from the leaves returned by `unpack`."""
         return leaves[0] if self._bare else self._action.unflatten(leaves[: self.num_actions])
 
     @property
     def in_words(self) -> bool:
-        """Whether what it makes comes back as one array of words."""
+        """Whether the results come back as one array of words."""
         return self._packed
 
     def choose(self, inputs: list[Any], at: Timestep, keys: Any) -> jax.Array:
-        """The words of what the batch does `at` a timestep, inside a larger program; for acting
-        that carries nothing from one step to the next."""
+        """Acts on a batch at timestep `at` as part of a larger program; returns the words.
+
+        Only for acting without a carry.
+        """
         last = compress((at.reward, at.first, at.number), self._looks)
         made = self._function(
             *compress(inputs, self._weights),
@@ -118,14 +123,14 @@ class ActProgram:
         return _words(made)
 
     def leaves(self, words: jax.Array) -> list[jax.Array]:
-        """The action's leaves, then the extras that somebody reads, inside a larger program."""
+        """Like `unpack`, as part of a larger program."""
         return [
             jax.lax.bitcast_convert_type(words[part], dtype).reshape(shape)
             for part, dtype, shape in self._parts
         ]
 
     def writer(self, rows: list[np.ndarray]) -> "RowWriter | WordWriter":
-        """What writes the calls of an unroll into `rows`, one array [T, B, …] for each leaf."""
+        """A writer for the results of an unroll's calls; `rows` has one [T, B, …] per leaf."""
         if not (self._packed and self._bare):
             return RowWriter(self, rows)
         return WordWriter(rows, self._parts)
@@ -133,10 +138,10 @@ class ActProgram:
     def _act(
         self, weights: Any, carry: Any, sees: list[Any], last: list[Any], words: list[Any]
     ) -> Any:
-        """(what `unpack` takes, carry) of the batch.
+        """Acts on a batch; returns (results for `unpack`, carry).
 
-        `sees` are the observed leaves; `last` the reward, the beginnings and the environments'
-        numbers, if looked at; `words` those of the keys, if looked at.
+        `sees` are the observed leaves; `last` the reward, beginnings and environment numbers that
+        are read; `words` those of the keys, if read.
         """
         if self._small:
             weights = [weights[0][part].reshape(shape) for part, _, shape in self._pieces]
@@ -157,7 +162,7 @@ class ActProgram:
         last: list[Any],
         words: list[Any],
     ) -> Any:
-        """`_act` for the environments at `slots` of a carry; slots beyond it are padding."""
+        """`_act` for the environments at `slots` of the carry; out-of-range slots are padding."""
         own = jax.tree.map(lambda x: x.at[slots].get(mode="clip"), carry)
         made, after = self._act(weights, own, sees, last, words)
         put = lambda x, new: x.at[slots].set(new, mode="drop")  # noqa: E731
@@ -165,24 +170,24 @@ class ActProgram:
 
 
 class RowWriter:
-    """Writes what each call made into the rows of its step."""
+    """Writes the results of each call into the rows of its step."""
 
     def __init__(self, acting: ActProgram, rows: list[np.ndarray]) -> None:
         self._acting, self._rows = acting, rows
 
     def put(self, t: int, made: Any) -> Any:
-        """Keeps what step `t` made; returns the action."""
+        """Stores the results of step `t`; returns the action."""
         leaves = self._acting.unpack(made)
         for row, leaf in zip(self._rows, leaves, strict=True):
             row[t] = leaf
         return self._acting.action(leaves)
 
     def finish(self) -> None:
-        """After the last step: everything is in its row already."""
+        """Does nothing: `put` has written everything."""
 
 
 class WordWriter:
-    """Keeps the words of every call, and writes all rows of a leaf at once in the end."""
+    """Collects the words of every call and writes all rows of a leaf at once at the end."""
 
     def __init__(
         self, rows: list[np.ndarray], parts: list[tuple[slice, Any, tuple[int, ...]]]
@@ -192,13 +197,13 @@ class WordWriter:
         self._chosen, self._dtype, self._shape = parts[0]
 
     def put(self, t: int, made: Any) -> np.ndarray:
-        """Keeps what step `t` made; returns the action."""
+        """Stores the results of step `t`; returns the action."""
         words = np.asarray(made)
         self._words[t] = words
         return words[self._chosen].view(self._dtype).reshape(self._shape)
 
     def finish(self) -> None:
-        """After the last step: writes the rows."""
+        """Writes the rows after the last step."""
         for row, (part, dtype, _) in zip(self._rows, self._parts, strict=True):
             row[...] = self._words[:, part].view(dtype).reshape(row.shape)
 
@@ -216,7 +221,7 @@ def _key_words(length: int, keys: jax.Array, start: jax.Array) -> jax.Array:
 
 
 def _parts(avals: list[Any]) -> list[tuple[slice, Any, tuple[int, ...]]]:
-    """Which of the words are each array's, with its dtype and shape."""
+    """For each array, its slice of the words, dtype and shape."""
     sizes = [int(np.prod(aval.shape)) for aval in avals]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [

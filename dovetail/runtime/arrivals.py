@@ -1,9 +1,9 @@
-"""Channels of copies that act at their own pace: an update takes the unrolls that have arrived.
+"""Channels of asynchronous actors: an update takes the unrolls that have arrived.
 
-Staleness is kept by not letting a copy begin an unroll that would be too old when it is learned
-from. One that is too old all the same, because its copy was slow, is dropped and counted. Which
-unrolls belong to an update is decided once, for everyone who takes from them: the learner, and the
-tables that they are inserted into.
+The staleness bound is enforced by admission: an actor may not begin an unroll that would be too old
+by the time it is used. If an unroll is too old anyway because its actor was slow, it is dropped and
+counted. The unrolls of an update are chosen once for all receivers: the learner, and the tables
+they are inserted into.
 """
 
 import time
@@ -13,36 +13,41 @@ from dovetail.runtime.heartbeat import Watch
 
 
 class Arrivals:
-    """`copies` that act, of which each update takes `joined` unrolls."""
+    """Shared state of the channels between `copies` actors and the learner.
+
+    Each update takes `joined` unrolls.
+    """
 
     def __init__(self, copies: int, joined: int, staleness: int, groups: int = 1) -> None:
-        """`groups`: of neighboring copies, each of which gives an equal part of every update."""
+        """Copies form `groups` of neighbors, each of which contributes equally to every update."""
         self.dropped = 0
-        """Unrolls that came too late to be learned from."""
+        """Number of unrolls dropped because they exceeded the staleness bound."""
         self.sleepers = Waiters()
         self._staleness, self._groups = staleness, groups
         self._members, self._each = copies // groups, joined // groups
         self._weights: dict[int, dict[int, Message]] = {}
-        """By version and the number of the channel."""
+        """Version → channel number → message."""
         self._latest: int | None = None
         self._arrived: list[Ticket] = []
         self._chosen: dict[int, list[Ticket]] = {}
-        """By turn, the unrolls that its update takes."""
+        """Turn → the unrolls of its update."""
         self._outstanding = [0] * groups
+        # An unroll begun at version v is used within `staleness` updates if at most `staleness + 1`
+        # updates' worth of unrolls are begun and not yet used.
         self._most = self._each * (staleness + 1)
         self._finished: dict[int, int] = {}
-        """By turn, how many of those who take are done with it."""
+        """Turn → number of receivers that are done with it."""
         self.channels = 0
-        """Channels out of the copies."""
+        """Number of channels out of the copies."""
         self.takers = 0
-        """Copies of other sides that take over these channels, counted for each channel."""
+        """Number of receiving copies, summed over these channels."""
 
     def group_of(self, copy: int) -> int:
-        """The group that a copy is in."""
+        """The group of a copy."""
         return copy // self._members
 
     def put_weights(self, number: int, message: Message, last: bool) -> None:
-        """Weights after so many updates, on channel `number`; with the `last` they are complete."""
+        """Publishes the weights on channel `number`; the `last` channel completes a version."""
         with self.sleepers.mutex:
             version = message.version
             message.sent = time.perf_counter()
@@ -57,7 +62,7 @@ class Arrivals:
             self.sleepers.wake()
 
     def admit(self, turn: Turn, copy: int, watch: Watch) -> None:
-        """Lets a copy begin an unroll with the latest weights; waits until it may."""
+        """Waits until a copy may begin an unroll, then assigns it the latest version."""
         group = self.group_of(copy)
         with self.sleepers.mutex:
             while self._latest is None or self._outstanding[group] >= self._most:
@@ -68,24 +73,24 @@ class Arrivals:
         turn.undo.append(lambda: self._abandon(group))
 
     def weights(self, turn: Turn, number: int) -> Message:
-        """What a copy that was admitted takes over channel `number`."""
+        """The weights on channel `number` for an admitted copy."""
         with self.sleepers.mutex:
             return self._weights[turn.version][number]
 
     def _abandon(self, group: int) -> None:
-        """An unroll that was begun will not come."""
+        """Cancels an unroll that was begun and failed."""
         with self.sleepers.mutex:
             self._outstanding[group] -= 1
             self.sleepers.wake()
 
     def arrive(self, ticket: Ticket) -> None:
-        """An unroll, complete."""
+        """Adds a complete unroll."""
         with self.sleepers.mutex:
             self._arrived.append(ticket)
             self.sleepers.wake()
 
     def take(self, turn: int, watch: Watch) -> list[Ticket]:
-        """The unrolls of update number `turn`, group by group; waits for them."""
+        """Waits for the unrolls of update `turn`, ordered by group; the same for all receivers."""
         with self.sleepers.mutex:
             while turn not in self._chosen:
                 fresh = self._fresh(turn)
@@ -99,27 +104,27 @@ class Arrivals:
             return self._chosen[turn]
 
     def depth(self) -> int:
-        """Unrolls that lie there."""
+        """Number of unrolls waiting to be used."""
         return len(self._arrived)
 
     def finish(self, turn: int) -> None:
-        """One of those who take is done with a turn."""
+        """Called by each receiver when it is done with a turn."""
         with self.sleepers.mutex:
             done = self._finished.get(turn, 0) + 1
             self._finished[turn] = done
             if done < self.takers:
                 return
             del self._finished[turn]
-            # the weights that came of it settle the account, in `put_weights`
+            # `_outstanding` is decremented in `put_weights`, when the resulting weights arrive.
             for old in [t for t in self._chosen if t < turn]:
                 del self._chosen[old]
 
     def close(self) -> None:
-        """Wakes everyone who waits."""
+        """Wakes all waiting workers, which raise `Closed`."""
         self.sleepers.close()
 
     def _fresh(self, turn: int) -> list[list[Ticket]]:
-        """What has arrived, by group and the oldest first, without what is too old by now."""
+        """The arrived unrolls by group, oldest first; drops those that are too old."""
         late = [t for t in self._arrived if turn - t.version > self._staleness]
         if late:
             self._arrived = [t for t in self._arrived if turn - t.version <= self._staleness]
@@ -137,27 +142,27 @@ class Arrivals:
 
 
 class Weights:
-    """The channel by which copies that act get the latest weights."""
+    """A channel that gives acting copies the latest weights."""
 
     def __init__(self, edge: ChannelEdge, arrivals: Arrivals, number: int, last: bool) -> None:
         self.edge, self._arrivals = edge, arrivals
         self._number, self._last = number, last
 
     def begin_at(self, turn: int) -> None:
-        """Weights say their version themselves."""
+        """Does nothing: weights carry their version."""
 
     def put(self, turn: Turn, message: Message, watch: Watch) -> None:
-        """Never waits."""
+        """Publishes weights without blocking."""
         self._arrivals.put_weights(self._number, message, self._last)
 
     def take(self, turn: Turn, taker: int, watch: Watch) -> list[Message]:
-        """The latest; the first channel of a turn waits until an unroll may begin."""
+        """The latest weights; the first take of a turn waits for admission."""
         if turn.ticket is None:
             self._arrivals.admit(turn, taker, watch)
         return [self._arrivals.weights(turn, self._number)]
 
     def finish(self, turn: int, taker: int) -> None:
-        """Weights are forgotten by their age."""
+        """Does nothing: weights are dropped by age."""
 
     def close(self) -> None:
         """Wakes everyone who waits."""
@@ -165,7 +170,7 @@ class Weights:
 
 
 class Arriving:
-    """A channel out of copies that act; with the `last` of them an unroll is complete."""
+    """A channel out of acting copies; a put on the `last` such channel completes an unroll."""
 
     def __init__(self, edge: ChannelEdge, arrivals: Arrivals, number: int, last: bool) -> None:
         self.edge, self._arrivals = edge, arrivals
@@ -173,10 +178,10 @@ class Arriving:
         arrivals.takers += edge.takers
 
     def begin_at(self, turn: int) -> None:
-        """An unroll says its version itself."""
+        """Does nothing: unrolls carry their version."""
 
     def put(self, turn: Turn, message: Message, watch: Watch) -> None:
-        """Never waits: who acts was admitted before."""
+        """Adds a message to the unroll without blocking: admission has already limited it."""
         assert turn.ticket is not None
         message.sent = time.perf_counter()
         turn.ticket.messages[self._number] = message
@@ -185,12 +190,12 @@ class Arriving:
             self._arrivals.arrive(turn.ticket)
 
     def take(self, turn: Turn, taker: int, watch: Watch) -> list[Message]:
-        """Those of the update's unrolls that are a copy's."""
+        """The messages of the update's unrolls for one receiving copy."""
         tickets = self._arrivals.take(turn.number, watch)
         return [tickets[i].messages[self._number] for i in self.edge.senders_of(taker)]
 
     def finish(self, turn: int, taker: int) -> None:
-        """When all who take are done, the turn's unrolls are forgotten."""
+        """Drops the unrolls of a turn when all receivers are done."""
         self._arrivals.finish(turn)
 
     def close(self) -> None:

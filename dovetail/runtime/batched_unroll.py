@@ -1,9 +1,9 @@
 """An unroll whose environments step on other workers: acting is batched across them.
 
-Groups of environments come back when their step is done. As soon as enough of them are ready, or
-after a limit, one call of acting serves those; the others go on stepping meanwhile. Each
-environment acts with its own key at its own step, so how batches fall out changes no result. Their
-carries stay on the device: a call takes those of its slots out of all, and puts them back.
+A group of environments is ready when its step is done. As soon as enough groups are ready, or after
+a time limit, one call of acting serves them while the others keep stepping. Each environment acts
+with its own key at its own step, so the composition of batches does not change the result. Carries
+stay on the device: a call gathers those of its slots and scatters them back.
 """
 
 import math
@@ -25,7 +25,7 @@ from dovetail.runtime.turns import Compiled, Turns
 from dovetail.telemetry.spans import Track
 
 LONGEST_WAIT = 1.0
-"""Seconds without any environment being ready after which one is asked what is wrong."""
+"""Seconds without a ready environment after which a port is asked for its error."""
 
 
 class BatchedUnroll(HostUnroll):
@@ -45,9 +45,9 @@ class BatchedUnroll(HostUnroll):
     ) -> None:
         super().__init__(unroll, graph, compiled, actor_envs, watch, track, device)
         self.calls = self.served = 0
-        """Calls of acting, and the environments that they served."""
+        """Number of calls of acting, and of environments served by them."""
         self.limit = math.inf if seconds is None else seconds
-        """Seconds that groups which are ready wait for others."""
+        """Seconds that ready groups wait for a full batch."""
         self.groups_per_call = batch // (self._parts[0].stop - self._parts[0].start)
         self._batch = batch
 
@@ -57,7 +57,7 @@ class BatchedUnroll(HostUnroll):
 
 
 class ActBatch:
-    """What one call of acting takes and makes: that of some environments, and padding."""
+    """The input buffers of one call of acting: rows of some environments, and padding."""
 
     def __init__(self, turns: Turns, compiled: Compiled, size: int) -> None:
         acting = compiled.acting
@@ -73,11 +73,13 @@ class ActBatch:
         self._slots = np.zeros(size, np.int32)
 
     def act(self, shares: list[BufferPart], steps: list[int]) -> list[np.ndarray]:
-        """Acts for environments, each at its own step; returns the leaves of what it made, whose
-        first rows are theirs."""
+        """Acts for the environments of `shares`, each at its own step.
+
+        Returns the leaves of the results; their first rows belong to these environments, in order.
+        """
         turns, end, begun = self._turns, 0, False
         first = np.zeros(self._all, np.bool_)
-        self._slots[...] = self._all  # what is not of the batch is written nowhere
+        self._slots[...] = self._all  # out of range: padding rows are dropped
         for share, t in zip(shares, steps, strict=True):
             own = slice(end, end := end + share.part.stop - share.part.start)
             self._fill(share, t, own)
@@ -111,12 +113,12 @@ class ActBatch:
 
 
 def _room(size: int, rows: np.ndarray) -> np.ndarray:
-    """Zeros for as many rows like these."""
+    """Zeros [size, …] for rows like these."""
     return np.zeros((size, *rows.shape[1:]), rows.dtype)
 
 
 class Groups:
-    """Environments on other workers, each group at a step of its own."""
+    """Environments on other workers; each group is at its own step."""
 
     def __init__(
         self, turns: Turns, actor_envs: ActorEnvironments, batch: ActBatch, unroll: BatchedUnroll
@@ -127,11 +129,11 @@ class Groups:
         self._ready, self._flying = deque(range(len(actor_envs.groups))), set[int]()
 
     def warm_up(self) -> None:
-        """Acts for the first group; nothing is sent."""
+        """Acts for the first group without sending the action."""
         self._batch.act(self._shares[:1], [0])
 
     def act(self) -> bool:
-        """Acts for a batch of those that are ready, and sends them off."""
+        """Acts for a batch of ready groups and sends their actions; False if none is ready."""
         ready, steps, unroll = self._ready, self._steps, self._unroll
         if not ready:
             return False
@@ -152,7 +154,7 @@ class Groups:
         return True
 
     def step(self) -> None:
-        """Waits until a batch is ready, or some groups are and the limit has passed."""
+        """Waits until a batch is ready, or until the limit passes with some groups ready."""
         ready, flying, groups = self._ready, self._flying, self._actor_envs.groups
         heard, deadline = self._actor_envs.heard, time.perf_counter() + self._unroll.limit
         while flying and len(ready) < min(self._unroll.groups_per_call, len(ready) + len(flying)):
@@ -162,7 +164,7 @@ class Groups:
             elif ready and left <= LONGEST_WAIT:
                 return
             else:
-                done = [min(flying)]  # its port waits with a limit, and says what is wrong
+                done = [min(flying)]  # its port has a timeout and raises the error
             for g in done:
                 self._turns.record(self._shares[g], self._steps[g], groups[g].port.receive())
                 flying.discard(g)

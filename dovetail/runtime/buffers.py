@@ -1,8 +1,8 @@
-"""The buffers that an unroll with host environments writes its trajectory into.
+"""The trajectory buffers of an unroll with host environments.
 
-What the trajectory's readers use is written row by row into numpy buffers, which the learner's
-program takes as they are. Environments that step together write to views of their own, which are
-made beforehand: one more index costs as much as half an assignment.
+The loop writes the leaves that are read, row by row, into numpy buffers, and the learner's program
+takes these without a copy. Environments that step together write to their own views. The views are
+made beforehand, since one more index costs as much as half an assignment.
 """
 
 from collections.abc import Sequence
@@ -19,20 +19,20 @@ from dovetail.runtime.packing import Slab
 from dovetail.trajectory import Trajectory
 
 ALWAYS = frozenset({"observation", "action", "reward", "terminated", "truncated", "first", "valid"})
-"""Fields that the loop itself reads or writes, whoever else does."""
+"""Fields that the loop itself reads or writes, even if no one else reads them."""
 
 Kept = list[tuple[int, np.ndarray]]
-"""Leaves of a tree that somebody reads, each with its position."""
+"""The leaves of a tree that are read, each with its position."""
 
 
 class UnrollBuffers:
-    """Buffers for one unroll; `parts` are the environments that step together."""
+    """Buffers for one unroll; each of `parts` is a slice of environments that step together."""
 
     def __init__(
         self, unroll: Unroll, slab: Slab | None, acting: ActProgram, parts: Sequence[slice]
     ) -> None:
         self.memory, arrays = (None, {}) if slab is None else slab.buffers()
-        """What the buffers lie in, if in one piece."""
+        """The memory block of the buffers; None without a slab."""
         written = {value.id for value in written_values(unroll)}
         self.trajectory: Trajectory = unroll.trajectory_tree.unflatten(
             [
@@ -51,13 +51,13 @@ class UnrollBuffers:
         self.last = _kept(self.trajectory.last, live.last)
         self.bootstrap = _kept(self.trajectory.bootstrap, live.bootstrap)
         self.writer = acting.writer(self.made)
-        """What writes the calls of acting that serve all environments."""
+        """Writes the results of acting calls that serve all environments."""
         final = _kept(self.trajectory.next_observation, live.next_observation)
         self.shares = [BufferPart(self.trajectory, final, part, acting) for part in parts]
 
 
 class BufferPart:
-    """The rows of some environments that step together: views of [T, part, …]."""
+    """The rows of environments that step together, as views [T, part, …]."""
 
     def __init__(
         self, trajectory: Trajectory, final: Kept, part: slice, acting: ActProgram
@@ -77,17 +77,17 @@ class BufferPart:
         self.seen = [
             list(compress(jax.tree.leaves(row), acting.observed)) for row in self.observations
         ]
-        """Of each row what acting looks at."""
+        """For each step, the observation leaves that acting reads."""
 
 
 def leaf_fields(unroll: Unroll) -> list[str]:
-    """The field of `Trajectory` to which each leaf belongs."""
+    """The field of `Trajectory` that each leaf belongs to."""
     numbered = unroll.trajectory_tree.unflatten(range(len(unroll.trajectory)))
     return [name for name in Trajectory._fields for _ in jax.tree.leaves(getattr(numbered, name))]
 
 
 def written_values(unroll: Unroll) -> list[Value]:
-    """The values of the trajectory that are written: those that somebody reads."""
+    """The values of the trajectory that the loop writes: those that are read."""
     leaves = zip(unroll.trajectory, unroll.live, leaf_fields(unroll), strict=True)
     return [value for value, live, name in leaves if live or name in ALWAYS]
 
@@ -107,6 +107,6 @@ def copy_into(rows: Any, tree: Any) -> None:
 
 
 def as_host(leaf: Any) -> Any:
-    """A numpy array, but for random keys, which stay as they are."""
+    """Converts to numpy, except random keys, which stay unchanged."""
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return leaf if is_key or isinstance(leaf, np.ndarray) else np.asarray(leaf)

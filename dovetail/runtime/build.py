@@ -1,6 +1,6 @@
-"""Builds the programs that the workers of a plan run, and the environments that they step.
+"""Builds the programs of a plan's workers and the environments they step.
 
-Copies of the actor on one device share their programs.
+Copies of the actor on one device share their compiled programs.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,13 +30,13 @@ from dovetail.runtime.worker import RunningWorker
 
 
 class Programs:
-    """What the workers of a plan run. Close it: the environments may be processes."""
+    """The programs of a plan's workers. Close it: environments may be processes."""
 
     def __init__(self, graph: Graph, plan: Plan, env: Env, patience: float) -> None:
         self.acting: list[tuple[HostUnroll, RunningWorker]] = []
-        """The unrolls with environments on the host, each with its worker."""
+        """The unrolls with host environments, each with its worker."""
         self.envs_of: dict[str, ActorEnvironments] = {}
-        """Their environments, by the name of the worker that acts."""
+        """Their environments, by the name of the acting worker."""
         self._graph, self._plan, self._env, self._patience = graph, plan, env, patience
         self._devices = jax.devices() if names_many_devices(plan) else None
         self._built: list[Any] = []
@@ -46,24 +46,24 @@ class Programs:
 
     @property
     def many_devices(self) -> bool:
-        """Whether they run on several devices."""
+        """Whether the programs run on several devices."""
         return self._devices is not None
 
     def compile(self) -> None:
-        """Compiles every fragment; their shapes are the graph's."""
+        """Compiles every fragment for the shapes in the graph."""
         for program in self._built:
             if isinstance(program, FragmentProgram | ReplicatedProgram):
                 program.compile()
 
     def close(self) -> None:
-        """Ends the environments, and what plain Python holds."""
+        """Closes the environments and the resources of plain Python."""
         for program in self._python:
             program.close()
         for actor_envs in self.envs_of.values():
             actor_envs.close()
 
     def build(self, node: Node, worker: RunningWorker) -> Any:
-        """The program of a node on a worker; what it runs before is built already."""
+        """Builds the program of a node; call it for a worker's nodes in execution order."""
         if isinstance(node, Unroll):
             return self._unroll(node, worker)
         if isinstance(node, Python):
@@ -79,7 +79,7 @@ class Programs:
         return made
 
     def _pieces(self, node: Fragment) -> Pieces:
-        """How many pieces come of what arrives for a fragment."""
+        """The number of pieces in which each input of a fragment arrives."""
 
         def count(arrival: Arrival) -> int:
             return pieces(self._graph, self._plan, arrival, node.side)
@@ -87,7 +87,7 @@ class Programs:
         return count
 
     def _beside(self, node: Fragment, worker: RunningWorker) -> list[Bundle]:
-        """What a fragment takes in one piece from the unroll before it on the same worker."""
+        """The slab that a fragment takes from the preceding unroll on the same worker, if any."""
         if node.side in self._graph.acting:
             return []
         unrolls = [program for program, owner in self.acting if owner is worker]
@@ -95,7 +95,7 @@ class Programs:
         return [bundle for bundle in found if bundle is not None]
 
     def _once(self, node: Node, device: int, make: Callable[[Any, Any], Any]) -> Any:
-        """A program that all copies of the actor on one device share."""
+        """Builds a program once per device; copies on the same device share it."""
         key = (node.name, device if self._devices is not None else None)
         if key not in self._shared:
             self._shared[key] = make(node, self._device(device))
@@ -103,7 +103,7 @@ class Programs:
         return self._shared[key]
 
     def _device(self, number: int) -> Device | None:
-        """None where there is only one to be on."""
+        """The device with this number; None if the plan uses only one."""
         return None if self._devices is None else self._devices[number]
 
     def _fragment(
@@ -152,7 +152,7 @@ class Programs:
         return program
 
     def _stepping(self, node: Unroll) -> LinkKind:
-        """How actions come to the environments."""
+        """The kind of link that carries actions to the environments."""
         return next(
             link.kind
             for link in self._plan.links

@@ -1,9 +1,9 @@
-"""A channel carries one edge of the graph, straight between the instances that it joins.
+"""A channel carries one edge of the graph directly between the instances at its ends.
 
-Every worker counts its turns, one for each iteration, so a message is known by its turn and by the
-copy that sent it. In lockstep a turn takes the messages of the same turn, or of one that is `lag`
-turns older: a fixed staleness, or answers that were asked for ahead. A message stays until all that
-take it have finished the turn they took it for: a worker that failed takes it again.
+Every worker numbers its turns, one per iteration, so the turn and the sending copy identify a
+message. In lockstep, a turn takes the messages of the same turn or of the turn `lag` before it: a
+fixed staleness, or samples prefetched from a replay. A message stays until all its receivers have
+finished the turn they took it for, so a worker that failed can take it again.
 """
 
 import threading
@@ -17,27 +17,27 @@ from dovetail.runtime.heartbeat import Watch
 from dovetail.runtime.packing import Values
 
 ENOUGH = "others, who have enough for now"
-"""What a worker waits for that is ahead of those who take from it."""
+"""Shown while a worker is blocked because it is ahead of its receivers."""
 
 
 REPORT = "report"
-"""The boundary by which copies that act tell the home side of their state and of finished episodes,
-at the end of a turn. No edge of the graph: spans leave it out."""
+"""The channel on which acting copies report their state and finished episodes to the home side at
+the end of a turn. It is not an edge of the graph, so it has no spans."""
 
 
 class Closed(Exception):
-    """The run ends: nothing will come over this channel any more."""
+    """The run is ending and the channel is closed."""
 
 
 class Lease:
-    """Buffers that several workers read: they may be written again when the last is done."""
+    """Reference count of buffers with several readers: the last one releases them for reuse."""
 
     def __init__(self, readers: int, releases: Sequence[Callable[[], None]]) -> None:
         self._left, self._releases = readers, releases
         self._lock = threading.Lock()
 
     def done(self) -> None:
-        """One of the readers is done."""
+        """Called once by each reader, from any thread."""
         with self._lock:
             self._left -= 1
             last = self._left == 0
@@ -47,30 +47,30 @@ class Lease:
 
 @dataclass
 class Message:
-    """What one copy of a side sends in one turn."""
+    """The values that one copy of a side sends in one turn."""
 
     copy: int
     turn: int
     version: int
-    """Of the weights that made it."""
+    """The version of the weights that produced it."""
     values: Values | None
-    """By number; None where only `shared` stands for them."""
+    """By value number; None if only `shared` refers to them."""
     shared: Any = None
-    """What stands for the values in other processes."""
+    """A reference to the values for other processes."""
     lease: Lease | None = None
     sent: float = 0.0
-    """When it was put on the channel."""
+    """When it was put on the channel, in `time.perf_counter` seconds."""
 
 
 @dataclass
 class Ticket:
-    """All that an acting copy sends in one turn, where updates take what has arrived."""
+    """All messages of an acting copy in one turn, for updates that take unrolls as they arrive."""
 
     copy: int
     turn: int
     version: int
     messages: dict[int, Message] = field(default_factory=dict)
-    """By the number of the channel."""
+    """By channel number."""
 
 
 @dataclass
@@ -79,21 +79,21 @@ class Turn:
 
     number: int
     version: int
-    """Of the weights it works with."""
+    """The version of the weights in use."""
     releases: list[Callable[[], None]] = field(default_factory=list)
-    """What to call when the arrays it made have been read."""
+    """Called when all readers are done with the arrays of this turn."""
     lease: Lease | None = None
     ticket: Ticket | None = None
     taken: list[Message] = field(default_factory=list)
     reports: list[Message] = field(default_factory=list)
-    """What copies that act told of the environments: of their state, and of finished episodes."""
+    """Messages of acting copies on their state and finished episodes."""
     undo: list[Callable[[], None]] = field(default_factory=list)
-    """What to call if the turn fails."""
+    """Called if the turn fails."""
 
 
 @dataclass(frozen=True)
 class ChannelEdge:
-    """What a channel carries, and from how many copies to how many."""
+    """The values on a channel, and the number of copies at its ends."""
 
     boundary: str
     numbers: tuple[int, ...]
@@ -102,7 +102,7 @@ class ChannelEdge:
     takers: int
 
     def senders_of(self, taker: int) -> range:
-        """The copies whose messages a copy takes."""
+        """The copies from which a receiving copy takes messages."""
         if self.how is How.MEAN:
             return range(self.senders)
         if self.how is How.JOIN:
@@ -111,11 +111,11 @@ class ChannelEdge:
         return range(1)
 
     def takers_of(self, sender: int) -> int:
-        """How many copies take a copy's message."""
+        """Number of copies that take a sending copy's message."""
         return sum(sender in self.senders_of(taker) for taker in range(self.takers))
 
     def part(self, taker: int) -> tuple[int, int]:
-        """(which, of how many) equal parts of a message a copy takes."""
+        """The part of a message that a copy takes, as (index, number of equal parts)."""
         if self.how is How.DIVIDE:
             return taker, self.takers
         if self.how is How.JOIN and self.takers > self.senders:
@@ -124,7 +124,7 @@ class ChannelEdge:
         return 0, 1
 
     def combined(self, sent: Sequence[Values], taker: int) -> Values:
-        """What a copy's programs take of some messages: a list where several sent."""
+        """The program inputs from the messages in `sent`: a list per value if there are several."""
         which, parts = self.part(taker)
         found: Values = {}
         for number in self.numbers:
@@ -141,34 +141,37 @@ def _part(leaf: Any, which: int, parts: int) -> Any:
 
 
 class Channel(Protocol):
-    """What a worker puts to and takes from."""
+    """The interface that workers put to and take from, each in its own thread."""
 
     edge: ChannelEdge
 
     def begin_at(self, turn: int) -> None:
-        """The number of the first turn; before anything is put."""
+        """Sets the number of the first turn, before anything is put."""
         ...
 
     def put(self, turn: Turn, message: Message, watch: Watch) -> None:
-        """Sends a message; may wait while those who take have enough."""
+        """Sends a message; may block while the receivers are too far behind."""
         ...
 
     def take(self, turn: Turn, taker: int, watch: Watch) -> list[Message]:
-        """The messages that a copy takes in a turn; waits for them."""
+        """Waits for and returns the messages of a copy in a turn."""
         ...
 
     def finish(self, turn: int, taker: int) -> None:
-        """A copy is done with all that it took for a turn."""
+        """Marks all messages that a copy took for a turn as done."""
         ...
 
     def close(self) -> None:
-        """Wakes everyone who waits; they get `Closed`."""
+        """Wakes all waiting workers, which raise `Closed`."""
         ...
 
 
 class Waiters:
-    """Workers that sleep until something changes, each on a lock of its own: a round trip between
-    two threads is a matter of microseconds. Hold `mutex` for everything."""
+    """Workers waiting for a change; call `sleep` and `wake` with `mutex` held.
+
+    Each worker sleeps on its own lock, which makes a round trip between two threads take
+    microseconds.
+    """
 
     def __init__(self) -> None:
         self.mutex = threading.Lock()
@@ -176,7 +179,7 @@ class Waiters:
         self._asleep: list[Watch] = []
 
     def sleep(self, watch: Watch, what: str) -> None:
-        """Lets go of the mutex until somebody calls `wake`."""
+        """Releases the mutex until `wake`; raises `Closed` when the run ends."""
         if self.closed:
             raise Closed(what)
         self._asleep.append(watch)
@@ -189,37 +192,37 @@ class Waiters:
             raise Closed(what)
 
     def wake(self) -> None:
-        """Wakes everyone; they look again at what they wait for."""
+        """Wakes all workers, which then check their condition again."""
         asleep, self._asleep = self._asleep, []
         for watch in asleep:
             watch.wake()
 
     def close(self) -> None:
-        """Wakes everyone for good."""
+        """Wakes all workers with `Closed`; takes the mutex itself."""
         with self.mutex:
             self.closed = True
             self.wake()
 
 
 class Lockstep:
-    """A channel whose messages are taken turn by turn."""
+    """A channel whose messages are taken in turn order."""
 
     def __init__(self, edge: ChannelEdge, lag: int = 0, depth: int | None = None) -> None:
-        """A turn takes what was sent `lag` turns before. With a `depth`, at most so many turns are
-        put that are not finished."""
+        """A turn takes the messages sent `lag` turns before. With a `depth`, senders block when
+        that many turns are unfinished."""
         self.edge, self._lag, self._depth = edge, lag, depth
         self._first = 0
         self._sent: dict[int, dict[int, Message]] = {}
         self._done = [0] * edge.takers
-        """By taker, its next turn."""
+        """For each receiver, its next turn."""
         self._sleepers = Waiters()
 
     def begin_at(self, turn: int) -> None:
-        """The number of the first turn."""
+        """Sets the number of the first turn."""
         self._first, self._done = turn, [turn] * self.edge.takers
 
     def put(self, turn: Turn, message: Message, watch: Watch) -> None:
-        """Sends a message; one that was sent before a failure is replaced."""
+        """Sends a message, replacing one that was sent before a failure."""
         sleepers = self._sleepers
         with sleepers.mutex:
             while self._depth is not None and turn.number - min(self._done) >= self._depth:
@@ -229,7 +232,7 @@ class Lockstep:
             sleepers.wake()
 
     def take(self, turn: Turn, taker: int, watch: Watch) -> list[Message]:
-        """The messages of the turn, or of one before it."""
+        """The messages of `lag` turns before; of the first turn, if that is later."""
         wanted = max(self._first, turn.number - self._lag)
         senders, sleepers = self.edge.senders_of(taker), self._sleepers
         with sleepers.mutex:
@@ -238,7 +241,7 @@ class Lockstep:
             return [self._sent[wanted][copy] for copy in senders]
 
     def finish(self, turn: int, taker: int) -> None:
-        """Forgets what nobody will take again."""
+        """Drops the messages that no receiver will take again."""
         with self._sleepers.mutex:
             self._done[taker] = turn + 1
             wanted = max(self._first, min(self._done) - self._lag)
@@ -248,5 +251,5 @@ class Lockstep:
                 self._sleepers.wake()
 
     def close(self) -> None:
-        """Wakes everyone who waits."""
+        """Wakes all waiting workers, which raise `Closed`."""
         self._sleepers.close()

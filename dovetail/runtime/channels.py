@@ -1,4 +1,4 @@
-"""The channels of a plan: one for each edge of the graph that joins different workers."""
+"""The channels of a plan: one for each edge between different workers."""
 
 from dovetail.boundaries import How, Side
 from dovetail.graph.ir import Edge, Graph
@@ -9,49 +9,49 @@ from dovetail.runtime.placement import givers, home_of, workers_of
 
 
 class Channels:
-    """Every channel of a plan, and who is at its two ends."""
+    """All channels of a plan and the workers at their ends."""
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self._graph, self._plan = graph, plan
         self.arrivals = self._make_arrivals()
-        """Where copies that act go at their own pace; None in lockstep."""
+        """Shared by the channels of asynchronous actors; None in lockstep."""
         self.of_edge: dict[int, Channel] = {}
-        """By the position of an edge in the graph."""
+        """By the position of the edge in the graph."""
         crossing = [i for i, edge in enumerate(graph.edges) if self._joins_workers(edge)]
         weights = [i for i in crossing if graph.edges[i].to_side in graph.acting]
         for i in crossing:
             self.of_edge[i] = self._make(i, graph.edges[i], last=i == max(weights, default=-1))
         self.report = self._make_report()
-        """None where the home side's worker acts itself."""
+        """The report channel; None if the home worker is the only one that acts."""
 
     @property
     def all(self) -> list[Channel]:
-        """Every channel."""
+        """All channels, including the report."""
         reports = [] if self.report is None else [self.report]
         return [*self.of_edge.values(), *reports]
 
     @property
     def dropped(self) -> int:
-        """Unrolls that came too late to be learned from."""
+        """Number of unrolls dropped because they exceeded the staleness bound."""
         return 0 if self.arrivals is None else self.arrivals.dropped
 
     def begin_at(self, turn: int) -> None:
-        """The number of the first turn; before any."""
+        """Sets the number of the first turn, before any runs."""
         for channel in self.all:
             channel.begin_at(turn)
 
     def close(self) -> None:
-        """Wakes everyone who waits."""
+        """Wakes all waiting workers, which raise `Closed`."""
         for channel in self.all:
             channel.close()
 
     def ends(self, edge: Edge) -> tuple[list[str], list[str]]:
-        """The workers at the two ends of an edge, in the order of their copies."""
+        """The (sending, receiving) workers of an edge, in the order of their copies."""
         graph, plan = self._graph, self._plan
         return workers_of(graph, plan, edge.from_side), workers_of(graph, plan, edge.to_side)
 
     def _joins_workers(self, edge: Edge) -> bool:
-        """Whether an edge leads from one worker to another; what nobody reads leads nowhere."""
+        """Whether an edge is read and connects different workers."""
         senders, takers = self.ends(edge)
         return bool(edge.targets) and (len({*senders, *takers}) > 1)
 
@@ -63,7 +63,7 @@ class Channels:
         return Arrivals(plan.copies_of(*graph.acting), plan.joined, plan.staleness, groups)
 
     def _outward(self) -> list[Edge]:
-        """The edges out of the sides that act."""
+        """The edges out of the acting sides."""
         return [edge for edge in self._graph.edges if edge.from_side in self._graph.acting]
 
     def _acts_apart(self) -> bool:
@@ -104,8 +104,7 @@ class Channels:
 
 
 def _meets_once(graph: Graph) -> bool:
-    """Whether all that goes to the sides that act is sent, from home, before anything comes back
-    from them."""
+    """Whether the home side sends everything to the acting sides before it receives from them."""
     order = {"state": -1} | {node.name: i for i, node in enumerate(graph.nodes)}
     inward = [edge for edge in graph.edges if edge.to_side in graph.acting]
     outward = [edge for edge in graph.edges if edge.from_side in graph.acting]

@@ -1,4 +1,4 @@
-"""Which device an array is on, and how it gets to another: one device, or split over several."""
+"""Moves arrays to one device, replicates them, or shards them over several devices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,33 +14,33 @@ from dovetail.runtime.distributed import placed
 Device = Any
 """A `jax.Device`."""
 WHOLE = PartitionSpec()
-"""A copy on every device."""
+"""Replicated on every device."""
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
-"""Each replica's own, along a leading axis."""
+"""Sharded along a leading axis, one slice per replica."""
 BY_ENVIRONMENT = PartitionSpec(*[None] * BATCH_AXIS, REPLICA_AXIS)
-"""Each replica with its share of the environments, or of a batch's items."""
+"""Sharded along the batch axis: environments, or the items of a batch."""
 
 
 def mesh_of(devices: Sequence[Device]) -> Mesh:
-    """The devices as learner replicas."""
+    """A mesh with one learner replica per device."""
     return Mesh(list(devices), (REPLICA_AXIS,), axis_types=(AxisType.Auto,))
 
 
 def own_devices(mesh: Mesh) -> list[Device]:
-    """The devices of a mesh that are this process's."""
+    """The devices of a mesh that belong to this process."""
     here = jax.process_index()
     return [device for device in mesh.devices.flat if device.process_index == here]
 
 
 def to_device(array: Any, device: Device) -> Any:
-    """The array where a program on `device` can take it; numpy arrays can stay as they are."""
+    """Moves a JAX array to `device` if needed; programs take numpy arrays as they are."""
     if not isinstance(array, jax.Array):
         return array
     found = array.sharding.device_set
     if found == {device}:
         return array
     if not array.is_fully_replicated and array.is_fully_addressable:
-        return jax.device_put(array, device)  # joins what lies on several
+        return jax.device_put(array, device)  # gathers the shards
     shards = array.addressable_shards
     near = next((shard.data for shard in shards if shard.device == device), None)
     if near is not None and near.shape == array.shape:
@@ -49,7 +49,7 @@ def to_device(array: Any, device: Device) -> Any:
 
 
 def replicated(array: Any, mesh: Mesh) -> jax.Array:
-    """A copy of the array on every device of the mesh; itself if it is that already."""
+    """Replicates an array over the mesh; returns it unchanged if it already is."""
     sharding = NamedSharding(mesh, WHOLE)
     if isinstance(array, jax.Array) and array.sharding == sharding:
         return array
@@ -57,9 +57,10 @@ def replicated(array: Any, mesh: Mesh) -> jax.Array:
 
 
 def split_over(pieces: Any, mesh: Mesh) -> jax.Array:
-    """One array, or several copies' pieces of it, joined along the batch: each device has its own
-    part, and what is on its device already is not copied. Other processes bring their own
-    pieces."""
+    """Shards one array, or the pieces of several copies, along the batch axis.
+
+    Pieces already on their device are not copied. Each process supplies the pieces of its devices.
+    """
     devices = own_devices(mesh)
     if not isinstance(pieces, list):
         pieces = [pieces]

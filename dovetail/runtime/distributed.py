@@ -1,4 +1,4 @@
-"""One program over the devices of several processes, joined with `jax.distributed`."""
+"""Programs over the devices of several processes, joined with `jax.distributed`."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,11 +12,11 @@ from dovetail.graph.primitives import REPLICA_AXIS
 from dovetail.runtime.wire import KeyWords, pack, unpack
 
 JOIN_SECONDS = 60
-"""How long the processes wait for each other at the start."""
+"""How long the processes wait for each other at the start, in seconds."""
 
 
 def join_processes(coordinator: str, processes: int, rank: int) -> None:
-    """Makes this process number `rank` of several; before JAX has started in it."""
+    """Joins this process as `rank`; call it before JAX initializes its backends."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         coordinator,
@@ -27,7 +27,7 @@ def join_processes(coordinator: str, processes: int, rank: int) -> None:
 
 
 def placed(array: Any, sharding: NamedSharding) -> jax.Array:
-    """An array that every process has whole, laid out over the devices of all of them."""
+    """Shards an array, of which every process has all of it, over the devices of all processes."""
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     packed = pack(own_part(array))
@@ -39,7 +39,7 @@ def placed(array: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def own_part(leaf: Any) -> Any:
-    """What this process has of an array that may lie on several."""
+    """This process's part of an array that may span several processes."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return leaf
     shards = leaf.addressable_shards
@@ -50,14 +50,14 @@ def own_part(leaf: Any) -> Any:
 
 
 class MeshLayout:
-    """The learner's state whole on every device of a mesh, the actors' divided among them."""
+    """Replicates the learner's state over a mesh and shards the actors' state."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._divided = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
 
     def shapes(self, state: list[Any], actor: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The shapes over all processes, of what one has."""
+        """The global shapes, given the arrays of one process."""
         processes = jax.process_count()
         whole = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._whole) for x in state]
         divided = [
@@ -66,7 +66,7 @@ class MeshLayout:
         return whole, [s.update(sharding=self._divided) for s in divided]
 
     def place(self, state: list[Any], actor: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Arrays over all processes, of what one has."""
+        """The global arrays, given the arrays of one process."""
         return [placed(x, self._whole) for x in state], [self._divide(x) for x in actor]
 
     def _divide(self, leaf: Any) -> Any:

@@ -1,8 +1,7 @@
-"""The environments of one actor, where its plan puts them: in the actor's own thread, or in other
-threads and processes, each with a share.
+"""The environments of one actor: in the actor's thread, or in other threads and processes.
 
-They can be set up again after one of them failed: whatever is left is closed, the environments
-are made anew and begin new episodes.
+After a failure they can be set up again: the old environments are closed, and new ones begin new
+episodes.
 """
 
 import threading
@@ -24,31 +23,33 @@ from dovetail.graph.unroll import ActorState, env_key
 from dovetail.plan.ir import Instance, Plan, WorkerKind
 
 JOIN_SECONDS = 5.0
-"""How long a thread that steps environments is waited for at the end."""
+"""Time limit for joining a stepping thread at the end."""
 
 
 class Stepper(Protocol):
-    """Some environments, stepped together."""
+    """A batch of environments that step together."""
 
     state: Any
-    """Of JAX environments, [B, …]; empty for others, which keep their own."""
+    """The state of JAX environments, [B, …]; empty for host environments."""
 
     def reset(self, keys: jax.Array) -> Any:
-        """Begins an episode in each, by its own key; returns the observations, or None if they
-        are part of a state that is set."""
+        """Begins an episode in each environment with its key from `keys` [B].
+
+        Returns the observations; None for JAX environments, whose state is set by the caller.
+        """
         ...
 
     def step(self, action: np.ndarray, step: int) -> Any:
-        """One transition; returns something with `HostStep`'s fields."""
+        """One transition; returns an object with the fields of `HostStep`."""
         ...
 
     def close(self) -> None:
-        """Releases what they hold."""
+        """Closes the environments."""
         ...
 
 
 class HostStepper:
-    """Environments outside JAX; they keep their own state."""
+    """Host environments, which hold their own state."""
 
     def __init__(self, make: Callable[[], HostEnv]) -> None:
         self.state = ()
@@ -56,13 +57,13 @@ class HostStepper:
         self._env: HostEnv | None = None
 
     def reset(self, keys: jax.Array) -> Any:
-        """Makes the environments anew, and begins an episode in each."""
+        """Recreates the environments and begins an episode in each."""
         self.close()
         self._env = self._make()
         return initial_observation(self._env, keys)
 
     def step(self, action: np.ndarray, step: int) -> Any:
-        """One transition; whatever the environments raise is told with the step's number."""
+        """One transition; errors of the environments name the step number."""
         env = self._env
         assert env is not None
         try:
@@ -94,7 +95,7 @@ class JaxStepper:
         self._step = jax.jit(step)
 
     def reset(self, keys: jax.Array) -> None:
-        """Keeps the keys; the state, and what it shows, is the actor's to give."""
+        """Stores the keys; the caller sets the state."""
         self._keys = keys
 
     def step(self, action: np.ndarray, step: int) -> Any:
@@ -104,35 +105,35 @@ class JaxStepper:
         return jax.tree.map(np.asarray, after._replace(state=()))
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Does nothing: there is nothing to close."""
 
 
 class Port(Protocol):
-    """Environments on another worker: `send` an action, go on, `receive` when `ready`."""
+    """Environments on another worker: `send` an action, then `receive` the result when `ready`."""
 
     def reset(self, keys: jax.Array, bell: Semaphore) -> Any:
-        """As a stepper's; from now on `bell` rings when a transition is done."""
+        """Like `Stepper.reset`; `bell` is released after every transition from now on."""
         ...
 
     def send(self, action: np.ndarray, step: int) -> None:
-        """Begins a transition."""
+        """Starts a transition."""
         ...
 
     def ready(self) -> bool:
-        """Whether `receive` would return at once."""
+        """Whether `receive` would return immediately."""
         ...
 
     def receive(self) -> Any:
-        """What the transition led to; waits for it."""
+        """Waits for the transition and returns its result."""
         ...
 
     def close(self) -> None:
-        """Ends the worker."""
+        """Stops the worker."""
         ...
 
 
 class ThreadPort:
-    """A thread that steps its environments when told."""
+    """A thread that steps its environments on request."""
 
     def __init__(self, name: str, stepper: Stepper) -> None:
         self.stepper = stepper
@@ -143,12 +144,12 @@ class ThreadPort:
         self._thread.start()
 
     def reset(self, keys: jax.Array, bell: Semaphore) -> Any:
-        """Begins an episode in each; nothing is being stepped."""
+        """Begins an episode in each; no step may be in progress."""
         self._ring = bell.release
         return self.stepper.reset(keys)
 
     def send(self, action: np.ndarray, step: int) -> None:
-        """Begins a transition."""
+        """Starts a transition."""
         self._orders.put((action, step))
 
     def ready(self) -> bool:
@@ -156,14 +157,14 @@ class ThreadPort:
         return not self._done.empty()
 
     def receive(self) -> Any:
-        """What it led to, or raises what the environments raised."""
+        """Returns the result of the transition, or raises the environments' error."""
         after = self._done.get()
         if isinstance(after, BaseException):
             raise after
         return after
 
     def close(self) -> None:
-        """Ends the thread, then the environments; one that hangs is left behind."""
+        """Stops the thread, then closes the environments; abandons a thread that is stuck."""
         self._orders.put(None)
         self._thread.join(JOIN_SECONDS)
         if not self._thread.is_alive():
@@ -179,32 +180,32 @@ class ThreadPort:
 
 
 class ProcessPort:
-    """Environments in a process of their own, joined by shared memory."""
+    """Environments in a separate process, connected by shared memory."""
 
     def __init__(self, make: Callable[[Semaphore | None], HostEnv]) -> None:
         self._make = make
         self._env: Any = None
 
     def reset(self, keys: jax.Array, bell: Semaphore) -> Any:
-        """Starts the process anew, and begins an episode in each."""
+        """Restarts the process and begins an episode in each environment."""
         self.close()
         self._env = self._make(bell)
         return initial_observation(self._env, keys)
 
     def send(self, action: np.ndarray, step: int) -> None:
-        """Begins a transition."""
+        """Starts a transition."""
         self._env.send(action)
 
     def ready(self) -> bool:
-        """Whether the transition is done, or the process is."""
+        """Whether the transition is done or the process has died."""
         return self._env.ready()
 
     def receive(self) -> Any:
-        """What it led to, or raises what the environments raised."""
+        """Returns the result of the transition, or raises the environments' error."""
         return self._env.receive()
 
     def close(self) -> None:
-        """Ends the process."""
+        """Stops the process."""
         if self._env is not None:
             self._env.close()
             self._env = None
@@ -215,25 +216,25 @@ class EnvGroup:
 
     def __init__(self, part: slice, port: Port) -> None:
         self.part = part
-        """Which of the actor's environments."""
+        """Its slice of the actor's environments."""
         self.port = port
 
 
 class ActorEnvironments:
-    """The environments of one actor: one stepper at hand, or groups on other workers."""
+    """The environments of one actor: one stepper in its thread, or groups on other workers."""
 
     def __init__(self, stepper: Stepper | None, groups: list[EnvGroup]) -> None:
         self.stepper = stepper
         self.groups = groups
         self.heard: Callable[[bool, float], bool] = lambda block, timeout: False
-        """Waits for the bell, which rings once for every transition of a group that is done."""
+        """Waits for the bell, a semaphore released after every transition of a group."""
 
     def reset(self, keys: jax.Array) -> Any:
-        """Sets everything anew; the observations [B, …], or None for JAX environments."""
+        """Resets everything; returns the observations [B, …], or None for JAX environments."""
         if self.stepper is not None:
             return self.stepper.reset(keys)
-        # Only its C-level methods are kept, and with them the semaphore: its name goes with `bell`,
-        # when every process has opened it, so that nothing is left however a run ends.
+        # Keep only the semaphore's C-level methods, which keep the semaphore itself alive. Its name
+        # is unlinked with `bell`, once every process has opened it, so no run can leak it.
         bell = make_bell()
         self.heard = bell.acquire
         shown = [group.port.reset(keys[group.part], bell) for group in self.groups]
@@ -249,14 +250,14 @@ class ActorEnvironments:
                 group.port.stepper.state = jax.tree.map(lambda x, part=part: x[part], state)
 
     def state(self) -> Any:
-        """The state of JAX environments; empty for others."""
+        """The state of JAX environments; empty for host environments."""
         if self.stepper is not None:
             return self.stepper.state
         states = [g.port.stepper.state for g in self.groups if isinstance(g.port, ThreadPort)]
         return jax.tree.map(lambda *xs: jnp.concatenate(xs), *states) if states else ()
 
     def close(self) -> None:
-        """Ends everything, whatever state it is in."""
+        """Closes everything, in any state."""
         if self.stepper is not None:
             self.stepper.close()
         for group in self.groups:
@@ -266,9 +267,9 @@ class ActorEnvironments:
 def make_environments(
     plan: Plan, env: Env, acting: Instance, steps: list[Instance], patience: float
 ) -> ActorEnvironments:
-    """The environments of the actor that `acting` is, and the instances that step them.
+    """Creates the environments of the actor `acting`, stepped by the instances `steps`.
 
-    A process that takes longer than `patience` seconds for a step is ended.
+    A process that takes longer than `patience` seconds for a step is killed.
     """
     kinds = {worker.name: worker.kind for worker in plan.workers}
     first, last = acting.envs or (0, plan.num_envs)
@@ -312,8 +313,10 @@ def _process_maker(
 def begin_episodes(
     env: Env, actor_envs: ActorEnvironments | None, actor: ActorState, keys: jax.Array
 ) -> ActorState:
-    """Sets an actor's environments anew; on the host each begins an episode by its key. Returns
-    the actor's state with what they show."""
+    """Resets an actor's environments; returns its state with the first observations.
+
+    Each host environment begins an episode with its key from `keys` [B].
+    """
     if actor_envs is None:
         return actor
     if env.jax is not None:
@@ -328,6 +331,6 @@ def begin_episodes(
 
 
 def initial_observation(env: HostEnv, keys: jax.Array) -> Any:
-    """Resets host environments, each with a seed drawn from its own key."""
+    """Resets host environments, each with a seed drawn from its key."""
     bits = np.asarray(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))
     return jax.tree.map(np.copy, env.reset([int(word) >> 1 for word in bits]))

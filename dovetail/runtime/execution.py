@@ -1,7 +1,7 @@
-"""Runs the workers of a plan, and looks after them.
+"""Runs and supervises the workers of a plan.
 
-If one worker does everything but stepping, it runs in the caller's thread; otherwise each worker
-has a thread of its own. Who waits hears who failed, and with what.
+If one worker does everything but stepping, it runs in the caller's thread. Otherwise each worker
+has its own thread, and the caller that waits for a report gets the error of a failed worker.
 """
 
 import threading
@@ -32,11 +32,11 @@ from dovetail.runtime.worker import RunningWorker
 from dovetail.telemetry.spans import COMPUTE, WAIT
 
 JOIN_SECONDS = 10.0
-"""How long a worker's thread is waited for at the end."""
+"""Time limit for joining a worker's thread at the end."""
 
 
 class Execution:
-    """Workers in threads, or one in the caller's."""
+    """The workers of a plan in threads, or a single one in the caller's thread."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class Execution:
         self._records = Records()
         self._limit = self._done = 0
         self._ends: set[int] = set()
-        """After which updates the states are wanted."""
+        """The updates after which the states are needed."""
         self._lost = 0
-        """Unrolls that were begun in another process and never came."""
+        """Number of unrolls begun in another process that never arrived."""
         self._may_go_on = threading.Condition()
         self._failure: tuple[str, BaseException] | None = None
         self._broken = False
-        """Whether a worker has failed for good."""
+        """Whether a worker has failed beyond recovery."""
         self._threads: list[threading.Thread] = []
         self._staleness: deque[int] = deque(maxlen=10_000)
         self._watched: Sequence[int] = ()
@@ -73,7 +73,7 @@ class Execution:
         self._watchdog = Watchdog(watches, patience, tell)
 
     def compile(self, state: Any, actor: Any) -> None:
-        """Compiles every fragment; their shapes are the graph's."""
+        """Compiles every fragment for the shapes in the graph."""
         self._workers.programs.compile()
 
     def load(
@@ -84,8 +84,10 @@ class Execution:
         first_turn: int,
         watched: Sequence[int] = (),
     ) -> Any:
-        """Sets what the next iteration starts from, and begins an episode in every host
-        environment; returns the actors' state with what these show."""
+        """Sets the states at turn `first_turn` and begins an episode in every host environment.
+
+        Returns the actors' state with the first observations.
+        """
         self._workers.channels.begin_at(first_turn)
         self._limit = self._done = first_turn
         self._watched = watched
@@ -99,12 +101,14 @@ class Execution:
         return self._states.actor(self._states.copies)
 
     def refill(self, data: Sequence[Any]) -> None:
-        """Sets the recorded steps that the next iterations draw from."""
+        """Replaces the recorded steps that iterations sample."""
         self._states.refill(data)
 
     def _reach_away(self) -> None:
-        """Sets up the workers in other processes, all at a time; those that the run can begin
-        without are waited for by their own threads."""
+        """Sets up the workers in other processes in parallel and waits for them.
+
+        Actors beyond `min_actors` are optional at the start: their own threads wait for them.
+        """
         away = [worker for worker in self._workers.all if worker.away is not None]
         coming = {worker.name: self._states.set_up(worker, 0) for worker in away}
         acting = [worker for worker in away if self._states.acts(worker) is not None]
@@ -115,7 +119,7 @@ class Execution:
         self._coming = coming
 
     def warm_up(self) -> None:
-        """Compiles the acting programs, where all they take is there before an iteration."""
+        """Compiles the acting programs whose inputs exist before the first iteration."""
         state = self._workers.home.held
         for program, worker in self._workers.programs.acting:
             values = {**state, **worker.held}
@@ -123,7 +127,7 @@ class Execution:
                 program.warm_up(values)
 
     def advance(self, iterations: int) -> "PendingUpdates":
-        """Lets the workers go on for that many updates."""
+        """Lets the workers run that many more updates."""
         self._ends.add(self._limit + iterations)
         if self._workers.is_one:
             [worker] = self._workers.all
@@ -138,7 +142,7 @@ class Execution:
             return PendingUpdates(self, iterations)
         with self._may_go_on:
             self._limit += iterations
-            self._workers.home.watch.beat()  # what it waited for until now was us
+            self._workers.home.watch.beat()  # until now it waited for the caller
             self._may_go_on.notify_all()
         if not self._threads:
             self._start()
@@ -153,7 +157,7 @@ class Execution:
             thread.start()
 
     def _work(self, worker: RunningWorker) -> None:
-        """A worker's thread."""
+        """The body of a worker's thread."""
         worker.watch.begin()
         number = self._done
         try:
@@ -172,7 +176,7 @@ class Execution:
             self._workers.channels.close()
 
     def _join(self, worker: RunningWorker) -> None:
-        """Waits for a worker that may come later."""
+        """Waits for the process of a worker that may join late."""
         coming = self._coming.get(worker.name)
         if coming is None:
             return
@@ -193,7 +197,7 @@ class Execution:
             raise Closed("stopping")
 
     def _turn(self, worker: RunningWorker, number: int) -> None:
-        """One iteration of a worker, tried again if its environments failed."""
+        """Runs one turn of a worker, again after each recovery."""
         while True:
             try:
                 values, turn = worker.turn(number)
@@ -211,7 +215,7 @@ class Execution:
             return
 
     def _record(self, worker: RunningWorker, values: Values, turn: Turn) -> None:
-        """Notes an update."""
+        """Adds the record of an update; called in the home worker's thread."""
         graph, states = self._graph, self._states
         for message in turn.reports:
             states.copies[message.copy] = _told(message, graph.actor.outputs)
@@ -238,7 +242,7 @@ class Execution:
         self._records.add(record)
 
     def _look(self) -> None:
-        """Raises what a worker failed with, or that one hangs."""
+        """Raises the error of a failed worker, or an error if one is stuck."""
         if self._failure is not None:
             name, error = self._failure
             self._failure = None
@@ -246,7 +250,7 @@ class Execution:
         refuse_hung([worker.watch for worker in self._workers.all], self._patience)
 
     def report(self, iterations: int) -> Report:
-        """What that many updates did; waits for them, and looks after the workers meanwhile."""
+        """Waits for that many updates and summarizes them; checks on the workers meanwhile."""
         records = self._records.take(iterations, self._look)
         last = records[-1]
         names = [name for name, _ in self._graph.metrics]
@@ -267,13 +271,12 @@ class Execution:
         )
 
     def _state(self, leaves: list[Any], replay: bool = True) -> Any:
-        """The state; with what other sides hold, once they have done all that they were asked
-        for."""
+        """The whole state; with `replay`, waits until other sides have finished their turns."""
         if not replay:
             return self._graph.state.tree.unflatten(leaves)
         acting = self._states.acts
         for worker in self._workers.all:
-            # once one has failed, nobody ends the turns that are left
+            # After a failure, the remaining turns never end.
             while acting(worker) is None and not self._broken:
                 if worker.ended(self._limit - 1, LOOK_SECONDS):
                     break
@@ -284,15 +287,15 @@ class Execution:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by fragment, and waits by worker."""
+        """Seconds by fragment, and waiting time by worker."""
         return seconds_of(self._workers)
 
     def status(self) -> list[dict[str, Any]]:
-        """What every worker is at."""
+        """The current activity of every worker."""
         return [worker.watch.status() for worker in self._workers.all]
 
     def close(self) -> None:
-        """Ends every thread, process and environment; safe to call twice."""
+        """Stops every thread, process and environment; safe to call twice."""
         self._stopping.set()
         if self._host is not None:
             self._host.stop()
@@ -308,7 +311,7 @@ class Execution:
 
 
 class PendingUpdates:
-    """Updates that the workers are at."""
+    """Updates in progress."""
 
     def __init__(self, run: Execution, iterations: int) -> None:
         self._run = run
@@ -316,13 +319,13 @@ class PendingUpdates:
         self._report: Report | None = None
 
     def wait(self) -> Report:
-        """Waits until they are done."""
+        """Waits for the updates and returns their report."""
         if self._report is None:
             self._report = self._run.report(self._iterations)
         return self._report
 
 
 def _told(message: Message, values: Sequence[Value]) -> list[Any]:
-    """Of a report, some values."""
+    """Selects values from a report message."""
     assert message.values is not None
     return [message.values[value.id] for value in values]

@@ -1,5 +1,4 @@
-"""A plan that is one compiled program: many iterations go in one dispatch, which returns before it
-is done."""
+"""Runs a plan that is one compiled program: an asynchronous dispatch runs many iterations."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,11 +20,11 @@ from dovetail.runtime.report import Report, Tapped, all_finite, sums
 from dovetail.telemetry.spans import COMPUTE, WAIT, Track
 
 Shown = tuple[list[Any], list[Any], list[Any]]
-"""The metrics, the episodes and the tapped values of a dispatch."""
+"""(metrics, episodes, tapped values) of a dispatch."""
 
 
 class FusedRun:
-    """Dispatches the program."""
+    """Dispatches the program of a fused plan."""
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class FusedRun:
     ) -> None:
         assert env.jax is not None or not graph.unrolls
         replicas = len(plan.workers[0].devices)
-        split = (graph.home, *graph.acting, *graph.tables)  # the others are computed by each
+        split = (graph.home, *graph.acting, *graph.tables)  # every replica computes the others
         program = many_iterations(graph, env.jax, dict.fromkeys(split, replicas))
         if seeds > 1:
             program = over_seeds(program)
@@ -80,7 +79,7 @@ class FusedRun:
         first_turn: int,
         watched: Sequence[int] = (),
     ) -> Any:
-        """Sets what the next iteration starts from; returns the actors' state as it is."""
+        """Sets the states of the next iteration; returns the actors' state unchanged."""
         self._state, self._actor = jax.tree.leaves(state), jax.tree.leaves(actor)
         if self._layout is not None:
             self._state, self._actor = self._layout.place(self._state, self._actor)
@@ -90,15 +89,15 @@ class FusedRun:
         return actor
 
     def refill(self, data: Sequence[Any]) -> None:
-        """Sets the recorded steps that the next iterations draw from."""
+        """Replaces the recorded steps that iterations sample."""
         mesh = self._mesh
         self._data = list(data) if mesh is None else [replicated(leaf, mesh) for leaf in data]
 
     def warm_up(self) -> None:
-        """Nothing is left to compile."""
+        """Does nothing: `compile` has compiled everything."""
 
     def advance(self, iterations: int) -> "Dispatched":
-        """Dispatches that many iterations: at once, or one by one if each has something to show."""
+        """Dispatches that many iterations: at once, or one by one if the graph has a tap."""
         counts = [iterations] if self._graph.tap is None else [1] * iterations
         rows = [self._dispatch(count) for count in counts]
         metrics, episodes, _ = rows[-1]
@@ -116,7 +115,7 @@ class FusedRun:
         return Dispatched(report, self._watch, self._track, finite, rows)
 
     def _dispatch(self, count: int) -> Shown:
-        """Dispatches so many iterations as one program."""
+        """Dispatches `count` iterations as one call."""
         self._state, self._actor, *shown = self._call(
             self._state, self._data, self._actor, np.int32(count)
         )
@@ -124,20 +123,20 @@ class FusedRun:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """One program is not told apart."""
+        """Empty: one program cannot be timed by fragment."""
         return {}
 
     def status(self) -> list[dict[str, Any]]:
-        """What the one worker is at."""
+        """The current activity of the only worker."""
         return [self._watch.status()]
 
     def close(self) -> None:
-        """Ends the watch; the rest is arrays."""
+        """Stops the watchdog; there is nothing else to close."""
         self._watchdog.close()
 
 
 class Dispatched:
-    """Iterations that are being computed."""
+    """Dispatched iterations."""
 
     def __init__(
         self,
@@ -147,7 +146,7 @@ class Dispatched:
         finite: Callable[[], bool],
         rows: Sequence[Shown],
     ) -> None:
-        """`report` is that of the last of the dispatches that `rows` are of."""
+        """`rows` are the results of all dispatches, `report` describes the last one."""
         self._report, self._rows = report, rows
         self._watch = watch
         self._track = track
@@ -157,7 +156,7 @@ class Dispatched:
             track.add(WAIT, "leave to go on", track.paused, self._began - track.paused)
 
     def wait(self) -> Report:
-        """Waits until they are done."""
+        """Waits for the iterations and returns their report."""
         self._watch.doing(f"computing {self._report.iterations} iterations in one program")
         self._watch.begin()
         jax.block_until_ready(self._report.metrics)
@@ -169,7 +168,7 @@ class Dispatched:
         return replace(self._summed(), finite=self._finite(), spans=spans)
 
     def _summed(self) -> Report:
-        """The report of all dispatches."""
+        """The report, summed over all dispatches."""
         if len(self._rows) == 1:
             return self._report
         metrics = sums([metrics for metrics, _, _ in self._rows])

@@ -1,4 +1,4 @@
-"""What every worker is doing and since when: so that nothing hangs in silence."""
+"""The current activity of every worker, to detect and report workers that are stuck."""
 
 import sys
 import threading
@@ -8,86 +8,86 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 COMPILE_SECONDS = 300.0
-"""How long a worker's first iteration may take, which may compile."""
+"""Time limit of a worker's first iteration, which may compile."""
 
 
 class Watch:
-    """One worker's word of what it is at; written by it alone, read by who supervises."""
+    """The activity of one worker: written by its thread, read by supervising threads."""
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
         self.since = time.perf_counter()
-        """When it last got on."""
+        """Time of its last progress."""
         self.what = "starting"
         self.waits = True
-        """Whether it waits for another worker, or has nothing to do."""
+        """Whether it waits for another worker or is idle."""
         self.warm = False
-        """Whether it has done everything once, so that nothing is left to compile."""
+        """Whether it has completed an iteration, so that nothing is left to compile."""
         self.awaited = ""
-        """What it waits for."""
+        """The thing it waits for."""
         self.stepping = False
-        """Whether it steps environments: each step is a sign of life."""
+        """Whether it steps environments, each step being a sign of life."""
         self.waited = 0.0
-        """Seconds spent waiting for others, in all."""
+        """Total seconds spent waiting for other workers."""
         self._began_to_wait = 0.0
         self._thread: int | None = None
         self._bed = threading.Lock()
         self._bed.acquire()
 
     def begin(self) -> None:
-        """Called in the worker's own thread."""
+        """Registers the calling thread as the worker's."""
         self._thread = threading.get_ident()
 
     def doing(self, what: str) -> None:
-        """It begins something."""
+        """Starts an activity."""
         self.what, self.waits, self.stepping = what, False, False
         self.since = time.perf_counter()
 
     def idle(self, awaited: str = "something to do") -> None:
-        """It has nothing to do."""
+        """Marks the worker as idle."""
         self.waits, self.awaited = True, awaited
 
     def beat(self) -> None:
-        """It got on with what it does."""
+        """Records progress."""
         self.since = time.perf_counter()
 
     def sleep(self, what: str) -> None:
-        """It waits for another worker until `wake` is called, once for each sleep."""
+        """Blocks until another thread calls `wake`, which must happen once per sleep."""
         self.waiting(what)
         self._bed.acquire()
         self.waited_until_now()
 
     def waiting(self, what: str) -> None:
-        """It begins to wait for another worker."""
+        """Starts to wait for another worker."""
         self.waits, self.awaited = True, what
         self._began_to_wait = time.perf_counter()
 
     def waited_until_now(self) -> None:
-        """What it waited for is there."""
+        """Stops waiting and adds the time to `waited`."""
         self.since = time.perf_counter()
         self.waited += self.since - self._began_to_wait
         self.waits = False
 
     def wake(self) -> None:
-        """Ends the sleep."""
+        """Ends a `sleep`; called from another thread."""
         self._bed.release()
 
     def quiet(self) -> float:
-        """Seconds since it last got on."""
+        """Seconds since its last progress."""
         return time.perf_counter() - self.since
 
     def late(self, patience: float) -> bool:
-        """Whether it has something to do and does not get on; compiling is given longer."""
+        """Whether it is stuck: no progress for `patience` seconds, or longer while compiling."""
         limit = patience if self.warm else max(patience, COMPILE_SECONDS)
         return not self.waits and self.quiet() > limit
 
     def where(self) -> str:
-        """The lines of code at which its thread stands."""
+        """The innermost stack frames of its thread."""
         frame = sys._current_frames().get(self._thread or 0)  # pyright: ignore[reportPrivateUsage]
         return "".join(traceback.format_stack(frame)[-6:]) if frame is not None else ""
 
     def status(self) -> dict[str, Any]:
-        """What it is at, for people."""
+        """Its activity, for display."""
         return {
             "name": self.worker,
             "doing": self.what,
@@ -96,7 +96,7 @@ class Watch:
         }
 
     def complaint(self) -> str:
-        """What is wrong with it, if it does not get on."""
+        """An error message for a stuck worker."""
         return (
             f"{self.worker} has been {self.what} for {self.quiet():.0f} s; it stands at\n"
             f"{self.where()}"
@@ -104,7 +104,7 @@ class Watch:
 
 
 class Watchdog:
-    """A thread that tells, once, of every worker that does not get on for longer than patience."""
+    """A thread that reports every stuck worker, once per incident."""
 
     def __init__(
         self, watches: Sequence[Watch], patience: float, tell: Callable[[str], None]
@@ -116,7 +116,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stops the thread."""
         self._ended.set()
         self._thread.join()
 

@@ -1,9 +1,8 @@
-"""An unroll whose environments step on the host: a lean Python loop round two compiled calls.
+"""An unroll with host environments: a lean Python loop that alternates acting and stepping.
 
-This is the one loop in which acting and environments outside the compiled program take turns.
-Environments at hand are stepped here, all at once; `inference.py` says how those on other workers
-are, a group at a time. A set of buffers is written again only after it was released: while the
-learner still reads one, the next unroll fills another.
+This module steps the environments of its own thread, all at once; `batched_unroll.py` handles
+groups of environments on other workers. A set of buffers is reused only after it was released:
+while the learner reads one, the next unroll fills another.
 """
 
 import time
@@ -28,23 +27,23 @@ from dovetail.trajectory import Trajectory
 
 
 class UnrollEnvironments(Protocol):
-    """The environments of one unroll, as the loop sees them."""
+    """The loop's interface to the environments of one unroll."""
 
     def warm_up(self) -> None:
-        """Acts once, so that acting is compiled; nothing comes of it."""
+        """Acts once to compile; the result is discarded."""
         ...
 
     def act(self) -> bool:
-        """Acts for those that are ready; False if all have taken their steps."""
+        """Acts for the ready environments; False if all have taken all steps."""
         ...
 
     def step(self) -> None:
-        """Steps, or waits for steps on other workers, and records what they led to."""
+        """Steps, or waits for steps on other workers, and records the results."""
         ...
 
 
 class OwnEnvironments:
-    """Environments that this thread steps, all at once. They see their own row of the buffers."""
+    """Environments that this thread steps, all at once. Acting reads directly from the buffers."""
 
     def __init__(self, turns: Turns, compiled: Compiled, stepper: Stepper) -> None:
         acting = compiled.acting
@@ -87,7 +86,7 @@ class OwnEnvironments:
 
 
 class HostUnroll:
-    """Runs one unroll node with environments on the host, in the actor's own thread."""
+    """Runs one unroll node with host environments, in the actor's thread."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class HostUnroll:
     ) -> None:
         self.name = unroll.name
         self.slab = Slab.of(written_values(unroll))
-        """How its buffers lie in one piece of memory, if they do."""
+        """The layout of its buffers in one block; None if they are too large."""
         self._track = track
         self.seconds = {f"{unroll.name}.act": 0.0, f"{unroll.name}.step": 0.0}
         self._unroll = unroll
@@ -115,11 +114,11 @@ class HostUnroll:
         self._parts = [group.part for group in actor_envs.groups] or [slice(0, graph.actor_envs)]
 
     def can_warm_up(self, values: Values) -> bool:
-        """Whether everything that acting takes is there before the iteration begins."""
+        """Whether all inputs of acting exist before the iteration begins."""
         return all(v.id in values for v in self._unroll.inputs + self._unroll.actor_inputs)
 
     def warm_up(self, values: Values) -> None:
-        """Compiles the acting programs by one call of each; nothing is kept of it."""
+        """Compiles the acting programs by calling each once; the results are discarded."""
         actor, inputs, rows = self._actor(values), self._taken(values), self._rows()
         turns = Turns(self._unroll, self._compiled, inputs, actor, rows)
         if self._compiled.carries:
@@ -131,9 +130,9 @@ class HostUnroll:
         self._free.append(rows)
 
     def run(self, values: Values) -> Callable[[], None]:
-        """`length` steps of every environment; puts the trajectory and the actors' state.
+        """Runs `length` steps; writes the trajectory and the actors' state to `values`.
 
-        Returns what to call when the trajectory has been read and may be written again.
+        Returns a function that releases the trajectory's buffers for reuse.
         """
         unroll, began, before = self._unroll, time.perf_counter(), sum(self.seconds.values())
         actor = self._actor(values)
@@ -162,7 +161,7 @@ class HostUnroll:
         return self._graph.actor.tree.unflatten([values[v.id] for v in self._unroll.actor_inputs])
 
     def _steps(self, inputs: list[Any], actor: ActorState, rows: UnrollBuffers) -> ActorState:
-        """The loop."""
+        """The loop over steps; times acting and stepping."""
         turns = Turns(self._unroll, self._compiled, inputs, actor, rows)
         self._actor_envs.load(actor.env)
         environments = self._environments(turns)
@@ -181,12 +180,12 @@ class HostUnroll:
         return after
 
     def _environments(self, turns: Turns) -> UnrollEnvironments:
-        """The environments of an unroll that begins."""
+        """The environments, at the start of an unroll."""
         assert self._actor_envs.stepper is not None
         return OwnEnvironments(turns, self._compiled, self._actor_envs.stepper)
 
     def _note(self, acting: float, stepping: float) -> None:
-        """The two halves of an unroll, each as if it had been done in one go."""
+        """Records the two halves of an unroll, each as one contiguous span."""
         name, length, began = self.name, self._unroll.length, self._began
         self.seconds[f"{name}.act"] += acting
         self.seconds[f"{name}.step"] += stepping
@@ -196,7 +195,7 @@ class HostUnroll:
 
 
 def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[EpisodeSums, ActorState]:
-    """Episodes that ended in these rows, and the running totals of those that go on."""
+    """The episodes that ended in these rows, and the running totals of ongoing ones."""
     done = rows.terminated | rows.truncated
     reward, valid = np.asarray(rows.reward), np.asarray(rows.valid)
     returns, lengths = np.asarray(actor.episode_return), np.asarray(actor.episode_length)
@@ -206,10 +205,10 @@ def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[EpisodeSums, A
         return none, actor._replace(episode_return=returns, episode_length=lengths)
     count = done.sum(0).astype(np.int32)
     any_ended = count > 0
-    # a row belongs to an episode that ended if its environment is done there or later
+    # A row belongs to a finished episode if its environment is done there or later.
     ended = np.logical_or.accumulate(done[::-1])[::-1]
     ongoing = ~ended
-    # products and then sums: numpy's sums over a mask take several times as long
+    # Multiply, then sum: numpy's masked sums take several times as long.
     ended_returns = np.where(any_ended, returns, 0) + (reward * ended).sum(0)
     ended_lengths = np.where(any_ended, lengths, 0) + (valid & ended).sum(0, np.int32)
     returns = np.where(any_ended, 0, returns) + (reward * ongoing).sum(0)

@@ -1,4 +1,4 @@
-"""What runs a plan, as the training loop sees it: on this machine, on a cluster, or in a test."""
+"""The interface between the training loop and a runtime, local or on a cluster."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -11,16 +11,16 @@ from dovetail.runtime.report import Pending
 
 
 class Runtime(Protocol):
-    """Runs a plan. Close it: it may hold threads, processes and environments."""
+    """Runs a plan. Close it: it may own threads, processes and environments."""
 
     @property
     def graph(self) -> Graph:
-        """What it runs."""
+        """The graph it runs."""
         ...
 
     @property
     def compile_seconds(self) -> float:
-        """How long compiling took, once it is loaded."""
+        """Compile time in seconds, known after `load`."""
         ...
 
     @property
@@ -29,11 +29,11 @@ class Runtime(Protocol):
         ...
 
     def status(self) -> list[dict[str, Any]]:
-        """What every worker is at."""
+        """The current activity of every worker."""
         ...
 
     def prepare(self, state: Any, actor: Any) -> None:
-        """Starts to compile for states of these shapes, in the background."""
+        """Starts compiling for states of these shapes, in the background."""
         ...
 
     def load(
@@ -45,22 +45,22 @@ class Runtime(Protocol):
         turn: int = 0,
         watched: Sequence[int] = (),
     ) -> ActorState:
-        """Sets what iteration number `turn` starts from, and waits until all is compiled.
+        """Sets the states at iteration `turn` and waits until everything is compiled.
 
-        Host environments begin new episodes, each by its key of `episode_keys` (the actors' own
-        unless given). Reports say whether the leaves of the state whose positions are `watched` are
-        finite. Returns the actors' state as it is then.
+        Host environments begin new episodes with `episode_keys` [num_envs], by default the actors'
+        keys. Reports state whether the leaves of the state at positions `watched` are finite.
+        Returns the actors' state, with the first observations of host environments.
         """
         ...
 
     def refill(self, data: Sequence[Any]) -> None:
-        """Sets the recorded steps that the next iterations draw from, while none is under way."""
+        """Replaces the recorded steps that iterations sample; no iteration may be running."""
         ...
 
     def advance(self, iterations: int) -> Pending:
-        """Begins that many iterations; wait for what is returned before the next."""
+        """Starts that many iterations; wait for the result before the next call."""
         ...
 
     def close(self) -> None:
-        """Ends everything that it started; safe to call twice."""
+        """Stops everything it started; safe to call twice."""
         ...

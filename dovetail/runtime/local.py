@@ -1,6 +1,6 @@
-"""The one-machine runtime: builds the programs of a plan and runs them round and round.
+"""The one-machine runtime: builds the programs of a plan and runs them.
 
-Nothing here knows what an algorithm or a strategy is.
+It knows nothing about algorithms or strategies.
 """
 
 import time
@@ -21,11 +21,11 @@ from dovetail.runtime.report import Pending
 from dovetail.runtime.single_steps import StepRun, single_steps
 
 PATIENCE = 30.0
-"""Seconds after which a worker that does not get on counts as hung."""
+"""Seconds without progress after which a worker counts as stuck."""
 
 
 class LocalRuntime:
-    """A `Runtime` in this process: chooses how a plan is run, and compiles in the background."""
+    """A `Runtime` in this process: selects how to run a plan, and compiles in the background."""
 
     def __init__(
         self,
@@ -38,8 +38,10 @@ class LocalRuntime:
         host: RemoteWorkers | None = None,
         here: Collection[str] | None = None,
     ) -> None:
-        """`tell` hears what people should know of: restarts, workers that do not get on. `host`
-        reaches the workers of the plan that are not `here`, in this process."""
+        """`tell` receives messages for the user, such as restarts and stuck workers.
+
+        `host` connects to the workers of the plan that are not `here`, in this process.
+        """
         self.graph = graph
         self.plan = plan
         self.compile_seconds = 0.0
@@ -58,11 +60,11 @@ class LocalRuntime:
         return self._run.seconds
 
     def status(self) -> list[dict[str, Any]]:
-        """What every worker is at."""
+        """The current activity of every worker."""
         return self._run.status()
 
     def prepare(self, state: Any, actor: Any) -> None:
-        """Starts to compile for states of these shapes, in the background."""
+        """Starts compiling for states of these shapes, in the background."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="dovetail-compile")
         self._compiling = pool.submit(_timed, self._run.compile, state, actor)
         pool.shutdown(wait=False)
@@ -76,7 +78,7 @@ class LocalRuntime:
         turn: int = 0,
         watched: Sequence[int] = (),
     ) -> Any:
-        """Sets what iteration number `turn` starts from, and waits until all is compiled."""
+        """Sets the states at iteration `turn` and waits until everything is compiled."""
         if self._compiling is None:
             self.prepare(state, actor)
         keys = actor.keys if episode_keys is None else episode_keys
@@ -87,20 +89,20 @@ class LocalRuntime:
         return begun
 
     def refill(self, data: Sequence[Any]) -> None:
-        """Sets the recorded steps that the next iterations draw from, while none is under way."""
+        """Replaces the recorded steps that iterations sample; no iteration may be running."""
         self._run.refill(data)
 
     def advance(self, iterations: int) -> Pending:
-        """Begins that many iterations; wait for what is returned before the next."""
+        """Starts that many iterations; wait for the result before the next call."""
         return self._run.advance(iterations)
 
     def close(self) -> None:
-        """Ends everything that it started; safe to call twice."""
+        """Stops everything it started; safe to call twice."""
         self._run.close()
 
 
 def _timed(function: Callable[..., None], *arguments: Any) -> float:
-    """Calls the function; returns the seconds it took."""
+    """Calls the function and returns its duration in seconds."""
     began = time.perf_counter()
     function(*arguments)
     return time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""What the workers and channels of a plan have measured so far."""
+"""Measurements of the workers and channels of a plan."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,11 @@ from dovetail.runtime.schedule import Workers
 def measures_of(
     workers: Workers, plan: Plan, staleness: Sequence[int], restarts: int, lost: int
 ) -> dict[str, float]:
-    """The measures by name. `staleness` is that of the latest unrolls, `lost` are those that
-    were begun in another process and never came."""
+    """The measures by name.
+
+    `staleness` lists that of recent unrolls; `lost` counts unrolls begun in another process that
+    never arrived.
+    """
     found: dict[str, float] = {}
     if not workers.is_one and staleness:
         found["staleness"] = float(np.mean(staleness))
@@ -34,8 +37,10 @@ def measures_of(
 
 
 def seconds_of(workers: Workers) -> dict[str, float]:
-    """Seconds by fragment, an unroll's two halves apart, on average over its copies; waits by
-    worker."""
+    """Seconds by fragment, averaged over its copies, and waiting time by worker.
+
+    The halves of an unroll are separate entries.
+    """
     spent: dict[str, list[float]] = {}
     programs = [program for program, _ in (*workers.programs.acting, *workers.remote)]
     apart = {program.name for program in programs}

@@ -1,9 +1,9 @@
-"""Small arrays that are handed over as one: a program's every array costs time.
+"""Packs small arrays into one, because every argument and result of a program has a cost.
 
-Handing an array to a compiled program and taking one from it costs some microseconds, whatever its
-size; a learner that takes a small step each time would spend most of its time on that. What one
-program alone reads and makes anew is therefore held as one array for each kind of number, and what
-an unroll leaves for the learner beside it lies in one piece of memory.
+Passing an array to or from a compiled program takes a few microseconds, whatever its size. A
+learner with small updates would spend most of its time on that. State that only one program reads
+and writes is therefore held as one array per dtype, and the trajectory of an unroll on the
+learner's worker lives in one block of memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,22 +19,22 @@ from dovetail.graph.ir import Fragment, Graph, Value
 from dovetail.graph.vectors import unpack
 
 LARGEST = 64 * 1024
-"""Bytes of an array that is put with others: larger ones are dearer to copy than to hand over."""
+"""Maximum bytes of an array in a bundle: copying larger ones costs more than passing them."""
 LARGEST_HELD = 256
-"""The same for what a replay holds, which is otherwise changed in place."""
+"""The same for the arrays of a replay, which are otherwise updated in place."""
 LARGEST_SLAB = 256 * 1024
-"""The same for an unroll's buffers, all together."""
+"""Maximum total bytes of an unroll's buffers in one block."""
 ALIGNMENT = 64
-"""Where an array begins within a slab, in bytes."""
+"""Alignment of arrays within a slab, in bytes."""
 FEWEST = 3
-"""How many make a bundle."""
+"""Minimum number of arrays in a bundle."""
 
 
 class Packed:
-    """The key, among the values of a running iteration, of an array in which several lie together.
+    """The key of a packed array among the values of a running iteration.
 
-    Each is made once, so that it is hashed and compared by its identity: that is as fast as for the
-    numbers of single values.
+    Each key is created once and hashed by identity, which is as fast as the integer keys of single
+    values.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,14 +45,14 @@ class Packed:
 
 
 Key = int | Packed
-"""Of an array of a running iteration: the number of a value, or of several together."""
+"""The key of an array in a running iteration: the number of a value, or of a packed array."""
 Values = dict[Key, Any]
 """The arrays of a running iteration."""
 
 
 @cache
 def packed(what: str, position: int = 0) -> Packed:
-    """The key of what a program takes or makes together: the same on all workers that share it."""
+    """The key of a packed array; workers that share a program share its keys."""
     return Packed(f"{what} {position}")
 
 
@@ -61,35 +61,38 @@ class Bundle:
     """Values that a program takes as one array."""
 
     taken: tuple[Value, ...]
-    """What the program takes, and in the same order"""
+    """The inputs of the program in the bundle."""
     made: tuple[Value, ...]
-    """what it makes for the next iteration; empty if these are no values of the state."""
+    """Its outputs for the next iteration, in the same order; empty if this is not state."""
     shared: frozenset[int]
-    """Numbers of those that others read as well: they are held by themselves, too."""
+    """Numbers of the values that other nodes read too: they are also held separately."""
     key_taken: Packed
     key_made: Packed
     shape: jax.ShapeDtypeStruct
-    """Of the one array."""
+    """Shape and dtype of the packed array."""
     unpack: Callable[[Any], list[jax.Array]] = field(compare=False)
 
     @staticmethod
     def pack(leaves: Sequence[Any]) -> jax.Array:
-        """Values of the state as one array: joined in one go, which is faster for few and small."""
+        """Packs values of the state; for few small arrays, one concatenate is fastest."""
         return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
 
     def is_shared(self, old: Value, new: Value) -> bool:
-        """Whether others read a value, or what it becomes."""
+        """Whether other nodes read the old or the new value."""
         return old.id in self.shared or new.id in self.shared
 
     @property
     def pairs(self) -> list[tuple[Value, Value]]:
-        """Each value with what it becomes."""
+        """Each value with its successor in the next iteration."""
         return list(zip(self.taken, self.made, strict=bool(self.made)))
 
 
 def bundles_of(fragment: Fragment, graph: Graph, shared: set[int], others: int) -> list[Bundle]:
-    """What of the state can be held together for a program; other nodes read `shared`, and there
-    are so many `others` of the same worker."""
+    """The bundles of state values that a fragment both reads and writes.
+
+    `shared` are the numbers of values that other nodes read, `others` the number of bundles the
+    worker already has.
+    """
     taken, made = ({v.id for v in side} for side in (fragment.inputs, fragment.outputs))
     avals = dict(zip((v.id for v in fragment.inputs), fragment.program.jaxpr.invars, strict=True))
     pairs = [
@@ -101,7 +104,7 @@ def bundles_of(fragment: Fragment, graph: Graph, shared: set[int], others: int) 
 
 
 def bundles_of_state(graph: Graph, leaves: Sequence[Any]) -> list[Bundle]:
-    """What of the whole state can be held together; `leaves` are its arrays or their shapes."""
+    """The bundles of the whole state; `leaves` are its arrays or their shapes."""
     pairs = enumerate(zip(graph.state.inputs, graph.state.outputs, leaves, strict=True))
     plain = [
         (old, new) for i, (old, new, leaf) in pairs if i not in graph.data and not _is_key(leaf)
@@ -135,17 +138,17 @@ def _bundle(group: list[tuple[Value, Value]], shared: set[int], position: int) -
 
 @dataclass(frozen=True)
 class Slab:
-    """How an unroll's buffers lie in one piece of memory."""
+    """The layout of an unroll's buffers in one block of memory."""
 
     places: dict[int, tuple[Value, int]]
-    """By its number, each value and where it begins, in bytes."""
+    """Value number → (value, offset in bytes)."""
     nbytes: int
     key: ClassVar[Packed] = packed("unroll")
-    """Of that memory."""
+    """The key of the memory block."""
 
     @staticmethod
     def of(values: Sequence[Value]) -> "Slab | None":
-        """None if it would be too large."""
+        """The layout of these values; None if it would be too large."""
         places: dict[int, tuple[Value, int]] = {}
         end = 0
         for value in values:
@@ -154,7 +157,7 @@ class Slab:
         return Slab(places, end) if end <= LARGEST_SLAB else None
 
     def buffers(self) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-        """(the memory, the array of each value in it)."""
+        """Allocates the block; returns it with a view for each value."""
         memory = np.zeros(self.nbytes, np.uint8)
         arrays = {
             number: memory[begin : begin + value.nbytes].view(value.dtype).reshape(value.shape)
@@ -163,7 +166,7 @@ class Slab:
         return memory, arrays
 
     def bundle(self, wanted: Sequence[Value]) -> Bundle | None:
-        """What a program takes of it; None if that is nothing."""
+        """The bundle of the wanted values that live in the slab; None if there are none."""
         taken = tuple(value for value in wanted if value.id in self.places)
         if not taken:
             return None
@@ -176,7 +179,7 @@ class Slab:
 
 
 def _read(memory: Any, value: Value, begin: int) -> jax.Array:
-    """A value's array within bytes."""
+    """Reads a value from the bytes of a slab, inside a compiled program."""
     own = memory[begin : begin + value.nbytes]
     if value.dtype == np.bool_:
         return own.reshape(value.shape) != 0

@@ -1,7 +1,9 @@
-"""Programs: what a worker runs. Each takes values by number and gives values by number.
+"""The programs that workers run. Each reads its inputs from a dict of values by number and writes
+its outputs there.
 
-`iteration` evaluates a whole graph as one pure function, for links that are all fused;
-`FragmentProgram` is one fragment compiled alone; the host's side of an unroll is in `host.py`.
+`iteration` evaluates a whole graph as one pure function, for plans with only fused links.
+`FragmentProgram` is one fragment compiled alone. Unrolls with host environments are in
+`host_unroll.py`.
 """
 
 from collections import Counter
@@ -41,12 +43,14 @@ Leaves = list[jax.Array]
 
 
 Pieces = Callable[[Arrival], int]
-"""How many pieces come of what arrives: one of each copy that sends to this one."""
+"""The number of pieces in which an input arrives: one from each sending copy."""
 
 
 class FragmentProgram:
-    """One fragment, compiled alone; what several copies sent is joined inside the program, and what
-    a table holds is changed in place."""
+    """One fragment, compiled alone.
+
+    The program itself joins pieces from several copies, and updates tables in place.
+    """
 
     def __init__(
         self,
@@ -58,8 +62,8 @@ class FragmentProgram:
         state: Slots | None = None,
         tables: Collection[Side] = (),
     ) -> None:
-        """What arrives from the sides `hosted` are numpy arrays. `bundles` are taken and made as
-        one array each; what of `state` the sides `tables` hold is changed in place."""
+        """Values from the sides in `hosted` arrive as numpy arrays. Each of `bundles` is one array.
+        The parts of `state` on the sides in `tables` are updated in place."""
         self.name = fragment.name
         slots = () if state is None else (state.inputs, state.outputs)
         order = {value.id: i for values in slots for i, value in enumerate(values)}
@@ -68,7 +72,7 @@ class FragmentProgram:
         made = {new.id: b.is_shared(old, new) for b in kept for old, new in b.pairs}
         alone = [i for i, value in enumerate(fragment.inputs) if value.id not in packed]
         shown = [i for i, value in enumerate(fragment.outputs) if made.get(value.id, True)]
-        # what is changed in place is paired by its order
+        # JAX pairs donated inputs with outputs of the same shape in order, so sort both alike.
         alone.sort(key=lambda i: order.get(fragment.inputs[i].id, len(order)))
         shown.sort(key=lambda i: order.get(fragment.outputs[i].id, len(order)))
         ends = {value.id: i for i, value in enumerate(fragment.outputs)}
@@ -88,7 +92,7 @@ class FragmentProgram:
             for bundle, array in zip(bundles, inputs[len(alone) :], strict=True):
                 numbers = (value.id for value in bundle.taken)
                 leaves.update(zip(numbers, bundle.unpack(array), strict=True))
-            for i, value in enumerate(fragment.inputs):  # the same may come by two boundaries
+            for i, value in enumerate(fragment.inputs):  # one value may cross two boundaries
                 given[i] = leaves.get(value.id, given[i])
             found = function(*given)
             together = [b.pack([found[ends[value.id]] for value in b.made]) for b in kept]
@@ -104,7 +108,8 @@ class FragmentProgram:
         self._outside = [*outside, *[not b.made and bool(hosted) for b in bundles]]
 
     def compile(self) -> None:
-        """Compiles by one call on zeros: jit's own way in is faster than a program made ahead."""
+        """Compiles by one call on zeros: calling a jitted function is faster than calling an
+        ahead-of-time compiled one."""
         zeros = [
             jax.tree.map(partial(self._zero, outside=outside), shape)
             for shape, outside in zip(self._shapes, self._outside, strict=True)
@@ -112,7 +117,7 @@ class FragmentProgram:
         jax.block_until_ready(self._call(*zeros))
 
     def _zero(self, shape: jax.ShapeDtypeStruct, outside: bool) -> Any:
-        """An input like those to come: what is on which device is part of what is compiled."""
+        """Zeros like the real input: jit caches by the kind of array and its device."""
         if outside and not jnp.issubdtype(shape.dtype, jax.dtypes.extended):
             return np.zeros(shape.shape, shape.dtype)
         zero = jnp.zeros(shape.shape, shape.dtype)
@@ -124,12 +129,12 @@ class FragmentProgram:
         if self._device is not None:
             inputs = jax.tree.map(partial(to_device, device=self._device), inputs)
         outputs = self._call(*inputs)
-        jax.block_until_ready(outputs[-1:])  # all are ready with one: its time is counted here
+        jax.block_until_ready(outputs[-1:])  # all are ready with one; time it here
         values.update(zip(self._outputs, outputs, strict=True))
 
 
 def compiled_together(nodes: Sequence[Node], graph: Graph) -> Fragment:
-    """Fragments that run one after the other, as one; what only they read stays inside."""
+    """Merges consecutive fragments into one; values that only they read stay inside."""
     fragments = [node for node in nodes if isinstance(node, Fragment)]
     made = {value.id for fragment in fragments for value in fragment.outputs}
     taken = {
@@ -164,7 +169,7 @@ def compiled_together(nodes: Sequence[Node], graph: Graph) -> Fragment:
 
 
 def _read(graph: Graph, nodes: Sequence[Node]) -> set[int]:
-    """The values that somebody besides these nodes reads."""
+    """The numbers of values read outside these nodes."""
     read = {v.id for node in graph.nodes if node not in nodes for v in node.inputs}
     read |= {v.id for v in (*graph.state.outputs, *graph.actor.outputs, *graph.episodes)}
     read |= {v.id for v in graph.tapped}
@@ -172,17 +177,17 @@ def _read(graph: Graph, nodes: Sequence[Node]) -> set[int]:
 
 
 class PythonProgram:
-    """Plain Python: what several copies sent is joined, as numpy, before it is called."""
+    """Plain Python on numpy arrays; pieces from several copies are joined before the call."""
 
     def __init__(self, node: Python) -> None:
         self.name = node.name
         self.moved = None if node.reach is None else node.moved
-        """Bytes that it brings to or from another side by itself."""
+        """Bytes it transfers over its own connection; None without one."""
         self._node = node
         self._opened: Opened | None = None
 
     def close(self) -> None:
-        """Ends what the function holds; the next run opens it again."""
+        """Closes the resource of the function; the next run opens it again."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
@@ -217,8 +222,11 @@ def _joined_on_host(how: Arrival | None, value: Any) -> np.ndarray:
 
 
 class ReplicatedProgram:
-    """One learner fragment on several devices: joined arrays split among them by environment or
-    item, the learner's state whole on each, `mean` a collective."""
+    """One learner fragment on several devices.
+
+    Joined arrays are sharded by environment or item, the learner's state is replicated, and `mean`
+    is a collective.
+    """
 
     def __init__(
         self, fragment: Fragment, graph: Graph, devices: Sequence[Device], pieces: Pieces
@@ -310,7 +318,7 @@ class ReplicatedProgram:
 
 
 class UnrollProgram:
-    """An unroll compiled whole: acting and environment in one scan."""
+    """An unroll with JAX environments: acting and stepping in one compiled scan."""
 
     def __init__(
         self, unroll: Unroll, env: JaxEnv, graph: Graph, device: Device | None = None
@@ -329,7 +337,7 @@ class UnrollProgram:
         self._call = jax.jit(call)
 
     def run(self, values: Values) -> None:
-        """`length` steps of every environment."""
+        """Runs `length` steps of every environment."""
         inputs = [values[number] for number in self._inputs]
         if self._device is not None:
             inputs = [to_device(x, self._device) for x in inputs]
@@ -341,7 +349,7 @@ class UnrollProgram:
 def _in_place(
     inputs: Sequence[Value], outputs: Sequence[Value], tables: Collection[Side]
 ) -> list[int]:
-    """The inputs that a table holds, whose memory what it holds afterward may take."""
+    """Positions of table inputs to donate: those with an output of the same shape and dtype."""
     kept = [value for value in outputs if value.side in tables]
     room = Counter((value.shape, value.dtype) for value in kept)
     found: list[int] = []
@@ -354,7 +362,7 @@ def _in_place(
 
 
 def _sent(aval: Any, how: Arrival | None, pieces: Pieces) -> Any:
-    """The shapes that arrive for a program's input: a list of them if several copies send."""
+    """The shape of an arriving input; a list of shapes if several copies send pieces."""
     count = 1 if how is None else pieces(how)
     if how is None or count == 1:
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
@@ -365,19 +373,19 @@ def _sent(aval: Any, how: Arrival | None, pieces: Pieces) -> Any:
 
 
 def _longer(shape: jax.ShapeDtypeStruct, times: int) -> jax.ShapeDtypeStruct:
-    """The shape of a whole, of which each of some replicas has an equal part."""
+    """The shape of the whole, given the equal part of each of `times` replicas."""
     sizes = list(shape.shape)
     sizes[BATCH_AXIS] *= times
     return shape.update(shape=tuple(sizes))
 
 
 def _comes_split(how: Arrival | None) -> bool:
-    """Whether each replica gets its own part of what arrives."""
+    """Whether an input arrives sharded among the replicas."""
     return how is not None and how.how in (How.JOIN, How.DIVIDE)
 
 
 def _join(how: Arrival | None, value: Any) -> Any:
-    """What several copies sent as one array: joined along the batch, or averaged."""
+    """Joins the pieces of several copies along the batch axis, or averages them."""
     if not isinstance(value, list):
         return value
     if how is not None and how.how is How.JOIN:
@@ -395,7 +403,7 @@ def act_function(unroll: Unroll, inputs: Sequence[Any]) -> Callable[..., Any]:
 
 
 def reset_function(unroll: Unroll, default: Callable[[Any], Reset] = masked_reset) -> Reset:
-    """(carry, first) → carry: as the algorithm says, else as `default` does with initial ones."""
+    """(carry, first) → carry: the algorithm's `reset_carry`, or else `default(initial carry)`."""
     if unroll.reset is None:
         return default(unroll.carry_tree.unflatten(unroll.initial_carry))
     assert unroll.reset.program is not None
@@ -428,7 +436,7 @@ def _inner_function(
 
 
 def run_unroll(unroll: Unroll, env: JaxEnv, graph: Graph, values: Values) -> None:
-    """The compiled unroll, inside a larger program."""
+    """Runs a compiled unroll as part of a larger program; writes its outputs to `values`."""
     inputs = [values[value.id] for value in unroll.inputs]
     actor: ActorState = graph.actor.tree.unflatten([values[v.id] for v in unroll.actor_inputs])
     trajectory, actor, episodes = unroll_scan(
@@ -447,8 +455,11 @@ def run_unroll(unroll: Unroll, env: JaxEnv, graph: Graph, values: Values) -> Non
 def iteration(
     graph: Graph, env: JaxEnv | None, copies: Mapping[Side, int] = NO_COPIES
 ) -> Callable[[Leaves, Leaves], tuple[Any, ...]]:
-    """One iteration of the whole graph: (state, actor) → (state, actor, metrics, episodes, tapped
-    values); `env` is None only if nobody acts. With `copies` it is one of several replicas'."""
+    """One iteration of the whole graph as a function of leaves.
+
+    (state, actor) → (state, actor, metrics, episodes, tapped values). `env` is None only for an
+    offline algorithm. With `copies`, the function is one replica's part, for `shard_map`.
+    """
 
     def taken(node: Fragment, values: Values) -> list[Any]:
         pairs = zip(node.inputs, node.arrivals, strict=True)
@@ -483,8 +494,10 @@ def iteration(
 
 
 def _brought(value: Any, how: How, senders: int, takers: int) -> Any:
-    """A value that crosses between copies, which are replicas of one program; what has one copy is
-    computed by each of them."""
+    """Moves a value between copies that are replicas of one program.
+
+    Every replica computes a side with a single copy.
+    """
     if how is How.DIVIDE or (how is How.JOIN and senders < takers):
         return part(value, takers)
     if how is How.JOIN and senders > takers:
@@ -493,19 +506,21 @@ def _brought(value: Any, how: How, senders: int, takers: int) -> Any:
 
 
 class Parts:
-    """The learner's state in two: what iterations change, and the recorded steps they only read,
-    which no program hands back, since that would copy them."""
+    """Splits the state into changing leaves and recorded steps.
+
+    Iterations only read recorded steps. Programs do not return them, since that would copy them.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._data = frozenset(graph.data)
 
     def apart(self, state: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """(what changes, what is recorded) of a state's leaves."""
+        """Splits the leaves of a state into (changing, recorded)."""
         changing = [leaf for i, leaf in enumerate(state) if i not in self._data]
         return changing, [leaf for i, leaf in enumerate(state) if i in self._data]
 
     def whole(self, changing: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-        """The leaves of a state that is in two."""
+        """Inverse of `apart`."""
         rest, recorded = iter(changing), iter(data)
         total = len(changing) + len(data)
         return [next(recorded if i in self._data else rest) for i in range(total)]
@@ -514,8 +529,10 @@ class Parts:
 def many_iterations(
     graph: Graph, env: JaxEnv | None, copies: Mapping[Side, int] = NO_COPIES
 ) -> Callable[..., tuple[Any, ...]]:
-    """`count` iterations in one dispatch; metrics and episodes come back summed over them, what is
-    tapped of the last one."""
+    """`count` iterations in one dispatch.
+
+    Metrics and episodes are summed over the iterations; tapped values are those of the last one.
+    """
     once, parts = iteration(graph, env, copies), Parts(graph)
 
     def run(state: Leaves, data: Leaves, actor: Leaves, count: jax.Array) -> tuple[Any, ...]:
@@ -537,15 +554,18 @@ def many_iterations(
 
 
 def over_seeds(program: Callable[..., Any]) -> Callable[..., Any]:
-    """The program mapped over a leading axis of seeds; they share recorded steps."""
+    """Maps the program over a leading axis of seeds, which share the recorded steps."""
     return jax.vmap(program, in_axes=(0, None, 0, None))
 
 
 def over_devices(
     program: Callable[..., Any], devices: Sequence[Any], divided: Sequence[bool]
 ) -> Callable[..., Any]:
-    """The program on several devices: environments split, and of the state the leaves that are
-    `divided`, along a leading axis; the others are the same on each."""
+    """Shards the program over several devices.
+
+    Environments are split, and so are the `divided` leaves of the state, along a leading axis. The
+    other leaves are replicated.
+    """
     mesh = mesh_of(devices)
     specs = [PER_REPLICA if split else WHOLE for split in divided]
 

@@ -1,4 +1,4 @@
-"""What the learner's worker leaves of every update, and how that comes to who asked for them."""
+"""Records of updates, passed from the learner's worker to the thread that waits for them."""
 
 import threading
 from collections import deque
@@ -9,42 +9,44 @@ from typing import Any
 from dovetail.runtime.report import UpdatePart
 
 LOOK_SECONDS = 0.25
-"""How often who waits looks at whether a worker has failed."""
+"""How often a waiting thread checks for failed workers, in seconds."""
 
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """One update, as the learner's worker leaves it."""
+    """The results of one update."""
 
     metrics: list[Any]
     episodes: list[Any]
     state: list[Any]
-    """Empty unless it is the last update that was asked for: what nobody reads makes room."""
+    """Leaves of the state; empty except for the last requested update, to free memory."""
     actor: list[list[Any]]
-    """Of each copy; empty as well."""
+    """Leaves of the actors' state, for each copy; empty when `state` is."""
     parts: list[UpdatePart]
     tapped: list[Any]
     """The values of the graph's tap."""
 
 
 class Records:
-    """The records that nobody has taken yet, in their order."""
+    """A queue of records with one producer and one consumer thread."""
 
     def __init__(self) -> None:
         self._records: deque[UpdateRecord] = deque()
         self._wanted = 1
         self._enough = threading.Event()
-        """Set when there are as many as are wanted: who takes them is woken once for all."""
+        """Set when enough records are there, so that the consumer wakes up only once."""
 
     def add(self, record: UpdateRecord) -> None:
-        """One more."""
+        """Appends a record."""
         self._records.append(record)
         if len(self._records) >= self._wanted:
             self._enough.set()
 
     def take(self, count: int, look: Callable[[], None]) -> list[UpdateRecord]:
-        """The first ones; waits for them, and calls `look` meanwhile, which raises if they will not
-        come."""
+        """Waits for and removes the first `count` records.
+
+        Calls `look` meanwhile, which raises if a worker has failed.
+        """
         look()
         self._wanted = count
         self._enough.clear()

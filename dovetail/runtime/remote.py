@@ -1,8 +1,8 @@
-"""Workers in other processes: what the runtime asks of a host, whoever carries it there.
+"""Workers in other processes: the interface that a host provides to the runtime.
 
-A worker elsewhere has a thread here, which takes from its channels and puts to them as any other;
-between the two, it asks the other process to run a chain of the worker's programs. What goes from
-one such process to another does not come here: a host gives a reference that stands for it.
+A remote worker has a thread in this process that takes from and puts to its channels like any
+other. In between, it calls the other process to run a chain of the worker's programs. Values sent
+from one remote process to another bypass this one: the host provides a reference to them.
 """
 
 import time
@@ -15,38 +15,40 @@ from dovetail.runtime.packing import Values
 from dovetail.telemetry.spans import LINK, Span, Track, clock_ahead, on_clock
 
 Payload = Any
-"""Packed values by number, or a host's reference that stands for them."""
+"""Packed values by number, or a host's reference to them."""
 
 
 class WorkerLost(UserError):
-    """The process of a worker, or its node, is gone; another can take its place."""
+    """The process of a worker, or its node, has died; it can be replaced."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a chain of programs made."""
+    """The result of a chain of programs."""
 
     payloads: Sequence[Payload]
-    """For each channel that is put to after the chain."""
+    """One for each channel that is put to after the chain."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Spent on it, by fragment."""
+    """Seconds spent, by fragment."""
     spans: Sequence[Span] = ()
-    """What was done, on the process's own clock."""
+    """Its spans, on the clock of the remote process."""
     clock: tuple[float, float] = (0.0, 0.0)
-    """That clock when it began and when it was done."""
+    """Start and end on that clock."""
 
 
 class RemoteWorker(Protocol):
     """A worker in another process."""
 
     def begin(self, held: Values, keys: Any) -> Callable[[], Values]:
-        """Starts the process if it is not there, and sets what the worker holds. Host environments
-        begin new episodes by `keys`, if given. The call that is returned waits for what the worker
-        holds then."""
+        """Starts the process if needed and sets the worker's state, without waiting.
+
+        Host environments begin new episodes with `keys`, if given. The returned function waits for
+        the worker and returns its state.
+        """
         ...
 
     def held(self) -> Values:
-        """What the worker holds by now."""
+        """The current state of the worker."""
         ...
 
     def run(
@@ -56,50 +58,52 @@ class RemoteWorker(Protocol):
         shared: Sequence[bool],
         beat: Callable[[], None],
     ) -> Reply:
-        """Runs a chain of its programs on what was taken; calls `beat` on signs of life. For each
-        channel that follows, `shared` says whether only a reference is wanted."""
+        """Runs a chain of its programs on these inputs; calls `beat` on signs of life.
+
+        `shared` says for each following channel whether to return only a reference.
+        """
         ...
 
 
 class RemoteWorkers(Protocol):
-    """Reaches the workers of other processes."""
+    """Access to the workers of other processes."""
 
     def share(self, values: Values) -> Payload:
-        """Puts values where every process finds them; what is returned stands for them."""
+        """Makes values available to every process and returns a reference to them."""
         ...
 
     def fetch(self, payload: Payload) -> Values:
-        """The values that a payload holds or stands for."""
+        """The values of a payload or reference."""
         ...
 
     def worker(self, name: str) -> RemoteWorker:
-        """A worker that is not in this process."""
+        """A worker of another process."""
         ...
 
     def stop(self) -> None:
-        """The run ends: nobody waits for another process any more."""
+        """Ends all waits for other processes, because the run is ending."""
         ...
 
     def close(self) -> None:
-        """Ends every process; safe to call twice."""
+        """Stops every process; safe to call twice."""
         ...
 
 
 class RemoteChain:
-    """A chain of a worker's programs, run in its process."""
+    """A chain of a worker's programs, run in another process."""
 
     def __init__(self, name: str, remote: RemoteWorker, chain: int, shared: list[bool]) -> None:
         self.name = name
         self.seconds: dict[str, float] = {}
         self.calls = 0
         self.inside = 0.0
-        """Seconds that the process was at work, of all that it was waited for."""
+        """Seconds that the process computed, without the time of messages."""
         self._remote, self._chain, self._shared = remote, chain, shared
 
     def run(
         self, payloads: Sequence[Payload], beat: Callable[[], None], track: Track
     ) -> list[Payload]:
-        """What goes to the channels that follow."""
+        """Runs the chain and returns one payload for each following channel."""
         called = time.perf_counter()
         reply = self._remote.run(self._chain, payloads, self._shared, beat)
         answered = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a runtime says of some iterations."""
+"""The report of a runtime on a number of iterations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,64 +11,64 @@ from dovetail.telemetry.spans import Span
 
 
 class UpdatePart(NamedTuple):
-    """Who made a part of what an update took."""
+    """The origin of one actor's part of an update."""
 
     actor: int
     turn: int
-    """The number of the actor's unroll; one follows the other unless something was dropped."""
+    """The number of the actor's unroll; consecutive unless unrolls were dropped."""
     staleness: int
-    """How many versions old the weights were."""
+    """Staleness of the weights, in versions."""
 
 
 class Tapped(NamedTuple):
-    """What the graph's tap shows of one update."""
+    """The tapped values of one update."""
 
     values: Sequence[Any]
     parts: Sequence[UpdatePart] = ()
-    """Who made each of the equal parts of the values, in the order of their environments; empty
-    where the newest weights made all of it, in one place."""
+    """The origin of each equal part of the values, in the order of the environments; empty if the
+    latest weights produced all of them on one worker."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What some iterations did, and the states that they ended with."""
+    """The results of some iterations, and access to the states after them."""
 
     iterations: int
     metrics: dict[str, Any]
     """Sums over the iterations; scalars, or [seeds]."""
     episodes: list[Any]
-    """Counts, returns and lengths of finished episodes, per environment."""
+    """Number, returns and lengths of finished episodes, per environment."""
     state: Callable[..., Any]
-    """Gives the learner's state after them. What a replay holds changes while a run goes on:
-    `state(replay=False)` may leave it out, with None for its arrays."""
+    """Returns the state after them. A replay keeps changing during a run, so `state(replay=False)`
+    may return None for its arrays."""
     actor: Callable[[], Any]
-    """Puts the actors' state after them together."""
+    """Returns the actors' state after them."""
     measures: dict[str, float] = field(default_factory=dict)
-    """What the workers and links measured: staleness, waits, the size of acting's batches."""
+    """Measures of workers and links: staleness, restarts, the batch size of acting."""
     spans: Mapping[str, list[Span]] = field(default_factory=dict)
-    """What each worker did since the report before, on this process's clock."""
+    """The spans of each worker since the last report, on the clock of this process."""
     dropped_spans: int = 0
-    """Of all so far, those that a full buffer forgot."""
+    """Total number of spans lost to a full buffer so far."""
     finite: bool = True
-    """Whether every number is finite in the watched leaves of the state."""
+    """Whether all watched leaves of the state are finite."""
     taps: Sequence[Tapped] = ()
-    """Of each iteration, if the graph has a tap."""
+    """One per iteration, if the graph has a tap."""
 
 
 class Pending(Protocol):
-    """Iterations that are on their way."""
+    """Iterations in progress."""
 
     def wait(self) -> Report:
-        """Waits until they are done; raises what ended them, naming the worker."""
+        """Waits for them; raises the error of a failed worker, naming it."""
         ...
 
 
 def all_finite(leaves: Sequence[Any], watched: Sequence[int]) -> bool:
-    """Whether no watched leaf of floats has a NaN or an infinity in it."""
+    """Whether the watched floating-point leaves contain no NaN or infinity."""
     floats = [leaves[i] for i in watched if jnp.issubdtype(leaves[i].dtype, jnp.floating)]
     return all(np.isfinite(np.asarray(x)).all() for x in floats)
 
 
 def sums(rows: list[list[Any]]) -> list[Any]:
-    """Every column summed."""
+    """Sums the rows elementwise."""
     return [np.sum([np.asarray(x) for x in column], axis=0) for column in zip(*rows, strict=True)]

@@ -1,4 +1,4 @@
-"""From a plan to workers: which programs each runs, in which order, and what it takes and puts."""
+"""Derives the schedule of every worker from the plan: its takes, programs and puts, in order."""
 
 from collections.abc import Collection
 from itertools import groupby
@@ -17,7 +17,7 @@ from dovetail.runtime.worker import Chain, Operation, Put, RunningWorker, RunPro
 
 
 class Workers:
-    """The workers of a plan, the channels between them, and the programs that they run."""
+    """The workers of a plan, their programs, and the channels between them."""
 
     def __init__(
         self,
@@ -28,15 +28,17 @@ class Workers:
         host: RemoteWorkers | None = None,
         here: Collection[str] | None = None,
     ) -> None:
-        """`here` names the workers of this process, `host` reaches the others; without it only
-        those here are made, for a process that is not the home side's."""
+        """`here` names the workers of this process; `host` connects to the others.
+
+        Without `host`, only the workers `here` are created, as in a process without the home side.
+        """
         self._graph, self._plan = graph, plan
         self._host, self._here = host, here
         self._home = home_of(graph, plan)
         self.channels = Channels(graph, plan)
         self.programs = Programs(graph, plan, env, patience)
         self.remote: list[tuple[RemoteChain, RunningWorker]] = []
-        """What other processes run, each with its worker here."""
+        """The chains that other processes run, each with its worker here."""
         self.all: list[RunningWorker] = []
         for worker in plan.workers:
             nodes = hosted(graph, plan, worker.name)
@@ -45,7 +47,7 @@ class Workers:
 
     @property
     def home(self) -> RunningWorker:
-        """The worker of the home side: an update is one of its turns."""
+        """The worker of the home side; one of its turns is one update."""
         return next(worker for worker in self.all if worker.name == self._home)
 
     @property
@@ -54,7 +56,7 @@ class Workers:
         return len(self.all) == 1
 
     def close(self) -> None:
-        """Wakes who waits, and ends the environments."""
+        """Closes the channels, the environments and the programs."""
         self.channels.close()
         self.programs.close()
 
@@ -62,7 +64,7 @@ class Workers:
         return self._here is None or worker in self._here
 
     def _worker(self, name: str, nodes: list[Node]) -> RunningWorker:
-        """A worker that hosts these nodes."""
+        """Creates a worker that hosts these nodes."""
         copies = copies_on(self._graph, self._plan, name)
         away = None
         if self._host is not None and not self._is_here(name):
@@ -76,7 +78,7 @@ class Workers:
         return worker
 
     def _slots(self, copies: Collection[str]) -> list[Slots]:
-        """What a worker with these sides holds from one iteration to the next."""
+        """The state that a worker with these sides holds between iterations."""
         state = self._graph.state
         pairs = zip(state.inputs, state.outputs, strict=True)
         own = [pair for pair in pairs if pair[0].side in copies]
@@ -85,13 +87,13 @@ class Workers:
         return [Slots(state.tree, taken, made)] + ([self._graph.actor] if acts else [])
 
     def _schedule(self, worker: RunningWorker, nodes: list[Node]) -> list[Operation]:
-        """What a worker does in an iteration, as if it were here."""
+        """The operations of one turn, as if the worker ran in this process."""
         taken = set[int]()
         groups = self._groups(worker.name, nodes)
         schedule: list[Operation] = self._puts("state", worker)
         for node in self._graph.nodes:
             group = groups.get(node.name, [])
-            if not group:  # it is elsewhere, or compiled with one before it
+            if not group:  # on another worker, or compiled with an earlier node
                 continue
             for part in group:
                 schedule += self._takes(part, worker, taken)
@@ -101,7 +103,7 @@ class Workers:
         return schedule + self._reports(worker)
 
     def _takes(self, node: Node, worker: RunningWorker, taken: set[int]) -> list[Operation]:
-        """What a node needs of other workers, and nothing has `taken` yet."""
+        """The takes of a node, except for edges already in `taken`; adds its own to it."""
         graph, found = self._graph, list[Operation]()
         for i, channel in self.channels.of_edge.items():
             edge = graph.edges[i]
@@ -114,7 +116,7 @@ class Workers:
         return found
 
     def _puts(self, source: str, worker: RunningWorker) -> list[Operation]:
-        """What is sent to other workers once a node has run, or of the state as it came in."""
+        """The puts after a node has run; for "state", those of the incoming state."""
         graph, found = self._graph, list[Operation]()
         for i, channel in self.channels.of_edge.items():
             edge = graph.edges[i]
@@ -127,7 +129,7 @@ class Workers:
         return found
 
     def _reports(self, worker: RunningWorker) -> list[Operation]:
-        """What ends an iteration: copies that act tell the home side of their environments."""
+        """The end of a turn: acting copies report on their environments to the home side."""
         report = self.channels.report
         if report is None:
             return []
@@ -137,7 +139,7 @@ class Workers:
         return [Take(report, 0, arrives=True, report=True)] if worker.name == self._home else []
 
     def _groups(self, worker: str, nodes: list[Node]) -> dict[str, list[Node]]:
-        """By the name of the first, the nodes that are compiled into one program on a worker."""
+        """The nodes compiled into one program, by the name of the first."""
         together = self._plan.programs(worker)
         found: dict[str, list[Node]] = {}
         for node in nodes:
@@ -148,7 +150,7 @@ class Workers:
         return found
 
     def _run(self, group: list[Node], worker: RunningWorker) -> RunProgram:
-        """Runs nodes that are compiled together."""
+        """Builds the program of nodes that are compiled together."""
         first = group[0]
         whole = first if len(group) == 1 else compiled_together(group, self._graph)
         if isinstance(whole, Fragment) and first.side not in self._graph.acting:
@@ -159,7 +161,7 @@ class Workers:
         return RunProgram(program, noted=isinstance(program, HostUnroll))
 
     def _bundles(self, whole: Fragment, group: list[Node], worker: RunningWorker) -> list[Bundle]:
-        """What of the state a program takes and makes as one array: what it alone makes."""
+        """The bundles of state that only this program writes."""
         if worker.away is not None or len(self._plan.worker(worker.name).devices) > 1:
             return []
         read = {v.id for node in self._graph.nodes if node not in group for v in node.inputs}
@@ -168,7 +170,7 @@ class Workers:
     def _chains(
         self, schedule: list[Operation], worker: RunningWorker, away: RemoteWorker
     ) -> list[Operation | Chain]:
-        """A schedule whose programs between two channels run in the worker's process."""
+        """Replaces the programs between two channels by one call to the worker's process."""
         made: list[Operation | Chain] = []
         for number, chain in enumerate(chains_of(schedule)):
             made += chain.takes
@@ -181,19 +183,18 @@ class Workers:
 
 
 class ChainOf:
-    """Programs that follow each other without a channel between them, and the channels round
-    them."""
+    """Consecutive programs without a channel in between, with the channels around them."""
 
     def __init__(self, takes: list[Take]) -> None:
         self.takes = takes
-        """What is taken before them."""
+        """The takes before them."""
         self.runs: list[RunProgram] = []
         self.puts: tuple[Put, ...] = ()
-        """What is put after them."""
+        """The puts after them."""
 
 
 def chains_of(schedule: list[Operation]) -> list[ChainOf]:
-    """The chains of a schedule, the same in every process."""
+    """Splits a schedule into chains. Every process must get the same chains: they are numbered."""
     found: list[ChainOf] = []
     takes: list[Take] = []
     state_puts: list[Put] = []

@@ -1,13 +1,12 @@
-"""Iterations of a single step each: one compiled call and one step of the environments, in turn.
+"""Runs iterations of a single step: one compiled call and one environment step, alternating.
 
-Where an unroll is one step long, what surrounds the learner's program (programs of their own for
-what comes before the unroll and for acting, the buffers of an unroll, a record of every iteration)
-costs more than the program. Here one program does all that is compiled: it learns from the step
-that was taken, and says at once what to do next, with the weights that it has just learned. All
-that it keeps is changed in place, and metrics are summed where they are made.
+If an unroll is one step long, the overhead around the learner's program (separate programs before
+the unroll and for acting, unroll buffers, a record of every iteration) costs more than the program
+itself. Here one program does everything: it learns from the last step and chooses the next action
+with the new weights. It updates its state in place and sums the metrics on the device.
 
-It is a loop of its own, beside the one of `host.py`, because its program learns between a step and
-the next act: in that loop the two are calls of their own, and DQN takes 1.5 to 2 times as long.
+This is a separate loop from `host_unroll.py` because its program learns between a step and the next
+act. In that loop these are separate calls, and DQN takes 1.5 to 2 times as long.
 """
 
 import time
@@ -32,12 +31,15 @@ from dovetail.telemetry.spans import COMPUTE, WAIT, Track
 from dovetail.trajectory import Timestep, Trajectory
 
 NOTED = 256
-"""Steps whose spans are noted together."""
+"""Number of steps that share one span."""
 
 
 def single_steps(graph: Graph, plan: Plan, env: Env) -> bool:
-    """Whether a plan can be run so: one worker that steps host environments itself, one unroll of
-    one step, and nothing carried from one step to the next."""
+    """Whether a plan can run this way.
+
+    It needs one worker that steps host environments itself, one unroll of one step, and acting
+    without a carry.
+    """
     if env.host is None or env.jax is not None or len(graph.unrolls) != 1 or plan.processes:
         return False
     [unroll] = graph.unrolls
@@ -56,8 +58,7 @@ def _acting(unroll: Unroll) -> ActProgram:
 
 
 class Seen:
-    """The values that the environments make, of which those that somebody reads lie in one piece of
-    memory."""
+    """The values that the environments produce; those that are read share one memory block."""
 
     def __init__(self, graph: Graph, unroll: Unroll) -> None:
         self.row: Trajectory = unroll.trajectory_tree.unflatten(unroll.trajectory)
@@ -65,7 +66,7 @@ class Seen:
         self.actor: ActorState = graph.actor.tree.unflatten(unroll.actor_outputs)
 
     def values(self) -> list[Value]:
-        """Those that lie there."""
+        """The values in the memory block."""
         made = ("observation", "reward", "terminated", "truncated", "first", "valid")
         rows = [leaf for name in made for leaf in jax.tree.leaves(getattr(self.row, name))]
         finals = jax.tree.leaves(self.row.next_observation)
@@ -79,7 +80,7 @@ def _slab(graph: Graph, unroll: Unroll) -> Slab | None:
 
 
 class StepRun:
-    """The one worker of such a plan, in the caller's thread."""
+    """The only worker of such a plan, in the caller's thread."""
 
     def __init__(
         self, graph: Graph, plan: Plan, env: Env, patience: float, tell: Callable[[str], None]
@@ -105,39 +106,39 @@ class StepRun:
         self._watchdog = Watchdog([self._watch], patience, tell)
         self._watched: Sequence[int] = ()
         self.seconds = {self._name: 0.0, self._step_name: 0.0}
-        """Seconds spent so far, by what was done."""
+        """Seconds spent so far, by program."""
         self._bundles: list[Bundle] = []
         self._alone: list[Value] = []
         self._recorded = [graph.state.inputs[i] for i in graph.data]
         self._data: list[Any] = []
         """Recorded steps, which the program only reads."""
         self._held: Any = None
-        """(the state together, what was chosen to be done, the sums of metrics)"""
+        """(packed state, words of the chosen action, sums of metrics)."""
         self._chosen = False
-        """Whether what is done first is chosen already."""
+        """Whether the first action is already chosen."""
         self._keys: Any = None
-        """The actors'; programs take their words, for a key costs a call more than an array."""
+        """The actors' keys. Programs take their words: passing a key costs more than an array."""
         self._impl: Any = None
-        """What makes keys of words again: the actors', and by their numbers the state's."""
+        """Key implementations, to rebuild keys from words: of the actors, and of state values."""
         self._impls: dict[int, Any] = {}
         self._number = np.zeros(0, np.int32)
         self._steps = 0
         self._totals: list[np.ndarray] = []
-        """Return and length so far of every environment's episode."""
+        """Running return and length of every environment's episode."""
         self._episodes: list[np.ndarray] = []
-        """Number, returns and lengths of those that ended, since the last report."""
+        """Number, returns and lengths of episodes finished since the last report."""
         self._tapped: list[Tapped] = []
-        """What the graph's tap showed of each step since the last report."""
+        """The tapped values of each step since the last report."""
         self._call: Any = jax.jit(self._turn, donate_argnums=0)
         self._choose: Any = jax.jit(self._first_choice)
         self._copied: Any = jax.jit(self._copies)
         self._memory, arrays = slab.buffers()
         self._now: Timestep = jax.tree.map(lambda v: arrays[v.id], self._seen.actor.timestep)
-        """What the environments show, in that memory."""
+        """The current timestep, as views of the memory block."""
         self._row = HostRow(self._seen, arrays, self._now)
 
     def compile(self, state: Any, actor: Any) -> None:
-        """Compiles by one call on zeros, of a state like this."""
+        """Compiles by one call on zeros with the shapes of this state."""
         self._arrange(jax.tree.leaves(state))
         zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
         held, keys = self._together(zeros), jnp.zeros(actor.keys.shape, actor.keys.dtype)
@@ -155,8 +156,10 @@ class StepRun:
         first_turn: int,
         watched: Sequence[int] = (),
     ) -> Any:
-        """Sets what the next iteration starts from, and begins an episode in every environment;
-        returns the actors' state with what these show."""
+        """Sets the states of the next iteration and begins an episode in every environment.
+
+        Returns the actors' state with the first observations.
+        """
         self._arrange(jax.tree.leaves(state))
         self._watched, self._chosen = watched, False
         self._keys, self._impl = actor.keys, jax.random.key_impl(actor.keys)
@@ -173,14 +176,14 @@ class StepRun:
         return begun
 
     def refill(self, data: Sequence[Any]) -> None:
-        """Sets the recorded steps that the next iterations draw from."""
+        """Replaces the recorded steps that iterations sample."""
         self._data = list(data)
 
     def warm_up(self) -> None:
-        """Nothing is left to compile."""
+        """Does nothing: `compile` has compiled everything."""
 
     def advance(self, iterations: int) -> "Done":
-        """That many iterations."""
+        """Runs that many iterations before it returns."""
         watch, track = self._watch, self._track
         watch.begin()
         if track.paused is not None:
@@ -200,7 +203,7 @@ class StepRun:
         return Done(report)
 
     def _go(self, iterations: int) -> None:
-        """Some iterations, whose spans are noted together."""
+        """Runs some iterations and records them as one span per program."""
         clock, call, step, watch = time.perf_counter, self._call, self._stepper.step, self._watch
         words, unpack = jax.random.key_data(self._keys), self._acting.unpack
         given = self._data, words, self._memory
@@ -218,7 +221,7 @@ class StepRun:
             stepping += between - before
             self._write(after)
             held, tapped = call(self._held, *given)
-            action = self._acting.action(unpack(held[1]))  # waits until it is done
+            action = self._acting.action(unpack(held[1]))  # blocks until the call is done
             self._held = held
             if tapped:
                 self._tapped.append(Tapped(tapped))
@@ -235,7 +238,7 @@ class StepRun:
         self._track.add(COMPUTE, f"{self._unroll.name}.record", began + spent, whole - spent)
 
     def _write(self, after: Any) -> None:
-        """Puts a step where the program looks for it, and counts episodes that ended."""
+        """Writes a step into the memory that the program reads, and counts finished episodes."""
         row = self._row
         for place, leaf in row.before:
             place[...] = leaf
@@ -266,7 +269,7 @@ class StepRun:
             lengths[done] = 0
 
     def _report(self, iterations: int) -> Report:
-        """What some iterations did; what the program changes in place is copied."""
+        """The report; copies the state, since the program updates it in place."""
         graph, (together, made, sums) = self._graph, self._held
         self._held = together, made, self._no_metrics()
         copied = self._copied(together)
@@ -299,7 +302,7 @@ class StepRun:
         )
 
     def _copies(self, together: Sequence[Any]) -> dict[int, Any]:
-        """What the program changes in place, but for replays, as arrays of their own."""
+        """Copies of the state values, except replays."""
         found = self._apart(together, [None] * len(self._recorded))
         sides = {value.id: value.side for value in self._graph.state.inputs}
         return {
@@ -320,16 +323,16 @@ class StepRun:
         return ActorState(env=(), timestep=timestep, carry=(), keys=self._keys, **arrays)
 
     def status(self) -> list[dict[str, Any]]:
-        """What the one worker is at."""
+        """The current activity of the only worker."""
         return [self._watch.status()]
 
     def close(self) -> None:
-        """Ends the watch and the environments; safe to call twice."""
+        """Stops the watchdog and closes the environments; safe to call twice."""
         self._watchdog.close()
         self._actor_envs.close()
 
     def _arrange(self, leaves: Sequence[Any]) -> None:
-        """Decides which arrays of the state are held together."""
+        """Decides which arrays of the state are packed."""
         self._bundles = bundles_of_state(self._graph, leaves)
         packed = {value.id for bundle in self._bundles for value in bundle.taken}
         packed |= {value.id for value in self._recorded}
@@ -342,14 +345,14 @@ class StepRun:
         }
 
     def _together(self, leaves: Iterable[Any]) -> list[Any]:
-        """The state as it is held."""
+        """Packs the leaves of the state; keys become words."""
         found = dict(zip((v.id for v in self._graph.state.inputs), leaves, strict=True))
         packed = [bundle.pack([found[v.id] for v in bundle.taken]) for bundle in self._bundles]
         alone = [(found[value.id], value.id in self._impls) for value in self._alone]
         return [*packed, *(jax.random.key_data(x) if is_key else x for x, is_key in alone)]
 
     def _apart(self, held: Sequence[Any], data: Sequence[Any]) -> dict[int, Any]:
-        """The values of the state by their numbers."""
+        """Inverse of `_together`: the values of the state by number."""
         found = dict(zip((value.id for value in self._recorded), data, strict=True))
         for bundle, array in zip(self._bundles, held, strict=False):
             numbers = (value.id for value in bundle.taken)
@@ -363,7 +366,7 @@ class StepRun:
         return jnp.zeros(len(self._graph.metrics))
 
     def _turn(self, held: Any, data: Any, words: jax.Array, memory: Any) -> Any:
-        """Learns from the step that was taken, then chooses what to do next."""
+        """Learns from the last step, then chooses the next action; compiled."""
         together, made, sums = held
         graph = self._graph
         seen = self._read(memory)
@@ -379,7 +382,7 @@ class StepRun:
         return (together, self._choice(state, words, seen), sums), tapped
 
     def _first_choice(self, held: Any, data: Any, words: jax.Array, memory: Any) -> jax.Array:
-        """What is done first, before anything was learned."""
+        """Chooses the first action, before any learning; compiled."""
         values = self._apart(held, data)
         state = [values[value.id] for value in self._graph.state.inputs]
         return self._choice(state, words, self._read(memory))
@@ -395,14 +398,14 @@ class StepRun:
         return self._acting.choose([values[v.id] for v in self._unroll.inputs], at, own)
 
     def _read(self, memory: Any) -> dict[int, Any]:
-        """The values that lie in the memory."""
+        """The values in the memory block."""
         bundle = self._slab.bundle(self._seen.values())
         assert bundle is not None
         numbers = (value.id for value in bundle.taken)
         return dict(zip(numbers, bundle.unpack(memory), strict=True))
 
     def _trajectory(self, made: jax.Array, seen: dict[int, Any]) -> dict[int, Any]:
-        """The values of the unroll that somebody reads."""
+        """The values of the unroll that are read, each [1, B, …]."""
         row, live = self._seen.row, self._seen.live
         extras = zip(jax.tree.leaves(row.extras), jax.tree.leaves(live.extras), strict=True)
         chosen = [*jax.tree.leaves(row.action), *(value for value, is_live in extras if is_live)]
@@ -416,18 +419,18 @@ class StepRun:
 
 
 class Done:
-    """Iterations that have been done."""
+    """Finished iterations."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
 
     def wait(self) -> Report:
-        """What they did."""
+        """Returns the report immediately."""
         return self._report
 
 
 class HostRow:
-    """Where the host puts what a step led to."""
+    """Views into the memory block to which the host writes a step."""
 
     def __init__(self, seen: Seen, arrays: dict[int, np.ndarray], now: Timestep) -> None:
         def of(tree: Any) -> list[np.ndarray]:
@@ -437,12 +440,12 @@ class HostRow:
         [self.reward], [self.terminated] = of(row.reward), of(row.terminated)
         [self.truncated], [self.valid] = of(row.truncated), of(row.valid)
         self.shown: list[Any] = _leaves(now.observation)
-        """What the environments show."""
+        """The current observation."""
         self.last_reward: Any = now.reward
         self.begins: Any = now.first
         pairs = zip(of((row.observation, row.first)), [*self.shown, now.first], strict=True)
         self.before: list[tuple[np.ndarray, Any]] = list(pairs)
-        """What they showed when they were acted on: to be kept before they show something else."""
+        """(row, current) pairs to copy before the current timestep is overwritten."""
         finals = enumerate(jax.tree.leaves(row.next_observation))
         self.next_observation = [
             (arrays[value.id][0], i) for i, value in finals if value.id in arrays
@@ -452,12 +455,12 @@ class HostRow:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """Its leaves; of a bare array, the common case, without walking a tree."""
+    """The leaves of a tree; a bare array, the common case, skips the tree walk."""
     return [tree] if isinstance(tree, np.ndarray) else jax.tree.leaves(tree)
 
 
 def _run(fragments: Sequence[Fragment], values: dict[int, Any]) -> None:
-    """Evaluates fragments, one after the other."""
+    """Evaluates fragments in order."""
     for fragment in fragments:
         found = jaxpr_as_fun(fragment.program)(*[values[v.id] for v in fragment.inputs])
         values.update(zip((v.id for v in fragment.outputs), found, strict=True))

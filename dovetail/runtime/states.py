@@ -1,4 +1,4 @@
-"""The state of every side, as workers hold it: given out, and put together again."""
+"""Distributes the state of every side to the workers and collects it again."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,20 +22,19 @@ from dovetail.runtime.schedule import Workers
 from dovetail.runtime.worker import RunningWorker
 
 AGAIN_SECONDS = 10.0
-"""How long a worker whose process is gone is waited for, before what it last saved counts."""
+"""How long to wait for a lost worker before falling back to its last saved state."""
 
 
 class States:
-    """What the workers of a plan hold."""
+    """The state that the workers of a plan hold."""
 
     def __init__(self, graph: Graph, plan: Plan, env: Env, workers: Workers) -> None:
         self._graph, self._plan, self._env, self._workers = graph, plan, env, workers
         self.copies: list[list[Any]] = []
-        """The leaves of the actors' state, of each copy, as the last update knew it."""
+        """For each acting copy, the leaves of its state as of the last update."""
         self._keys: Any = None
         self._saved: dict[str, Values] = {}
-        """By worker in another process, what it held of the state at the start, or at the last
-        checkpoint."""
+        """For each worker in another process, its state at the start or at the last checkpoint."""
         self._hosts = {
             side: [
                 w for name in workers_of(graph, plan, side) for w in workers.all if w.name == name
@@ -44,7 +43,7 @@ class States:
         }
 
     def split(self, actor: ActorState, episode_keys: jax.Array) -> None:
-        """Sets the state of each copy that acts, and by which keys episodes begin."""
+        """Splits the actors' state among the acting copies; sets the keys for new episodes."""
         self._keys = episode_keys
         copies, parts = self._plan.copies_of(*self._graph.acting), [actor]
         if copies > 1:
@@ -57,11 +56,11 @@ class States:
         return slice(copy * size, (copy + 1) * size)
 
     def acts(self, worker: RunningWorker) -> int | None:
-        """Which copy that acts a worker hosts; None if it does not act."""
+        """The index of the acting copy on a worker; None if it does not act."""
         return next((worker.copies[s] for s in self._graph.acting if s in worker.copies), None)
 
     def give(self, worker: RunningWorker, state: Any) -> None:
-        """Gives a worker what it holds of the state, and of the actors'."""
+        """Gives a worker its part of the state and of the actors' state."""
         leaves = jax.tree.leaves(state)
         own = self._own(worker, leaves)
         worker.held = {}
@@ -78,7 +77,7 @@ class States:
             self._set_actor(worker, self.copies[copy])
 
     def _own(self, worker: RunningWorker, leaves: Sequence[Any]) -> Values:
-        """A worker's part of the state: of a table in several copies, one of them."""
+        """A worker's part of the state; for a table with several copies, one shard."""
         found: Values = {}
         for value, leaf in zip(self._graph.state.inputs, leaves, strict=True):
             if value.side in worker.copies:
@@ -92,13 +91,13 @@ class States:
         return side in self._graph.tables and self._plan.copies_of(side) > 1
 
     def _copied(self, own: Values) -> Values:
-        """With arrays of its own where a table changes them in place."""
+        """Copies the arrays of tables: programs donate these, and the caller keeps its own."""
         sides: dict[Key, Side] = {v.id: v.side for v in self._graph.state.inputs}
         tables = self._graph.tables
         return {n: jnp.copy(x) if sides[n] in tables else x for n, x in own.items()}
 
     def refill(self, data: Sequence[Any]) -> None:
-        """Sets the recorded steps that the next iterations draw from."""
+        """Replaces the recorded steps that iterations sample."""
         home = self._workers.home
         devices = [jax.devices()[i] for i in self._plan.worker(home.name).devices]
         if len(devices) > 1:
@@ -110,8 +109,10 @@ class States:
         home.held |= dict(zip(numbers, data, strict=True))
 
     def set_up(self, worker: RunningWorker, attempt: int) -> Callable[[], None]:
-        """Begins to set a worker up: its process, with what it last held of the state, and its
-        environments, with new episodes on the host. What it returns waits until that is done."""
+        """Starts to set up a worker: its process with its last saved state, and its environments.
+
+        Host environments begin new episodes. The returned function waits until this is done.
+        """
         keys = self._episode_keys(worker, attempt)
         if worker.away is not None:
             coming = worker.away.begin(self._saved[worker.name] | self._actor_held(worker), keys)
@@ -140,7 +141,7 @@ class States:
         return {value.id: worker.held[value.id] for value in self._graph.actor.inputs}
 
     def _heard(self, worker: RunningWorker, held: Values) -> None:
-        """What a worker in another process said that it holds."""
+        """Stores the actor state that a worker in another process has reported."""
         if self.acts(worker) is not None:
             self._keep_actor(worker, [held[value.id] for value in self._graph.actor.inputs])
 
@@ -158,8 +159,10 @@ class States:
         worker.held |= dict(zip(numbers, leaves, strict=True))
 
     def whole(self, leaves: list[Any]) -> Any:
-        """The state of these leaves, with what is not the home side's as it is held by now: that is
-        the state's only while nothing goes on."""
+        """The whole state: the home side's `leaves`, and the current parts of other sides.
+
+        It is consistent only while no turn is running.
+        """
         home, parts = self._graph.home, dict[Side, list[Values]]()
         for side, workers in self._hosts.items():
             if side != home:
@@ -176,7 +179,7 @@ class States:
         return parts[0][number]
 
     def _held_now(self, worker: RunningWorker) -> Values:
-        """What a worker holds of the state by now; of one in another process it is kept."""
+        """The current state of a worker; if it is in another process, also saves it."""
         if worker.away is None:
             return worker.all_held()
         deadline = time.monotonic() + AGAIN_SECONDS
@@ -184,7 +187,7 @@ class States:
             try:
                 held = {number: _array(leaf) for number, leaf in worker.away.held().items()}
                 break
-            except WorkerLost:  # its thread sets it up again, if it has more to do
+            except WorkerLost:  # its own thread restarts it, if it has more turns
                 if time.monotonic() > deadline:
                     return self._saved[worker.name]
                 time.sleep(LOOK_SECONDS)
@@ -192,7 +195,7 @@ class States:
         return held
 
     def actor(self, copies: list[list[Any]]) -> Any:
-        """The actors' state, of all copies."""
+        """Joins the actors' state of all copies."""
         if len(copies) == 1:
             return self._graph.actor.tree.unflatten(copies[0])
         device = jax.local_devices()[0]

@@ -1,7 +1,7 @@
-"""Workers that fail, and what is done about it, whatever host they are on.
+"""Recovery from failed workers, the same for every host.
 
-Environments and workers in other processes that fail are set up again, with a limit and a growing
-pause; a home side that fails ends the run.
+Failed environments and failed workers in other processes are set up again, with exponential backoff
+and a limit. A failure of the home side ends the run.
 """
 
 import threading
@@ -19,23 +19,23 @@ from dovetail.runtime.remote import WorkerLost
 from dovetail.runtime.worker import RunningWorker
 
 RESTARTS = 5
-"""How often a worker is set up again before its failure ends the run."""
+"""Maximum number of recent restarts of a worker before its failure ends the run."""
 CALM_SECONDS = 60.0
-"""After so long without a failure a worker's restarts are forgotten."""
+"""Seconds without a failure after which earlier restarts no longer count."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds before a restart: doubled from one to the next."""
+"""Backoff in seconds, doubled with each restart."""
 GRACE = 3.0
-"""Seconds that a worker has more than its environments' processes to say what is wrong."""
+"""Extra seconds for a worker, so that its environment processes report their own hang first."""
 LOST = ", with what it held at the last checkpoint: what came later is lost"
-"""What is told of a worker that held a part of the state."""
+"""Added to the message about a worker that held a part of the state."""
 
 
 class WorkerFailed(UserError):
-    """A worker raised something; `__cause__` is what."""
+    """A worker failed; `__cause__` is its exception."""
 
 
 class Restarts:
-    """How often something was set up again, and how long to pause before the next time."""
+    """Counts the restarts of one worker and computes the backoff."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -43,27 +43,27 @@ class Restarts:
         self._since = time.monotonic()
 
     def failed(self) -> None:
-        """What had worked failed; earlier failures are forgotten if that was long ago."""
+        """Records a failure; forgets earlier ones if the worker ran long enough."""
         if time.monotonic() - self._since > CALM_SECONDS:
             self._recent = 0
 
     def works(self) -> None:
-        """It was set up again."""
+        """Records a successful restart."""
         self._since = time.monotonic()
 
     def allowed(self) -> bool:
-        """Counts a restart; False if there were too many."""
+        """Counts a restart; False if there were too many recently."""
         self._recent += 1
         self.total += 1
         return self._recent <= RESTARTS
 
     def pause(self) -> float:
-        """Seconds to wait."""
+        """Seconds to wait before the restart."""
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._recent - 1))
 
 
 class Recovery:
-    """Sets workers up, and again when they fail."""
+    """Sets up workers, and again when they fail."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Recovery:
         stopping: threading.Event,
         tell: Callable[[str], None],
     ) -> None:
-        """`set_up` begins to set a worker up, by the number of its restarts so far; what it returns
-        waits until that is done. Once `stopping` is set, nobody is set up again."""
+        """`set_up(worker, restarts)` starts to set up a worker and returns a function that waits
+        for it. Once `stopping` is set, no worker is restarted."""
         self._graph, self._plan = graph, plan
         self._set_up, self._stopping, self._tell = set_up, stopping, tell
         self._home = home_of(graph, plan)
@@ -82,33 +82,33 @@ class Recovery:
 
     @property
     def restarts(self) -> int:
-        """Those of all workers, so far."""
+        """Total number of restarts of all workers."""
         return sum(restarts.total for restarts in self._restarts.values())
 
     def begin(self, worker: RunningWorker) -> None:
-        """Sets a worker's environments; a process that was killed meanwhile is started again."""
+        """Sets up a worker's environments; restarts a process killed in the meantime."""
         try:
             self._set_up(worker, 0)()
         except ProcessFailed as error:
-            if error.traceback:  # it raised, and would again
+            if error.traceback:  # the environment raised, and would again
                 raise
             self.recover(worker, error)
 
     def wait_for(self, worker: RunningWorker, coming: Callable[[], None]) -> None:
-        """Waits until a worker elsewhere is there; one that is lost meanwhile is started again."""
+        """Waits for a worker in another process; restarts it if it is lost in the meantime."""
         try:
             coming()
         except WorkerLost as error:
             self.recover(worker, error)
 
     def recover(self, worker: RunningWorker, error: Exception) -> None:
-        """Sets a worker up again, or raises the error for good."""
+        """Sets up a worker again, or raises the error if that is not allowed."""
         restarts = self._restarts[worker.name]
         failed: Exception | None = error
         restarts.failed()
         worker.watch.doing("setting up its environments")
         while failed is not None:
-            if isinstance(failed, ServerGone):  # whoever asks it again hears the same
+            if isinstance(failed, ServerGone):  # retrying cannot help
                 raise failed
             if not self._apart(worker) or self._stopping.is_set() or not restarts.allowed():
                 raise failed
@@ -129,21 +129,21 @@ class Recovery:
                 failed = again
 
     def _apart(self, worker: RunningWorker) -> bool:
-        """Whether what failed can be set up again without the state that it held."""
+        """Whether a worker can be set up again without the state it held in memory."""
         if worker.name == self._home:
             return steps_apart(self._graph, self._plan, worker.name)
         acts = any(side in worker.copies for side in self._graph.acting)
         return acts or worker.away is not None
 
     def _holds_state(self, worker: RunningWorker) -> bool:
-        """Whether a worker holds a part of the state that changes."""
+        """Whether a worker holds state that iterations change."""
         state = self._graph.state
         pairs = zip(state.inputs, state.outputs, strict=True)
         return any(old.side in worker.copies and old.id != new.id for old, new in pairs)
 
 
 def refuse_hung(watches: Sequence[Watch], patience: float) -> None:
-    """Raises that a worker hangs, or that each waits for another."""
+    """Raises `WorkerFailed` if a worker is stuck or all workers wait for each other."""
     limit = patience + GRACE
     if len(watches) > 1 and all(watch.waits and watch.quiet() > limit for watch in watches):
         waits = "; ".join(f"{watch.worker} waits for {watch.awaited}" for watch in watches)
@@ -157,7 +157,7 @@ def refuse_hung(watches: Sequence[Watch], patience: float) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """What an error says."""
+    """The message of an error, with its type unless it is a `UserError`."""
     if isinstance(error, UserError):
         return str(error)
     return f"{type(error).__name__}: {error}"

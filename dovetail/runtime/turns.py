@@ -1,9 +1,9 @@
-"""One unroll with host environments while it goes on: what acting takes, what steps lead to.
+"""The steps of one unroll with host environments: inputs of acting, and the recorded results.
 
-Environments at hand and those on other workers are recorded alike, as is what is bootstrapped where
-an episode is cut. The carry is one tree of all environments on the device, never on the host: every
-call of acting takes it and gives it back in the same memory, and where an episode begins a program
-of its own resets that slot.
+Environments on this worker and on others are recorded the same way, and so are bootstrap values at
+truncated episodes. The carry of all environments is one tree that stays on the device: every call
+of acting donates it and returns it in the same memory. A separate program resets the slots of
+beginning episodes.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from dovetail.trajectory import Timestep, Trajectory
 
 
 class Compiled:
-    """The compiled calls of an unroll with host environments, for all copies of the actor."""
+    """The compiled functions of an unroll with host environments, shared by all actors."""
 
     def __init__(self, unroll: Unroll) -> None:
         live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
@@ -31,7 +31,7 @@ class Compiled:
         self.acting = ActProgram(unroll, jax.tree.leaves(live.extras), observations)
         self.carries = unroll.carry_tree.num_leaves > 0
         self.own: Callable[[Any], Any] = jax.jit(lambda carry: jax.tree.map(jnp.copy, carry))
-        """A carry in memory of its own, which acting may write to."""
+        """Copies a carry into fresh memory, so that acting may donate it."""
         self.reset: Callable[[Any, np.ndarray], Any] = jax.jit(
             reset_function(unroll, slot_reset), donate_argnums=0
         )
@@ -60,11 +60,11 @@ class Turns:
         self.start = int(np.asarray(actor.step)[0])
         self.weights = acting.weights(unroll.act_inputs(inputs))
         self.words = acting.words(actor.keys, self.start) if acting.random else None
-        """Of every environment's key at each step, [T, B, …]."""
+        """The key of every environment at each step, as words [T, B, …]."""
         self.number = as_host(actor.timestep.number)
         self.reward = np.array(actor.timestep.reward)
-        """What acting sees of the last step."""
-        # What the unroll begins with is another's too: a checkpoint's, or that of a second attempt.
+        """The rewards of the last step, as acting sees them."""
+        # A checkpoint or a retry may still need the initial carry, so do not donate it.
         self.carry = compiled.own(actor.carry) if compiled.carries else actor.carry
         self._actor, self._compiled = actor, compiled
         self._valued = unroll.bootstrap_inputs(inputs)
@@ -76,7 +76,7 @@ class Turns:
         self._begin()
 
     def _begin(self) -> None:
-        """Writes what the environments show before the first step."""
+        """Writes the observations and carries before the first step."""
         rows, before = self.rows, self._actor
         buffers: Any = rows.trajectory
         copy_into(jax.tree.map(lambda x: x[0], buffers.observation), before.timestep.observation)
@@ -88,7 +88,7 @@ class Turns:
             buffer[...] = 0
 
     def record(self, share: BufferPart, t: int, after: Any) -> None:
-        """Writes step `t` of some environments, and what they show afterward."""
+        """Writes step `t` of the environments in `share`, and their next observations."""
         reward, begins = after.reward, after.first
         share.rewards[t] = reward
         share.terminations[t] = after.terminated
@@ -112,11 +112,11 @@ class Turns:
         self.reward[share.part] = reward
 
     def reset(self, first: np.ndarray) -> None:
-        """Resets the carries of environments [B] whose episode begins."""
+        """Resets the carries where an episode begins; `first` is a mask [B]."""
         self.carry = self._compiled.reset(self.carry, first)
 
     def finish(self, env: Any) -> ActorState:
-        """Writes what follows the last step; returns what the next unroll begins with."""
+        """Writes the final timestep and bootstrap; returns the state for the next unroll."""
         rows, before = self.rows, self._actor
         after: dict[str, Any] = {"observation": self._observation, "reward": self.reward}
         following = Timestep(**after, first=self._first, number=self.number)  # type: ignore[arg-type]
@@ -129,8 +129,10 @@ class Turns:
         return before._replace(env=env, timestep=following, carry=self.carry, step=step)
 
     def _final(self, part: slice, after: Any) -> tuple[Timestep, np.ndarray]:
-        """What actors would see at the true successors of some environments, were their episodes
-        to go on, and where that is wanted; of the other environments nothing."""
+        """The true successors as timesteps [B] and the mask of truncated episodes [B].
+
+        Rows of environments outside `part` are zero.
+        """
         size = len(self.reward)
 
         def whole(leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Arrays on their way between processes: numpy, and random keys as the words they are made of."""
+"""Arrays in transit between processes: numpy arrays, and random keys as words."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +13,15 @@ from dovetail.runtime.packing import Values
 
 @dataclass(frozen=True)
 class KeyWords:
-    """Random keys, as words."""
+    """Random keys as their uint32 words."""
 
     words: np.ndarray
     kind: str
-    """One of JAX's own; empty for ours."""
+    """JAX's name of the key implementation; empty for Dovetail's."""
 
 
 def pack(leaf: Any) -> Any:
-    """An array as another process can take it."""
+    """Converts an array to a form that can be sent to another process."""
     if not isinstance(leaf, jax.Array):
         return leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -31,17 +31,17 @@ def pack(leaf: Any) -> Any:
 
 
 def pack_values(values: Values) -> Values:
-    """Values by number as another process can take them."""
+    """Applies `pack` to every value."""
     return {number: pack(leaf) for number, leaf in values.items()}
 
 
 def unpack_values(values: Values) -> Values:
-    """What `pack_values` was given, as numpy or random keys."""
+    """Applies `unpack` to every value."""
     return {number: unpack(leaf) for number, leaf in values.items()}
 
 
 def unpack(leaf: Any) -> Any:
-    """What `pack` was given, as numpy or random keys."""
+    """Inverse of `pack`; returns numpy arrays and random keys."""
     if isinstance(leaf, KeyWords) and not leaf.kind:
         return from_words(jnp.asarray(leaf.words))
     if isinstance(leaf, KeyWords):

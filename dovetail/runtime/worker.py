@@ -1,8 +1,8 @@
 """The one loop that runs any fragment instance: take, run, put.
 
-A worker's schedule is worked out from the plan: for each of its nodes, in the graph's order, what
-to take before and what to put after. What its sides keep from one iteration to the next lies in
-`held`. Nothing here knows which strategy made the plan, or what a side is for.
+The schedule of a worker is derived from the plan: for each of its nodes, in graph order, the
+channels to take from before and to put to after. `held` contains the state of its sides between
+iterations. Nothing here depends on the strategy or on the meaning of a side.
 """
 
 import threading
@@ -25,17 +25,17 @@ from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, ROOM, WAIT, Track
 
 @dataclass(frozen=True)
 class Take:
-    """Takes what a node needs from a channel."""
+    """Takes the inputs of a node from a channel."""
 
     channel: Channel
     taker: int
-    """Which copy takes."""
+    """The index of the receiving copy."""
     weights: bool = False
-    """Whether the version of what it takes is that of all the worker does in the turn."""
+    """Whether the message sets the version of the whole turn."""
     arrives: bool = False
-    """Whether the messages come from copies that act: how old they are is noted."""
+    """Whether the messages come from acting copies, so that their staleness is recorded."""
     report: bool = False
-    """Whether the messages tell of environments, and no program takes them."""
+    """Whether the messages are reports on environments, which no program takes."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class RunProgram:
 
     program: Any
     noted: bool = False
-    """Whether the program notes its spans by itself."""
+    """Whether the program records its own spans."""
 
 
 @dataclass(frozen=True)
 class Put:
-    """Sends what a node made to a channel."""
+    """Sends the outputs of a node to a channel."""
 
     channel: Channel
     sender: int
-    """Which copy sends."""
+    """The index of the sending copy."""
     here: bool = True
-    """Whether anybody takes it in this process,"""
+    """Whether a worker of this process takes them."""
     away: bool = False
-    """and in another."""
+    """Whether a worker of another process takes them."""
 
 
 Operation = Take | RunProgram | Put
@@ -65,15 +65,18 @@ Operation = Take | RunProgram | Put
 
 @dataclass(frozen=True)
 class Chain:
-    """Programs between two channels, on a worker in another process."""
+    """Consecutive programs of a worker in another process, run with one call."""
 
     program: RemoteChain
     puts: tuple[Put, ...]
-    """What follows it."""
+    """The puts that follow it."""
 
 
 class RunningWorker:
-    """Hosts fragment instances and runs them round and round."""
+    """Hosts fragment instances and runs them once per turn.
+
+    `turn` and `end` run in the worker's thread; other threads may call `ended`.
+    """
 
     def __init__(
         self,
@@ -85,26 +88,26 @@ class RunningWorker:
     ) -> None:
         self.name = name
         self.copies = copies
-        """The sides that it hosts, and which copy of each."""
+        """The sides it hosts, each with the index of its copy."""
         self.host = host
-        """What reaches workers in other processes, if there are any."""
+        """Connects to the workers of other processes, if there are any."""
         self.away = away
-        """The process where its programs run, if that is another: it only takes and puts here."""
+        """Its other half, if its programs run in another process: here it only takes and puts."""
         self.watch = Watch(name)
         self.track = Track(name)
         self.held: Values = {}
         self.seconds: dict[str, float] = {}
         self.schedule: list[Operation | Chain] = []
-        """What it does in an iteration."""
+        """The operations of one turn."""
         self.bundles: list[Bundle] = []
-        """What it holds of the state as one array each."""
+        """Parts of the state that it holds as one array each."""
         self._slots = slots
         self._finished = -1
         self._over = threading.Condition()
         self._unpacking: dict[Key, Callable[[Any], list[Any]]] = {}
 
     def turn(self, number: int) -> tuple[Values, Turn]:
-        """One iteration; what it keeps changes only when all of it has succeeded."""
+        """Runs one iteration; `held` changes only if all of it succeeds, so it can be retried."""
         values, turn = dict(self.held), Turn(number, number)
         payloads: list[Payload] = []
         try:
@@ -128,7 +131,7 @@ class RunningWorker:
         return values, turn
 
     def end(self, turn: Turn) -> None:
-        """What a turn took and made may be written again."""
+        """Finishes a turn: its messages and buffers may be reused."""
         for operation in self.schedule:
             if isinstance(operation, Take):
                 operation.channel.finish(turn.number, operation.taker)
@@ -145,12 +148,12 @@ class RunningWorker:
             self._over.notify_all()
 
     def ended(self, turn: int, limit: float) -> bool:
-        """Waits until a turn is over; False if that takes longer than `limit` seconds."""
+        """Waits until a turn is finished; False after `limit` seconds."""
         with self._over:
             return self._over.wait_for(lambda: self._finished >= turn, limit)
 
     def begin_at(self, turn: int) -> None:
-        """The number of the first turn; before any."""
+        """Sets the number of the first turn."""
         self._finished = turn - 1
 
     def _take(self, operation: Take, values: Values, turn: Turn, payloads: list[Payload]) -> None:
@@ -177,14 +180,14 @@ class RunningWorker:
             values.update(channel.edge.combined(sent, operation.taker))
 
     def _values(self, message: Message) -> Values:
-        """What a message holds, brought here if it lies elsewhere."""
+        """The values of a message, fetched if they are in another process."""
         if message.values is None:
             assert self.host is not None
             message.values = self.host.fetch(message.shared)
         return message.values
 
     def _payload(self, message: Message) -> Payload:
-        """What stands for a message in another process."""
+        """The reference to a message's values for another process."""
         if message.shared is None:
             assert self.host is not None and message.values is not None
             message.shared = self.host.share(message.values)
@@ -197,7 +200,7 @@ class RunningWorker:
     def _send(
         self, operation: Put, turn: Turn, values: Values | None, payload: Payload | None
     ) -> None:
-        """Puts one message."""
+        """Puts one message on a channel and records the span."""
         channel, watch = operation.channel, self.watch
         edge = channel.edge
         if turn.lease is None and turn.releases:
@@ -210,14 +213,14 @@ class RunningWorker:
         message = Message(operation.sender, turn.number, turn.version, values, payload, lease)
         channel.put(turn, message, watch)
         self._note_wait(edge.boundary, began, waited, turn.version)
-        if self.away is not None or edge.boundary == REPORT:  # it was noted there; it is no edge
+        if self.away is not None or edge.boundary == REPORT:  # recorded there; not an edge
             return
         at = began + watch.waited - waited
         spent = time.perf_counter() - at
         self.track.add(LINK, edge.boundary, at, spent, 1, size(values or {}), 1, turn.version)
 
     def _readers(self) -> int:
-        """How many take what this worker sends in a turn, counted for each channel."""
+        """Number of receivers of this worker's messages in a turn, summed over channels."""
         return sum(
             operation.channel.edge.takers_of(operation.sender)
             for operation in self.schedule
@@ -253,7 +256,7 @@ class RunningWorker:
             self._send(put, turn, values, payload if put.away else None)
 
     def kept(self, values: Values) -> Values:
-        """What goes into the next iteration, of what an iteration ended with."""
+        """Selects the values that carry over to the next iteration, under their input numbers."""
         kept = {
             taken.id: values[made.id]
             for slots in self._slots
@@ -263,23 +266,23 @@ class RunningWorker:
         return kept | {b.key_taken: values[b.key_made] for b in self.bundles}
 
     def hold(self, state: Values) -> None:
-        """Holds values of the state, together where they go together."""
+        """Sets values of the state, packed into bundles where possible."""
         for bundle in self.bundles:
             state[bundle.key_taken] = bundle.pack([state[v.id] for v in bundle.taken])
             for value in bundle.taken:
                 if value.id not in bundle.shared:
                     del state[value.id]
-            self._unpack(bundle, state[bundle.key_taken])  # compiled now, not while it runs
+            self._unpack(bundle, state[bundle.key_taken])  # compile now, not during the run
         self.held |= state
 
     def _unpack(self, bundle: Bundle, array: Any) -> list[Any]:
-        """The values of a bundle, by one compiled call."""
+        """Unpacks a bundle with one compiled call."""
         if bundle.key_taken not in self._unpacking:
             self._unpacking[bundle.key_taken] = jax.jit(bundle.unpack)
         return self._unpacking[bundle.key_taken](array)
 
     def all_held(self) -> Values:
-        """What it holds, each by itself."""
+        """Everything it holds, with bundles unpacked."""
         found = dict(self.held)
         for bundle in self.bundles:
             leaves = self._unpack(bundle, self.held[bundle.key_taken])
@@ -287,7 +290,7 @@ class RunningWorker:
         return found
 
     def apart(self, values: Values) -> Values:
-        """What an iteration made of what goes together, each by itself."""
+        """The unpacked values of the bundles that an iteration produced."""
         found: Values = {}
         for bundle in self.bundles:
             leaves = self._unpack(bundle, values[bundle.key_made])
@@ -302,7 +305,7 @@ class RunningWorker:
 
 
 def size(values: Values) -> int:
-    """Bytes of the arrays."""
+    """Total bytes of the arrays."""
     return sum(
         getattr(leaf, "nbytes", 0)
         for found in values.values()

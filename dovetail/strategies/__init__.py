@@ -1,4 +1,4 @@
-"""Strategies, one file each: a graph and resources go in, a plan comes out."""
+"""Distribution strategies, one file each: graph × resources → plan."""
 
 from dovetail.lazy import lazy_attributes
 
@@ -12,7 +12,7 @@ STRATEGIES: dict[str, str] = {
     "parameter-server": "dovetail.strategies.parameter_server:ParameterServer",
     "environments": "dovetail.strategies.environments:Environments",
 }
-"""The strategies by their names on the command line."""
+"""Command-line name → class."""
 
 __getattr__, __dir__, __all__ = lazy_attributes(
     [

@@ -1,9 +1,9 @@
 """ActorLearner: N actors with their own copy of the weights, one learner; IMPALA, Acme, Ape-X.
 
-With a staleness bound of 0 the actors wait for the learner and it for all of them, and the result
-is that of one process. With a larger bound actors go on while the learner learns: it takes what has
-arrived, so a slow actor or a long episode holds up nobody, and no actor starts an unroll that would
-be too old when it is learned from.
+With a staleness bound of 0, actors and learner wait for each other, and the result is the same as
+in one process. With a larger bound, actors keep acting while the learner learns. The learner takes
+unrolls as they arrive, so a slow actor or a long episode does not block it. No actor starts an
+unroll that would exceed the bound by the time it is used.
 """
 
 from dataclasses import dataclass
@@ -28,28 +28,28 @@ from dovetail.strategies.interface import (
 
 @dataclass(frozen=True)
 class ActorLearner(Strategy):
-    """Actors in threads of their own, one learner; synchronous or asynchronous."""
+    """Actors in separate threads, one learner; synchronous or asynchronous."""
 
     num_envs: int = 16
     """Environments stepped side by side, over all actors."""
     actors: int = 2
     """Threads that act, each with an equal share of the environments."""
     staleness: int | None = None
-    """The most versions that a trajectory may be behind: 0 is synchronous. 2 unless given, or as
-    many as the algorithm bears."""
+    """Maximum staleness of a trajectory, in versions; 0 is synchronous. 2 unless given, or as much
+    as the algorithm tolerates."""
     processes: bool | None = None
-    """Whether each actor's environments step in a process of their own. By default where they are
-    written in Python, and the actors are threads of one process."""
+    """Whether each actor's environments step in a separate process. By default yes if they are
+    written in Python and the actors are threads of one process."""
 
     shards: int = 0
-    """Workers that keep the replay, each an equal part with the experience of its own actors; 0
-    leaves it with the learner."""
+    """Workers that hold the replay, each an equal part with the experience of its own actors; 0
+    keeps it with the learner."""
     prefetch: int | None = None
-    """How many updates ahead such workers sample for the learner. 1 unless given, or 0 if
-    staleness is 0."""
+    """Number of updates for which such workers sample ahead. 1 unless given, or 0 if staleness
+    is 0."""
     min_actors: int | None = None
-    """On a cluster, how many actors a run begins with; others join when there is room. All unless
-    given; `--actors 2..8` says both."""
+    """On a cluster, the number of actors required to start; the others join as resources become
+    free. All unless given; `--actors 2..8` sets both."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,11 +68,11 @@ class ActorLearner(Strategy):
 
     @property
     def traced_envs(self) -> bool:
-        """Host environments are preferred where there is a choice."""
+        """Prefers host environments where both kinds exist."""
         return False
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """A worker for the learner, one for each actor, one for its environments if need be."""
+        """One worker for the learner, one per shard and actor, one per environment process."""
         bound = staleness_of(graph, self.staleness, 2)
         if self.shards and REPLAY not in graph.sides:
             raise UserError(
@@ -87,7 +87,7 @@ class ActorLearner(Strategy):
             placed += on_replay(graph, f"replay-{i}", share)
         processes = self.processes
         if processes is None and resources.cluster is not None:
-            processes = False  # each actor is in a process of its own there
+            processes = False  # there each actor already has its own process
         for i, share in enumerate(shares(0, self.num_envs, self.actors, "actors")):
             actor, steps = f"actor-{i}", f"actor-{i}"
             workers.append(Worker(actor, (0,), fused=is_traced(graph)))

@@ -1,8 +1,8 @@
 """CentralInference: environment workers only step, acting is batched across them; SEED RL.
 
-One thread acts for all environments: it waits until enough of them are ready, or not longer than a
-limit, and serves those. A batch is that of three quarters of the environment workers: the others
-step while these are served. Recurrent carries stay where acting is.
+One thread acts for all environments. It waits until a batch is ready or a time limit passes, then
+serves the environments that are ready. By default a batch covers three quarters of the environment
+workers, so that the others step meanwhile. Recurrent carries stay with the acting worker.
 """
 
 from dataclasses import dataclass
@@ -23,20 +23,20 @@ from dovetail.strategies.interface import (
 
 @dataclass(frozen=True)
 class CentralInference(Strategy):
-    """Environments in workers of their own, acting batched in one place beside the learner."""
+    """Environments on dedicated workers; acting batched on one worker beside the learner."""
 
     num_envs: int = 64
     """Environments stepped side by side, over all workers."""
     workers: int = 4
-    """Workers that step them, each with an equal share: twice as many as can step at once."""
+    """Workers that step them, each with an equal share; best twice as many as can step at once."""
     batch: int | None = None
-    """Environments that one call of acting serves; those of 3/4 of the workers unless given."""
+    """Environments per call of acting; those of 3/4 of the workers unless given."""
     wait: float = 0.01
-    """Seconds that acting waits for a full batch before it serves those that are ready."""
+    """Seconds that acting waits for a full batch before it serves a partial one."""
     staleness: int | None = None
-    """How many versions behind the weights are that act: 0 is synchronous, and the default."""
+    """Staleness of the acting weights, in versions; 0, the default, is synchronous."""
     processes: bool | None = None
-    """Whether the workers are processes. By default where environments are written in Python."""
+    """Whether the workers are processes. By default yes if environments are written in Python."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +47,7 @@ class CentralInference(Strategy):
 
     @property
     def _served(self) -> int:
-        """Environments that one call of acting serves: those of some whole workers."""
+        """Environments per call of acting; those of whole workers."""
         first, last = shares(0, self.num_envs, self.workers, "workers")[0]
         share = last - first
         others = max(1, self.workers // 4)
@@ -60,7 +60,7 @@ class CentralInference(Strategy):
         return size
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """A worker for the learner, one that acts, and the workers that step."""
+        """One worker for the learner, one for acting, and the environment workers."""
         bound = staleness_of(graph, self.staleness, 0)
         everything = (0, self.num_envs)
         workers = [Worker("learner", (0,)), Worker("inference", (0,))]

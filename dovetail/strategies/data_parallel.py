@@ -1,8 +1,8 @@
 """DataParallel: N × (actor + learner), gradients all-reduced; DD-PPO, MSRL's MultiLearner.
 
-Each device acts and learns on its own share of the environments; `mean` is one XLA collective, and
-nothing is copied to the host for it. With JAX environments everything is compiled into one program;
-otherwise each device has a thread that steps its environments.
+Each device acts and learns on its own share of the environments. `mean` is one XLA collective,
+without a copy to the host. JAX environments are compiled with everything else into one program; for
+host environments, each device has a thread that steps them.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from dovetail.strategies.interface import (
 
 @dataclass(frozen=True)
 class DataParallel(Replicated):
-    """Every device acts and learns on its own environments; gradients are averaged."""
+    """Every device acts and learns on its own environments; gradients are all-reduced."""
 
     num_envs: int = 16
     """Environments stepped side by side, over all devices."""
@@ -31,7 +31,7 @@ class DataParallel(Replicated):
     """Devices that each take an equal share of the environments."""
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """The learner over all devices, an actor on each."""
+        """The learner spans all devices, with an actor on each."""
         refuse_too_many_devices(self.devices, resources, "DataParallel")
         devices = tuple(range(self.devices))
         if is_traced(graph) and not self.sides:

@@ -1,8 +1,7 @@
-"""Environments: environments on dedicated workers, everything else on one device; MSRL's and
-MALib's strategy of that name.
+"""Environments: environments on dedicated workers, the rest on one device; MSRL, MALib.
 
-For environments whose steps are slow: they step side by side, all served by one call of acting.
-The result is that of one process.
+For slow environments: they step in parallel, and one call of acting serves all of them. The result
+is the same as in one process.
 """
 
 from dataclasses import dataclass
@@ -22,19 +21,19 @@ from dovetail.strategies.interface import (
 
 @dataclass(frozen=True)
 class Environments(Strategy):
-    """Environments in workers of their own; acting and learning in turn on one device."""
+    """Environments on dedicated workers; acting and learning alternate on one device."""
 
     workers: int = 2
     """Workers that step them, each with an equal share."""
     processes: bool | None = None
-    """Whether the workers are processes. By default where environments are written in Python."""
+    """Whether the workers are processes. By default yes if environments are written in Python."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_option("workers", self.workers, self.workers >= 1, "1 or more")
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """Learner and actor on one worker, the environments on the others."""
+        """Learner and actor share a worker; the environments have the others."""
         everything = (0, self.num_envs)
         workers = [Worker("main", (0,))]
         placed = on_learner(graph, "main") + on_actor(graph, "main", everything)

@@ -1,8 +1,8 @@
 """Fused: environment, acting and learning in one compiled program; Podracer's Anakin.
 
-The fastest way to run an environment written in JAX: many iterations per dispatch, nothing leaves
-the device between them. Over several devices each runs its share of the environments, and `mean`
-becomes an all-reduce.
+The fastest way to run a JAX environment: one dispatch runs many iterations, and nothing leaves the
+device in between. With several devices, each runs its share of the environments, and `mean` becomes
+an all-reduce.
 """
 
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ class Fused(Replicated):
 
     @property
     def traced_envs(self) -> bool:
-        """The environment is compiled in."""
+        """True: the environment is part of the program."""
         return True
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """Everything on one worker, compiled together."""
+        """Everything runs on one worker as one program."""
         if not is_traced(graph):
             raise UserError(
                 f"Fused compiles the environment into its program, but {graph.env} steps on the "
@@ -66,7 +66,7 @@ class Fused(Replicated):
 
 
 def compiled_together(graph: Graph, worker: str, envs: int, devices: int) -> list[Instance]:
-    """Everything on one worker, with a copy of the actor's side for each device."""
+    """Places everything on one worker, with a copy of the actor side for each device."""
     others = [side for side in graph.sides if side not in graph.acting]
     placed = [instance for side in others for instance in on_side(graph, side, worker)]
     for share in shares(0, envs, devices, "devices"):

@@ -1,8 +1,8 @@
-"""What a strategy is: a small pure object that turns a graph into a plan.
+"""The interface of strategies: small pure objects that map a graph to a plan.
 
-A strategy is a frozen dataclass; its fields are options, the strings beneath them their help. It
-sees the graph and the machine's resources, never the algorithm, and writes down which worker hosts
-which fragment; links and checks follow from that. The functions below write the usual placements.
+A strategy is a frozen dataclass. Its fields are options, and the strings below them are their help
+texts. It sees the graph and the resources, never the algorithm, and assigns fragments to workers.
+Links and checks follow from that. The functions below write the common placements.
 """
 
 import re
@@ -20,7 +20,7 @@ __all__ = ["Resources", "Strategy"]
 
 @dataclass(frozen=True)
 class SidePlacement:
-    """A side that has workers of its own."""
+    """A side on dedicated workers, as given to `--sides`."""
 
     side: Side
     copies: int
@@ -28,7 +28,7 @@ class SidePlacement:
 
     @staticmethod
     def parse(text: str) -> "SidePlacement":
-        """critic, critic:2 for two copies, judge@process for a process of its own."""
+        """Parses "critic", "critic:2" (two copies) or "judge@process" (a separate process)."""
         found = re.fullmatch(r"([^:@\s]+)(?::([1-9]\d*))?(@process)?", text)
         if found is None:
             raise UserError(
@@ -40,13 +40,13 @@ class SidePlacement:
 
 @dataclass(frozen=True)
 class Strategy:
-    """A strategy: the environments in all, and where everything goes."""
+    """Base class: the number of environments and the placement of every fragment."""
 
     num_envs: int = 8
     """Environments stepped side by side."""
     sides: tuple[str, ...] = field(default=(), kw_only=True)
-    """Sides of the algorithm that get workers of their own: critic, or critic:2 for two copies, or
-    judge@process for a process. Other sides that a strategy does not place are with the learner."""
+    """Sides of the algorithm that get their own workers: critic, critic:2 for two copies, or
+    judge@process for a process. Sides that a strategy does not place run with the learner."""
 
     def __post_init__(self) -> None:
         check_option("num_envs", self.num_envs, self.num_envs >= 1, "1 or more")
@@ -55,21 +55,21 @@ class Strategy:
 
     @property
     def name(self) -> str:
-        """As on the command line: "actor-learner"."""
+        """The name on the command line, such as "actor-learner"."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(self).__name__).lower()
 
     @property
     def traced_envs(self) -> bool:
-        """Whether it compiles the environment, and so wants a JAX one where there is a choice."""
+        """Whether it compiles the environment, and so prefers a JAX version if there is one."""
         return False
 
     @property
     def devices_wanted(self) -> int:
-        """How many devices its plan names; on a CPU they are made before JAX starts."""
+        """Number of devices in its plan; on CPU they must be created before JAX starts."""
         return 1
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """Places `graph` on `resources`, or refuses with a sentence."""
+        """Places `graph` on `resources`; raises `UserError` with a sentence if it cannot."""
         raise NotImplementedError(f"{type(self).__name__} does not define plan(graph, resources).")
 
     def place(
@@ -80,11 +80,11 @@ class Strategy:
         joined: int | None = None,
         **more: Any,
     ) -> Plan:
-        """The plan with these workers and instances; `more` are further fields of `Plan`.
+        """Builds a plan from workers and instances; `more` are further fields of `Plan`.
 
-        A side has as many copies as its fragments have instances. `joined` of those that act make
-        an update, all unless given. Sides without an instance go to workers of their own if
-        `sides` asks for that, else to the learner's.
+        A side has as many copies as its fragments have instances. The results of `joined` acting
+        copies make one update, by default of all. A side without an instance gets its own workers
+        if it is listed in `sides`, and otherwise runs on the learner's worker.
         """
         order = {fragment: i for i, fragment in enumerate(graph.fragments)}
         workers, instances = list(workers), list(instances)
@@ -103,7 +103,7 @@ class Strategy:
         )
 
     def _place_others(self, graph: Graph, workers: list[Worker], instances: list[Instance]) -> None:
-        """Places the sides that nobody has placed, and those that are to be apart."""
+        """Places the remaining sides: on their own workers if in `sides`, else with the learner."""
         apart = {asked.side: asked for asked in map(SidePlacement.parse, self.sides)}
         placed = {instance.fragment for instance in instances}
         for side in apart:
@@ -117,7 +117,7 @@ class Strategy:
         home = next(learning, workers[0].name)
         for side in graph.sides:
             if side in (graph.home, *graph.acting):
-                continue  # whoever forgets these is told by the checks
+                continue  # if the strategy forgot these, the checks report it
             nodes = [node for node in graph.on(side) if isinstance(node, Fragment | Python)]
             if not nodes or any(node.name in placed for node in nodes):
                 continue
@@ -134,8 +134,11 @@ class Strategy:
 
 
 def _copies(graph: Graph, workers: list[Worker], instances: list[Instance]) -> dict[Side, int]:
-    """How many copies each side has: one for each instance. Placed once on several devices, the
-    home side has a replica on each, and so has a table that is compiled with it."""
+    """Number of copies of each side: one per instance.
+
+    Placed once on a worker with several devices, the home side has a replica on each device, and so
+    does a table fused with it.
+    """
     placed = Counter(instance.fragment for instance in instances)
     known = {worker.name: worker for worker in workers}
     hosts = {instance.fragment: known.get(instance.worker) for instance in instances}
@@ -151,7 +154,7 @@ def _copies(graph: Graph, workers: list[Worker], instances: list[Instance]) -> d
 
 @dataclass(frozen=True)
 class Replicated(Strategy):
-    """A strategy that acts and learns on each of some devices, on its share of the environments."""
+    """Base class of strategies that act and learn on every device."""
 
     devices: int = 1
     """Devices that each take an equal share of the environments."""
@@ -162,12 +165,12 @@ class Replicated(Strategy):
 
     @property
     def devices_wanted(self) -> int:
-        """All of them."""
+        """The option `devices`."""
         return self.devices
 
 
 def shares(first: int, envs: int, parts: int, whom: str) -> list[tuple[int, int]]:
-    """`envs` environments from number `first` on, as equal ranges for `parts` workers."""
+    """Splits `envs` environments, numbered from `first`, into `parts` equal half-open ranges."""
     if parts < 1 or envs % parts:
         raise UserError(
             f"{envs} environments cannot be split evenly among {parts} {whom}: choose a multiple "
@@ -180,7 +183,7 @@ def shares(first: int, envs: int, parts: int, whom: str) -> list[tuple[int, int]
 def on_side(
     graph: Graph, side: Side, worker: str, envs: tuple[int, int] | None = None
 ) -> list[Instance]:
-    """Every fragment of one copy of a side on one worker; of an unroll, its acting."""
+    """Places one copy of a side on a worker: all its fragments, and `.act` of its unrolls."""
     return [
         Instance(f"{node.name}.act" if isinstance(node, Unroll) else node.name, worker, envs)
         for node in graph.on(side)
@@ -188,38 +191,38 @@ def on_side(
 
 
 def on_learner(graph: Graph, worker: str) -> list[Instance]:
-    """Every fragment of the learner's side on one worker."""
+    """Places the learner side on a worker."""
     return on_side(graph, LEARNER, worker)
 
 
 def on_replay(graph: Graph, worker: str, envs: tuple[int, int]) -> list[Instance]:
-    """Every fragment of one shard of a replay, with the rows of some environments, on a worker."""
+    """Places the replay shard for the rows of some environments on a worker."""
     return on_side(graph, REPLAY, worker, envs)
 
 
 def on_actor(graph: Graph, worker: str, envs: tuple[int, int]) -> list[Instance]:
-    """Every fragment of one copy of the actor's side on one worker, acting included."""
+    """Places one copy of the actor side on a worker."""
     return on_side(graph, ACTOR, worker, envs)
 
 
 def on_environment(graph: Graph, worker: str, envs: tuple[int, int]) -> list[Instance]:
-    """The stepping of a range of environments on one worker."""
+    """Places the stepping of a range of environments on a worker."""
     return [Instance(f"{unroll.name}.step", worker, envs) for unroll in graph.unrolls]
 
 
 def _others(graph: Graph) -> str:
-    """The sides that may be apart, in words."""
+    """The sides that `--sides` may name, in words."""
     names = [side for side in graph.sides if side not in (graph.home, *graph.acting)]
     return f"it has {', '.join(names)}" if names else "it has none"
 
 
 def is_traced(graph: Graph) -> bool:
-    """Whether the environments are compiled with the algorithm."""
+    """Whether the environments are JAX environments, compiled with the algorithm."""
     return all(unroll.step.program is not None for unroll in graph.unrolls)
 
 
 def environment_worker(graph: Graph, name: str, processes: bool | None) -> Worker:
-    """A worker that only steps environments: a process where they hold Python's lock."""
+    """A worker that only steps environments: by default a process if they hold the GIL."""
     chosen = not graph.threads if processes is None else processes
     if chosen and graph.unrolls and is_traced(graph):
         raise UserError(
@@ -230,7 +233,7 @@ def environment_worker(graph: Graph, name: str, processes: bool | None) -> Worke
 
 
 def refuse_too_many_devices(wanted: int, resources: Resources, strategy: str) -> None:
-    """Refuses a plan that names more devices than there are."""
+    """Refuses a plan with more devices than there are."""
     if wanted > resources.devices and resources.cluster is not None:
         raise UserError(
             f"{strategy} was asked for {wanted} devices, but the cluster has room for "
@@ -245,13 +248,13 @@ def refuse_too_many_devices(wanted: int, resources: Resources, strategy: str) ->
 
 
 def check_min_actors(min_actors: int | None, most: int, what: str) -> None:
-    """Refuses a range of actors that is none."""
+    """Refuses an invalid range of actors."""
     if min_actors is not None and not 1 <= min_actors <= most:
         raise UserError(f"--{what} {min_actors}..{most} is no range: begin with 1 to {most}.")
 
 
 def staleness_of(graph: Graph, asked: int | None, default: int) -> int:
-    """The bound that was asked for; else `default`, or less where the algorithm bears less."""
+    """The requested bound, or else `default`, capped at what the algorithm tolerates."""
     if asked is not None:
         return asked
     return default if graph.staleness is None else min(default, graph.staleness)

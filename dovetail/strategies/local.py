@@ -1,7 +1,7 @@
-"""Local: one process, environments on the host, acting and learning compiled.
+"""Local: one process, host environments, compiled acting and learning; CleanRL, SB3.
 
-The default for Gymnasium environments: what CleanRL and stable-baselines3 do, with the acting step
-and the whole update each one compiled call.
+The default for Gymnasium environments. The acting step and the whole update are one compiled call
+each.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Local(Strategy):
     """Host environments stepped from Python; the default for Gymnasium."""
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """Everything on one worker, one program per fragment, arrays handed over in process."""
+        """Everything runs on one worker, with one program per fragment and hand-off links."""
         everything = (0, self.num_envs)
         placed = on_learner(graph, "main") + on_actor(graph, "main", everything)
         return self.place(

@@ -1,7 +1,8 @@
 """ParameterServer: workers send gradients, one master applies them; A3C, MSRL's Central.
 
-The algorithm computes its gradients on the actor's side and crosses with `reduce`. Synchronous, the
-master averages one gradient of every worker per update; asynchronous, it applies each as it comes.
+The algorithm computes gradients on the actor side and sends them with `reduce`. In synchronous mode
+the master averages one gradient from every worker per update. In asynchronous mode it applies each
+gradient as it arrives.
 """
 
 from dataclasses import dataclass
@@ -30,14 +31,14 @@ class ParameterServer(Strategy):
     workers: int = 2
     """Workers that act and compute gradients, each with an equal share of the environments."""
     synchronous: bool = False
-    """Whether the master averages a gradient of each worker, rather than apply them one by one."""
+    """Whether the master averages one gradient per worker instead of applying each on arrival."""
     staleness: int | None = None
-    """The most versions that a gradient may be behind when it is applied, if not synchronous.
-    Twice the number of workers unless given."""
+    """Maximum staleness of a gradient when it is applied, in versions, if not synchronous. Twice
+    the number of workers unless given."""
 
     min_actors: int | None = None
-    """On a cluster, how many workers a run begins with; others join when there is room. All unless
-    given; `--workers 2..8` says both."""
+    """On a cluster, the number of workers required to start; the others join as resources become
+    free. All unless given; `--workers 2..8` sets both."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +53,7 @@ class ParameterServer(Strategy):
             )
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """A worker for the master, one for each source of gradients."""
+        """One worker for the master, and the workers that compute gradients."""
         whole = ("gather", "insert", RECORD)
         sent = next((edge for edge in graph.edges if edge.boundary in whole), None)
         if sent is not None:

@@ -1,8 +1,8 @@
 """SplitDevices: actor threads on some devices, the learner sharded over the others; Sebulba.
 
-Actors work one update ahead: while the learner learns from one round of unrolls they make the next,
-with weights that are exactly `staleness` versions old, so a run repeats to the last bit. With a
-staleness of 0 the two take turns.
+By default actors run one update ahead: while the learner learns from one round of unrolls, they
+collect the next. Their weights are exactly `staleness` versions old, so a run is reproducible bit
+for bit. With a staleness of 0, actors and learner alternate.
 """
 
 from dataclasses import dataclass
@@ -31,12 +31,12 @@ class SplitDevices(Strategy):
     actor_devices: int = 1
     """Devices that act: the first ones."""
     learner_devices: int = 1
-    """Devices that learn, each from an equal share: those after the actors'."""
+    """Devices that learn, each from an equal share: those after the actors' devices."""
     threads: int = 2
-    """Actor threads per device: one acts while the other's environments step."""
+    """Actor threads per device: one acts while the environments of another step."""
     staleness: int | None = None
-    """How many versions behind the acting weights are: 1 unless given, or as the algorithm
-    bears."""
+    """Staleness of the acting weights, in versions: 1 unless given, or 0 if the algorithm does not
+    tolerate it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,11 +57,11 @@ class SplitDevices(Strategy):
 
     @property
     def devices_wanted(self) -> int:
-        """Those of both."""
+        """The devices of actors and learners."""
         return self.actor_devices + self.learner_devices
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
-        """Actors on the first devices, the learner over those after them."""
+        """Actors take the first devices; the learner spans the rest."""
         refuse_too_many_devices(self.devices_wanted, resources, "SplitDevices")
         learners = tuple(range(self.actor_devices, self.devices_wanted))
         workers, placed = [Worker("learner", learners)], on_learner(graph, "learner")

@@ -1,4 +1,4 @@
-"""What people see of a training: scalars in files, the progress display, plots and videos."""
+"""Measurement and output of runs: spans, metrics, progress display, plots and videos."""
 
 from dovetail.telemetry.progress import Progress, make_progress
 from dovetail.telemetry.sinks import CsvSink, MetricsWriter, Sink

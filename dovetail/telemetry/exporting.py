@@ -1,8 +1,8 @@
-"""Metrics for Prometheus from a process of their own: a scrape never waits for a busy training.
+"""Serves Prometheus metrics from a separate process, so that a scrape never waits for training.
 
-The training hands over what it counted at most once a second, from a thread of its own; the other
-process keeps the last of it and answers. It ends when its standard input does, so it never outlives
-the training.
+A thread of the training process sends the counters at most once a second; the server process keeps
+the latest and answers scrapes. It exits when its standard input closes, so that it never outlives
+the training process.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ from dovetail.telemetry.timeline import Timeline
 EVERY = 1.0
 """Seconds between two messages."""
 START_SECONDS = 60.0
-"""How long the other process may take to listen."""
+"""Time limit for the server process to start listening."""
 LINGER = 15.0
-"""How long a run that diverged waits for the other process, which waits for a scrape."""
+"""Time limit for the server process to confirm that a scrape has seen a divergence."""
 
 Tell = Callable[[str], None]
 
 
 class ExporterProcess:
-    """The training's end."""
+    """The training process's handle of the server process."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ExporterProcess:
         nodes: Mapping[str, str],
         tell: Tell,
     ) -> None:
-        """The arguments of `Exporter`; `tell` hears if the other process dies."""
+        """The arguments of `Exporter`; `tell` is called if the server process dies."""
         self._tell = tell
         self._published = Published()
         self._changed = threading.Condition()
@@ -67,27 +67,27 @@ class ExporterProcess:
         self._thread.start()
 
     def publish(self, row: Mapping[str, float], timeline: Timeline) -> None:
-        """Takes the scalars of a report, and what all spans so far come to."""
+        """Publishes the scalars of a report and the totals of all spans so far."""
         self._hand_over(self._published.after(row, timeline))
 
     def ended(self) -> None:
-        """Shows that training is over, while the run is being finished."""
+        """Publishes that training is over, while the run is being finished."""
         self._hand_over(dataclasses.replace(self._published, up=False))
 
     def diverged(self) -> None:
-        """Shows that training diverged; where somebody scrapes, until it was seen."""
+        """Publishes that training diverged; if the run is scraped, waits until a scrape saw it."""
         self._stop_work()
         self._send(_message(dataclasses.replace(self._published, up=False, diverged=True)))
         self._answer(LINGER)
 
     def close(self) -> None:
-        """Ends the other process; safe to call twice."""
+        """Stops the server process; safe to call twice."""
         self._stop_work()
         self._end()
 
     def _end(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(OSError):  # what was not sent has nobody to go to
+        with contextlib.suppress(OSError):  # closing flushes, which fails if the process is gone
             self._process.stdin.close()
         try:
             self._process.wait(10)
@@ -110,7 +110,7 @@ class ExporterProcess:
             self._thread.join()
 
     def _work(self) -> None:
-        """The thread: sends the last that was handed over, and then nothing for a while."""
+        """The sender thread: sends the latest counters, at most one message per `EVERY` seconds."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._closing)
@@ -133,7 +133,7 @@ class ExporterProcess:
         return True
 
     def _answer(self, limit: float) -> dict[str, Any]:
-        """The other process' next word, within a limit."""
+        """The server process's next message; empty after `limit` seconds."""
         lines: list[str] = []
         assert self._process.stdout is not None
         reader = threading.Thread(
@@ -147,7 +147,7 @@ class ExporterProcess:
 
 
 def _message(published: Published) -> dict[str, Any]:
-    """As JSON can tell it: keys are words."""
+    """Converts to JSON, whose keys must be strings."""
     totals = [
         [*key, *sums[:4], list(sums.buckets.items())] for key, sums in published.totals.items()
     ]
@@ -175,8 +175,8 @@ def _published(message: Mapping[str, Any]) -> Published:
 
 
 def main() -> None:
-    """The other process: serves until its standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends by it, and then this
+    """The server process: serves until its standard input closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends training, which closes our stdin
     first = json.loads(sys.stdin.readline())
     try:
         exporter = Exporter(

@@ -1,7 +1,7 @@
-"""MLflow, the extra `mlflow`: a run there for every run here, under the experiment `--project`.
+"""Logs a run to MLflow (extra `mlflow`), in the experiment `--project`.
 
-MLFLOW_TRACKING_URI says where; without it, it is a database in the run's own folder, to look at
-with `mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`.
+MLFLOW_TRACKING_URI names the server. Without it, the data go to a database in the run's folder;
+show it with `mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`.
 """
 
 import logging
@@ -16,11 +16,11 @@ from typing import Any
 from dovetail.telemetry.remote import flat, kept_id
 
 LONGEST = 500
-"""Characters of a parameter's value, which every version of MLflow takes."""
+"""Maximum number of characters in a parameter's value that every version of MLflow accepts."""
 
 
 class MlflowSink:
-    """Logs scalars with environment steps as MLflow's step."""
+    """Logs scalars, with environment steps as MLflow's step."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], project: str) -> None:
         self._folder, self._config, self._project = folder, config, project
@@ -28,7 +28,7 @@ class MlflowSink:
         self._run = ""
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Logs one row; the first one opens the run, import included."""
+        """Logs one row; the first call imports MLflow and opens the run."""
         if not self._run:
             self._open()
         from mlflow.entities import Metric
@@ -71,11 +71,11 @@ class MlflowSink:
         run = self._client.create_run(experiment, run_name=self._folder.name).info.run_id
         told = {_plain(name): str(value)[:LONGEST] for name, value in flat(self._config).items()}
         params = [Param(name, value) for name, value in told.items()]
-        for first in range(0, len(params), 100):  # as many as one request takes
+        for first in range(0, len(params), 100):  # MLflow's limit per request
             self._client.log_batch(run, params=params[first : first + 100])
         return run
 
 
 def _plain(name: str) -> str:
-    """A name of the characters that MLflow knows."""
+    """Replaces characters that MLflow does not allow in names."""
     return re.sub(r"[^\w\-. /]", "_", name)[:250]

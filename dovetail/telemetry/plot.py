@@ -1,8 +1,8 @@
-"""Learning curves: of one run when it ends, and of many runs side by side.
+"""Learning curves of one run or of several runs in one figure.
 
-Runs that differ only by their seed become one curve, the interquartile mean, with a bootstrap
-confidence band around it (https://arxiv.org/abs/2108.13264). matplotlib is used through its
-objects, never through pyplot, so that nothing global changes in the user's program.
+Runs that differ only in their seed become one curve, the interquartile mean with a bootstrap
+confidence band (https://arxiv.org/abs/2108.13264). matplotlib is used through its object interface,
+not pyplot, so that the global state of the user's program does not change.
 """
 
 import io
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's colors, which people with any kind of color vision can tell apart."""
+"""The Okabe-Ito palette, which is safe for color-blind readers."""
 
 LINES = ("-", "--", ":", "-.")
-"""Line styles, for when there are more curves than colors."""
+"""Line styles, used once the colors are exhausted."""
 
 FORMATS = ("png", "svg", "pdf")
 TITLE: dict[str, Any] = {"loc": "left", "fontsize": "medium"}
 POINTS = 256
-"""Points of the grid on which seeds are compared."""
+"""Number of points of the grid on which seeds are compared."""
 
 NAMES = ("algorithm", "env", "strategy")
 OPTIONS = ("options", "strategy_options")
-"""The parts of a run's configuration that runs must share to be seeds of one curve."""
+"""The parts of the config that runs must share to count as seeds of one curve."""
 
 Curve = tuple[np.ndarray, np.ndarray]
-"""x, ascending, and y, both [points] and finite."""
+"""x (ascending) and y, both [points] and finite."""
 
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Curves that differ only by their seed."""
+    """Curves that differ only in their seed."""
 
     label: str
     curves: tuple[Curve, ...]
 
 
 def learning_curve(run: Run, path: str | Path | None = None) -> Path:
-    """Draws the run's return, in training and in greedy evaluation; to learning_curve.png."""
+    """Draws the run's training and evaluation returns; by default to learning_curve.png."""
     metrics = run.metrics
     named = (("episode_return", "training"), ("eval_return", "greedy evaluation"))
     found = [(label, curves(metrics, "env_steps", name)) for name, label in named]
@@ -81,7 +81,7 @@ def plot(
 ) -> Path:
     """Draws the metric `y` of several runs against `x`; by default to plot.png.
 
-    One run's default file is in its own folder, that of several in the current folder.
+    The default is in the run's folder for one run, and in the current folder for several.
     """
     opened = [run if isinstance(run, Run) else Run.open(run) for run in runs]
     if not opened:
@@ -104,7 +104,7 @@ def plot(
 
 
 def curves(metrics: dict[str, np.ndarray], x: str, y: str) -> list[Curve]:
-    """The curves of column `y`: one, or one for each of its `y/seed0`, `y/seed1`, … columns."""
+    """The curves of column `y`: one, or one per column `y/seed0`, `y/seed1`, …"""
     seeded = [name for name in metrics if name.startswith(f"{y}/seed")]
     found: list[Curve] = []
     for name in seeded or [y]:
@@ -118,7 +118,8 @@ def curves(metrics: dict[str, np.ndarray], x: str, y: str) -> list[Curve]:
 
 
 def on_common_grid(several: Sequence[Curve]) -> Curve | None:
-    """(x [points], y [curves, points]) where all the curves are; None where they never all are."""
+    """Interpolates curves to (x [points], y [curves, points]) on the range that all of them cover;
+    None if there is no such range."""
     start = max(x[0] for x, _ in several)
     end = min(x[-1] for x, _ in several)
     if end <= start:
@@ -128,7 +129,8 @@ def on_common_grid(several: Sequence[Curve]) -> Curve | None:
 
 
 def _groups(runs: Sequence[Run], x: str, y: str) -> tuple[str, list[SeedGroup]]:
-    """What all runs share, and the runs that differ only by their seed, in order of first sight."""
+    """Returns the label that all runs share, and groups of runs that differ only in their seed, in
+    order of first appearance."""
     members: dict[str, list[Curve]] = {}
     for run in runs:
         config, metrics = run.config, run.metrics
@@ -143,9 +145,9 @@ def _groups(runs: Sequence[Run], x: str, y: str) -> tuple[str, list[SeedGroup]]:
 
 
 def _labels(configs: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
-    """The names that all configurations share, and for each what tells it from the others.
+    """Returns the label that all configs share, and a distinguishing label for each.
 
-    Options are told only where algorithm, env and strategy do not suffice.
+    Options are included only where algorithm, env and strategy are not enough.
     """
     if len(configs) == 1:
         return "", [" · ".join(str(configs[0][k]) for k in NAMES if configs[0][k]) or "run"]
@@ -163,7 +165,7 @@ def _labels(configs: Sequence[dict[str, Any]]) -> tuple[str, list[str]]:
 
 
 def _missing(run: Run, metrics: dict[str, np.ndarray], y: str) -> UserError:
-    """The sentence for a run that has no column `y`, or nothing in it."""
+    """The error for a run whose column `y` is missing or empty."""
     if not metrics or not len(next(iter(metrics.values()))):
         return UserError(f"{run.path} has no metrics yet: wait until its training has begun.")
     if y in metrics or any(name.startswith(f"{y}/seed") for name in metrics):
@@ -186,7 +188,7 @@ def _figure() -> "tuple[Figure, Axes]":
 
 
 def _draw(axes: "Axes", group: SeedGroup, color: str, style: str) -> None:
-    """One seed as it is; several as their interquartile mean and its 95 % band."""
+    """Draws one seed as it is, several as their interquartile mean with its 95 % band."""
     from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
 
     common = on_common_grid(group.curves) if len(group.curves) > 1 else None
@@ -204,7 +206,7 @@ def _draw(axes: "Axes", group: SeedGroup, color: str, style: str) -> None:
 
 
 def steps_of(runs: Sequence[Run]) -> str:
-    """What the steps of runs are, in words."""
+    """The unit of the runs' steps, in words."""
     kinds = {
         "environment steps"
         if config.get("data") is None
@@ -236,7 +238,7 @@ def _label_axes(axes: "Axes", x: str, y: str, runs: Sequence[Run]) -> None:
 
 
 def _add_time_axis(axes: "Axes", metrics: dict[str, np.ndarray]) -> None:
-    """Marks wall times along the top, where steps and time both go on."""
+    """Adds wall times along the top, where both steps and time increase."""
     from matplotlib.ticker import MaxNLocator
 
     for times, steps in curves(metrics, "time_s", "env_steps"):
@@ -253,25 +255,25 @@ def _add_time_axis(axes: "Axes", metrics: dict[str, np.ndarray]) -> None:
 
 
 def _time_text(seconds: float, longest: float) -> str:
-    """Seconds on an axis that ends at `longest`: 12 s, or 3:20 where there are minutes."""
+    """Formats seconds on an axis that ends at `longest`: 12 s, or 3:20 with minutes."""
     return f"{seconds:g} s" if longest < 180 else duration(seconds)
 
 
 def _threshold(run: Run) -> float | None:
-    """The return that counts as solved, as the summary or the settings state it."""
+    """The return that counts as solved, from the summary or the settings."""
     settings = run.config.get("settings") or {}
     found = (run.summary.get("threshold"), run.config.get("threshold"), settings.get("until"))
     return next((float(value) for value in found if value is not None), None)
 
 
 def _legend_columns(groups: Sequence[SeedGroup]) -> int:
-    """As many columns as fit under the figure."""
+    """The number of columns that fit under the figure."""
     longest = max(len(group.label) for group in groups) + 10
     return max(1, min(len(groups), 100 // longest))
 
 
 def _save(figure: "Figure", path: Path) -> Path:
-    """Writes the figure in the format that the file's ending names."""
+    """Writes the figure in the format of the file's suffix."""
     ending = path.suffix.removeprefix(".").lower()
     if ending not in FORMATS:
         raise UserError(

@@ -1,7 +1,7 @@
-"""The display of a training while it runs, on standard error so that standard output stays clean.
+"""The progress display of a run, on standard error so that standard output stays clean.
 
-`live` redraws one panel in a terminal, `plain` prints a line every few seconds, `none` is silent.
-An update only stores numbers; drawing happens a few times a second whatever the rate of updates.
+`live` redraws a panel in a terminal, `plain` prints a line every few seconds, `none` is silent.
+An update only stores numbers; the panel is redrawn a few times a second, whatever the update rate.
 """
 
 import math
@@ -22,7 +22,7 @@ _MISSING = "—"
 
 
 class Progress:
-    """What a training tells its user. This one keeps the numbers and shows nothing."""
+    """The interface of progress displays; this class stores the numbers and shows nothing."""
 
     def __init__(self, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.total_steps = total_steps
@@ -36,7 +36,7 @@ class Progress:
         self.note: str | None = None
         self.closed = False
         self.returns: list[float] = []
-        """The returns so far, at most 128 of them, spread evenly over the training."""
+        """At most 128 returns, spread evenly over the run so far."""
         self._seen = 0
         self._stride = 1
 
@@ -49,7 +49,7 @@ class Progress:
         shares: Mapping[str, float],
         note: str | None = None,
     ) -> None:
-        """How far the training is; `shares` is each fragment's share of the time, 0 to 1."""
+        """Updates the numbers; `shares` are the fragments' shares of the time, from 0 to 1."""
         self.env_steps, self.steps_per_s = env_steps, steps_per_s
         self.episode_return, self.eval_return = episode_return, eval_return
         self.shares, self.note = shares, note
@@ -57,26 +57,26 @@ class Progress:
             self._remember(episode_return)
 
     def message(self, text: str) -> None:
-        """A line that stays on the screen."""
+        """Shows a line that stays on the screen."""
 
     def close(self) -> None:
-        """Shows the last state and gives the screen back; safe to call twice."""
+        """Shows the final state and releases the screen; safe to call twice."""
         self.closed = True
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the display was made."""
+        """Seconds since the display was created."""
         return self.clock() - self.began
 
     @property
     def left(self) -> float:
-        """Seconds to go at the present speed; NaN while that is unknown."""
+        """Remaining seconds at the current speed; NaN while unknown."""
         if not self.steps_per_s > 0:
             return math.nan
         return max(self.total_steps - self.env_steps, 0) / self.steps_per_s
 
     def _remember(self, value: float) -> None:
-        """Adds to `returns`; when there are too many, every second one is forgotten."""
+        """Adds to `returns`; drops every second value when there are too many."""
         if self._seen % self._stride == 0:
             self.returns.append(value)
         self._seen += 1
@@ -86,7 +86,7 @@ class Progress:
 
 
 class PlainProgress(Progress):
-    """A line every few seconds: for logs, pipes and continuous integration."""
+    """Prints a line every few seconds, for logs, pipes and CI."""
 
     def __init__(
         self,
@@ -112,14 +112,14 @@ class PlainProgress(Progress):
         print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Prints the last state."""
+        """Prints the final state."""
         first, self.closed = not self.closed, True
         if first and self.env_steps:
             self.message(line(self))
 
 
 class LiveProgress(Progress):
-    """A panel in the terminal, redrawn four times a second by rich."""
+    """Shows a panel in the terminal, redrawn four times a second by rich."""
 
     def __init__(self, total_steps: int) -> None:
         from rich.console import Console
@@ -147,7 +147,7 @@ class LiveProgress(Progress):
 
 
 def make_progress(display: Display, total_steps: int) -> Progress:
-    """The display asked for; `live` becomes `plain` where standard error is no terminal."""
+    """Creates the display; `live` becomes `plain` if standard error is not a terminal."""
     if display == "none":
         return Progress(total_steps)
     if display == "plain" or (display == "live" and not sys.stderr.isatty()):
@@ -159,7 +159,7 @@ def make_progress(display: Display, total_steps: int) -> Progress:
 
 
 def line(progress: Progress) -> str:
-    """Everything in one line of text."""
+    """All numbers in one line of text."""
     elapsed = duration(progress.elapsed)
     parts = [
         f"{count(progress.env_steps)}/{count(progress.total_steps)} steps",
@@ -174,7 +174,7 @@ def line(progress: Progress) -> str:
 
 
 def panel(progress: Progress) -> "Panel":
-    """The live display: a bar with speeds, the returns with their curve, where the time goes."""
+    """The live panel: progress bar and speed, returns with their curve, shares of time."""
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -211,7 +211,7 @@ def panel(progress: Progress) -> "Panel":
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """The values as bars, from lowest to highest; averaged in pairs and so on to fit `width`."""
+    """Draws values as bars between their minimum and maximum, averaged to fit `width`."""
     if not values:
         return ""
     groups = [
@@ -224,20 +224,20 @@ def sparkline(values: list[float], width: int) -> str:
 
 
 def shares_text(shares: Mapping[str, float]) -> str:
-    """`unroll 62 % · learn 35 % · other 3 %`, largest first; under half a percent is left out."""
+    """`unroll 62 % · learn 35 % · other 3 %`, largest first, without shares below 0.5 %."""
     known = sorted(shares.items(), key=lambda item: -item[1])
     return " · ".join(f"{name} {share:.0%}"[:-1] + " %" for name, share in known if share >= 0.005)
 
 
 def number(value: float | None) -> str:
-    """A return, to four figures: 487.3; a dash if there is none yet."""
+    """Formats a return to four digits: 487.3; a dash if there is none yet."""
     if value is None or not math.isfinite(value):
         return _MISSING
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
 def count(value: float) -> str:
-    """A large number as people say it: 950, 12.3k, 4.56M."""
+    """Abbreviates a large number: 950, 12.3k, 4.56M."""
     if not math.isfinite(value):
         return _MISSING
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -247,7 +247,7 @@ def count(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a clock: 0:42, 12:05, 3:07:00."""
+    """Formats seconds as a clock: 0:42, 12:05, 3:07:00."""
     if not math.isfinite(seconds):
         return _MISSING
     minutes, rest = divmod(round(seconds), 60)

@@ -1,8 +1,8 @@
-"""A run's numbers for Prometheus, at http://host:port/metrics: the same names under every strategy.
+"""A run's metrics for Prometheus at http://host:port/metrics, with equal names in all strategies.
 
-The loop publishes: it copies what was counted, and the copy takes the place of the last one, in a
-process that only serves (`exporting.py`). Whoever scrapes reads that copy: training never waits.
-However many workers and metrics there are, the answer has a bounded number of lines.
+The loop publishes immutable copies of its counters to a separate process that only serves them
+(`exporting.py`). A scrape reads the latest copy, so that training never waits for it. The number of
+lines of an answer is bounded, however many workers and metrics there are.
 """
 
 import errno
@@ -31,22 +31,22 @@ from dovetail.telemetry.spans import LINK, QUEUE
 from dovetail.telemetry.timeline import FIRST_BUCKET, PER_OCTAVE, Timeline
 
 LABEL_SETS = 512
-"""Of worker, kind and name; what comes later is summed under `OTHER`."""
+"""Maximum number of (worker, kind, name) labels; later ones are summed under `OTHER`."""
 LATENCIES = 64
-"""Of kind and name, each a histogram; what comes later is summed under `OTHER`."""
+"""Maximum number of latency histograms by (kind, name); later ones are summed under `OTHER`."""
 METRICS = 128
-"""Metrics of an algorithm."""
+"""Maximum number of an algorithm's metrics."""
 NODES = 256
-"""Of a cluster; what comes later is called `OTHER`."""
+"""Maximum number of node names; later ones become `OTHER`."""
 LONGEST = 200
-"""Characters of a label."""
+"""Maximum number of characters in a label."""
 OTHER = "other"
 BOUNDS = range(24, 128, 8)
-"""The buckets of a timeline that end one of ours: two octaves each, from 6.4 µs to 107 s."""
+"""The timeline buckets that bound ours, which span two octaves each, from 6.4 µs to 107 s."""
 VERSIONS = 16
-"""Staleness is counted one by one below this, and together from there."""
+"""Staleness below this has a bucket per version; the rest shares one."""
 LINGER = 10.0
-"""Seconds that a run which diverged waits for a scrape, if there were any before."""
+"""Seconds that a diverged run waits for a scrape, if it has been scraped before."""
 
 COUNTERS = {
     "env_steps": ("env_steps", "Environment steps learned from, earlier starts included."),
@@ -64,19 +64,19 @@ GAUGES = {
     "eval_return": ("evaluation_return", "Mean return of the last greedy evaluation."),
     "staleness_max": ("staleness_max", "Greatest staleness of late, in versions."),
 }
-"""Scalars of the loop that have a metric of their own: its name and its help."""
+"""Scalars of the loop with a dedicated metric: its name and help."""
 
 ZERO = ("episodes", "restarts", "dropped", "lost_unrolls", "staleness_max")
-"""Scalars that are 0 where nobody measures them; others are left out until they are known."""
+"""Scalars that are 0 unless measured; others are omitted until they are known."""
 ELSEWHERE = re.compile(r"staleness|share_.*")
-"""Scalars that other metrics tell: the histogram of staleness, and the seconds."""
+"""Scalars that other metrics cover: the histogram of staleness, and the seconds."""
 
 Key = tuple[str, str, str]
 """Worker, kind and name."""
 
 
 class PublishedTotals(NamedTuple):
-    """What a `Totals` came to when it was published."""
+    """The values of a `Totals` at the time of publication."""
 
     calls: int
     seconds: float
@@ -85,7 +85,7 @@ class PublishedTotals(NamedTuple):
     buckets: Mapping[int, int]
 
     def plus(self, more: "PublishedTotals") -> "PublishedTotals":
-        """Both together; how long single calls took is left out."""
+        """The sum of both, without the histogram of durations."""
         calls, seconds = self.calls + more.calls, self.seconds + more.seconds
         return PublishedTotals(
             calls, seconds, self.nbytes + more.nbytes, self.items + more.items, {}
@@ -94,19 +94,19 @@ class PublishedTotals(NamedTuple):
 
 @dataclass(frozen=True)
 class Published:
-    """Everything that a scrape tells; never changed, only replaced."""
+    """The immutable content of a scrape."""
 
     scalars: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(ZERO, 0.0))
     totals: Mapping[Key, PublishedTotals] = field(default_factory=dict[Key, PublishedTotals])
     staleness: Mapping[int, int] = field(default_factory=dict[int, int])
     dropped_spans: int = 0
     reported: float = field(default_factory=time.time)
-    """When, in seconds since 1970."""
+    """Time of the last report, in seconds since the epoch."""
     up: bool = True
     diverged: bool = False
 
     def after(self, row: Mapping[str, float], timeline: Timeline) -> "Published":
-        """With the scalars of another report, and what all spans so far come to."""
+        """The content after another report: its scalars, and the totals of all spans so far."""
         episodes = self.scalars["episodes"] + row.get("episodes", 0.0)
         return Published(
             scalars={**self.scalars, **row, "episodes": episodes},
@@ -120,11 +120,11 @@ class Published:
 
 
 class PortTaken(UserError):
-    """Somebody else listens on the port."""
+    """Another program listens on the port."""
 
 
 class Exporter(Collector):
-    """Serves the numbers of a run until it is closed."""
+    """Serves the metrics of a run until closed."""
 
     def __init__(
         self,
@@ -134,8 +134,8 @@ class Exporter(Collector):
         bound: int,
         nodes: Mapping[str, str] | None = None,
     ) -> None:
-        """`port` may be 0 for any free one; `bound` is that of the plan's staleness; `nodes` are
-        those of the workers, on a cluster."""
+        """`port` 0 takes any free port; `bound` is the plan's staleness bound; `nodes` maps workers
+        to their nodes on a cluster."""
         self._info, self._bound = {name: _label(text) for name, text in info.items()}, bound
         self._nodes = bounded_nodes(nodes or {})
         self._published = Published()
@@ -157,26 +157,26 @@ class Exporter(Collector):
         self.url = f"http://{name}:{self._server.server_port}/metrics"
 
     def publish(self, row: Mapping[str, float], timeline: Timeline) -> None:
-        """Takes the scalars of a report, and what all spans so far come to."""
+        """Publishes the scalars of a report and the totals of all spans so far."""
         self.show(self._published.after(row, timeline))
 
     def show(self, published: Published) -> None:
-        """Has scrapes tell this from now on."""
+        """Sets the content of later scrapes."""
         self._published = published
 
     def linger(self) -> None:
-        """Where somebody scrapes, waits until a training that diverged was seen."""
+        """Waits, up to `LINGER` seconds, until a scrape has seen the divergence, if any scrape."""
         if self._scraped:
             self._seen.wait(LINGER)
 
     def close(self) -> None:
-        """Stops to serve; safe to call twice."""
+        """Stops serving; safe to call twice."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
     def collect(self) -> Iterator[Metric]:
-        """What is told now; called by the server's threads."""
+        """The current metrics; called from the server's threads."""
         now, self._scraped = self._published, True
         yield InfoMetricFamily("dovetail_run", "What is trained, and how.", self._info)
         yield _gauge("staleness_bound", "The most versions that the plan allows.", self._bound)
@@ -189,7 +189,7 @@ class Exporter(Collector):
 
 
 def bounded(totals: Mapping[Key, PublishedTotals]) -> dict[Key, PublishedTotals]:
-    """The first `LABEL_SETS` as they are, the rest of each kind in one sum."""
+    """Keeps the first `LABEL_SETS` totals and sums the rest of each kind."""
     found = dict(islice(totals.items(), LABEL_SETS))
     for (_, kind, _), more in islice(totals.items(), LABEL_SETS, None):
         key = OTHER, kind, OTHER
@@ -198,18 +198,18 @@ def bounded(totals: Mapping[Key, PublishedTotals]) -> dict[Key, PublishedTotals]
 
 
 def bounded_nodes(nodes: Mapping[str, str]) -> dict[str, str]:
-    """The node of each worker: the first `NODES` by their names."""
+    """The node of each worker; nodes beyond the first `NODES` become `OTHER`."""
     known = set(islice(dict.fromkeys(nodes.values()), NODES))
     return {worker: node if node in known else OTHER for worker, node in nodes.items()}
 
 
 def _label(text: str) -> str:
-    """A label that is not too long; the client escapes it."""
+    """Shortens a label; the client library escapes it."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def metric_names(scalars: Mapping[str, float]) -> dict[str, float]:
-    """An algorithm's metrics under names of letters, digits and _; those of all seeds first."""
+    """An algorithm's metrics with names of letters, digits and _; means over seeds first."""
     found: dict[str, float] = {}
     for name in sorted(scalars, key=lambda name: "/" in name):
         if name in COUNTERS or name in GAUGES or ELSEWHERE.fullmatch(name):
@@ -243,7 +243,7 @@ def _scalars(now: Published) -> Iterator[Metric]:
 
 
 def _spans(totals: Mapping[Key, PublishedTotals], nodes: Mapping[str, str]) -> Iterator[Metric]:
-    """With the node where there is one: Prometheus takes an empty label for none."""
+    """The counters of all spans. `node` may be empty: Prometheus treats that as no label."""
     labels = ["worker", "kind", "name", "node"]
     text = "Seconds that a worker spent: computing a fragment, waiting, or using a link."
     seconds = CounterMetricFamily("dovetail_seconds", text, labels=labels)
@@ -254,7 +254,7 @@ def _spans(totals: Mapping[Key, PublishedTotals], nodes: Mapping[str, str]) -> I
     nbytes = CounterMetricFamily("dovetail_bytes", text, labels=["worker", "name", "node"])
     for (worker, kind, name), sums in totals.items():
         told = [_label(worker), kind, _label(name), _label(nodes.get(worker, ""))]
-        if kind != QUEUE:  # which is nobody's time
+        if kind != QUEUE:  # time in a queue is not the worker's time
             seconds.add_metric(told, sums.seconds)
         calls.add_metric(told, sums.calls)
         items.add_metric(told, sums.items)
@@ -264,7 +264,7 @@ def _spans(totals: Mapping[Key, PublishedTotals], nodes: Mapping[str, str]) -> I
 
 
 def _latency(totals: Mapping[Key, PublishedTotals]) -> Metric:
-    """By kind and name, over all workers."""
+    """The histogram of durations by kind and name, over all workers."""
     buckets: dict[tuple[str, str], Counter[int]] = {}
     seconds: dict[tuple[str, str], float] = {}
     for (_, kind, name), sums in totals.items():

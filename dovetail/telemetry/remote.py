@@ -1,7 +1,7 @@
-"""Sinks of other people's services, W&B and MLflow: each behind an extra of its own.
+"""Sinks for external services, W&B and MLflow, each an optional extra.
 
-Each has a thread of its own, so that what waits for a network holds up neither the training nor
-the run's own files. A resumed run goes on in the same remote run, whose id is kept in its folder.
+Each has its own thread, so that a slow network delays neither training nor the run's files. A
+resumed run continues the same remote run, whose id is stored in the run's folder.
 """
 
 import importlib.util
@@ -15,30 +15,30 @@ from dovetail.run.folder import Run
 from dovetail.telemetry.sinks import MetricsWriter, Sink
 
 SERVICES = {"wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
-"""What `--log` takes: the extra, and the packages that it brings."""
+"""The services of `--log`, which are names of extras, and the packages that each needs."""
 PATIENCE = 60.0
-"""Seconds at the end of a run in which a service may take what is still to be sent."""
+"""Time limit for a service to send its remaining data at the end of a run, in seconds."""
 
 Tell = Callable[[str], None]
 
 
 class ThreadedSink:
-    """A sink with a thread of its own."""
+    """Wraps a sink with its own writer thread."""
 
     def __init__(self, sink: Sink, tell: Tell) -> None:
         self._recorder = MetricsWriter([sink], tell, patience=PATIENCE)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Hands over, and never waits."""
+        """Queues the scalars; never blocks."""
         self._recorder.record(step, scalars)
 
     def close(self) -> None:
-        """Waits, with a limit, until everything is written."""
+        """Waits until everything is written, at most `PATIENCE` seconds."""
         self._recorder.close()
 
 
 def check_services(names: tuple[str, ...]) -> None:
-    """Refuses services that are unknown or whose packages are missing."""
+    """Raises if a service is unknown or its packages are missing."""
     for name in names:
         if name not in SERVICES:
             raise UserError(f"--log has no {name!r}: {nearest(name, SERVICES)}.")
@@ -53,7 +53,7 @@ def check_services(names: tuple[str, ...]) -> None:
 def remote_sinks(
     names: tuple[str, ...], run: Run, config: Mapping[str, Any], project: str, tell: Tell
 ) -> list[Sink]:
-    """The sinks of these services, which send `config` along."""
+    """Creates the sinks of these services; they also log `config`."""
     from dovetail.telemetry.mlflow import MlflowSink
     from dovetail.telemetry.wandb import WandbSink
 
@@ -66,7 +66,7 @@ def remote_sinks(
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options as one level, `options.learning_rate`."""
+    """Flattens nested options to keys like `options.learning_rate`."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
@@ -77,7 +77,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def kept_id(file: Path, make: Callable[[], str] = lambda: uuid.uuid4().hex[:12]) -> str:
-    """The id of a remote run: that of an earlier start, or a new one."""
+    """The id of the remote run: read from `file`, or made and stored there at the first start."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(make(), encoding="utf-8")

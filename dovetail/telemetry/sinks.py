@@ -1,7 +1,7 @@
-"""Where the scalars of a training go: metrics.csv, or any other sink.
+"""Sinks for a run's scalars: metrics.csv and others.
 
-The training loop hands them to a `MetricsWriter`, whose thread writes them to every sink: neither a
-slow disk nor an import ever holds up a step.
+The training loop passes scalars to a `MetricsWriter`, whose thread writes them to every sink, so
+that neither a slow disk nor an import delays a step.
 """
 
 import contextlib
@@ -21,44 +21,44 @@ from dovetail.errors import UserError
 from dovetail.run.folder import write_atomically, write_error
 
 FIRST_COLUMNS = ("time_s", "env_steps", "updates")
-"""The columns with which every metrics.csv begins."""
+"""The first columns of every metrics.csv."""
 
 GATHERED = 1.0
-"""Seconds for which records are gathered before they are written together: while they are written,
-a core does not train, and a program that trains on all of them waits for that one."""
+"""Seconds for which records are collected before they are written together. Writing takes a core
+from training, and a program that trains on all cores waits for the slowest."""
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Sink(Protocol):
-    """Something that scalars are written to, always from one thread.
+    """A destination of scalars; all calls come from one thread.
 
-    A `UserError` that it raises stops the training; any other exception only stops the sink.
+    A `UserError` stops training; any other exception stops only the sink.
     """
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Takes the scalars known after `step` environment steps."""
+        """Writes the scalars after `step` environment steps."""
         ...
 
     def close(self) -> None:
-        """Flushes and releases what the sink holds."""
+        """Flushes and releases the sink's resources."""
         ...
 
 
 @runtime_checkable
 class ArraySink(Protocol):
-    """A sink that also shows how the numbers of arrays are spread."""
+    """A sink that also shows histograms of arrays."""
 
     def write_arrays(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Takes arrays as they are after `step` environment steps."""
+        """Writes the arrays after `step` environment steps."""
         ...
 
 
 class CsvSink:
-    """One row per write. A column may appear at any time: earlier rows get an empty cell."""
+    """Writes one CSV row per call. New columns may appear later; earlier rows get empty cells."""
 
     def __init__(self, path: str | Path, append: bool = False, after: int | None = None) -> None:
-        """`append` keeps the rows that are there, except those past `after` environment steps."""
+        """`append` keeps existing rows, except those beyond `after` environment steps."""
         self._path = Path(path)
         self._columns = list(FIRST_COLUMNS)
         rows: list[list[str]] = []
@@ -70,7 +70,7 @@ class CsvSink:
         self._rewrite(rows)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Appends a row, and flushes it."""
+        """Appends a row; the file is unbuffered."""
         known = {"env_steps": step, **scalars}
         new = [name for name in known if name not in self._columns]
         if new:
@@ -81,11 +81,11 @@ class CsvSink:
         self._append(_line(_cell(known.get(name, math.nan)) for name in self._columns))
 
     def close(self) -> None:
-        """Releases the file; every row is in it already."""
+        """Closes the file; all rows are written already."""
         self._file.close()
 
     def _append(self, line: str) -> None:
-        """Writes the whole line, or takes back what the disk had room for."""
+        """Writes the whole line, or truncates a partial one if the disk is full."""
         end, data = self._file.seek(0, io.SEEK_END), line.encode()
         try:
             while data:
@@ -98,7 +98,7 @@ class CsvSink:
             raise
 
     def _read(self) -> list[list[str]]:
-        """The file's whole rows, a half-written last one left out; takes over its columns."""
+        """Reads the complete rows, without a partial last one; adopts the file's columns."""
         text = self._path.read_text(encoding="utf-8")
         header, *rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines())) or [[]]
         order = [*self._columns, *(name for name in header if name not in self._columns)]
@@ -111,7 +111,7 @@ class CsvSink:
         return [[row[place] if place < len(row) else "" for place in places] for row in rows]
 
     def _rewrite(self, rows: list[list[str]]) -> None:
-        """Puts the header and `rows`, filled up to its length, in place of the file."""
+        """Replaces the file by the header and `rows`, padded to the number of columns."""
         width = len(self._columns)
         lines = [_line(row + [""] * (width - len(row))) for row in [self._columns, *rows]]
         write_atomically(self._path, "".join(lines))
@@ -119,14 +119,15 @@ class CsvSink:
 
 
 def _line(cells: Iterable[str]) -> str:
-    """Cells as one line of CSV, quoted where a name has a comma."""
+    """Formats cells as one line of CSV, quoted where necessary."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(list(cells))
     return text.getvalue()
 
 
 def _cell(value: float) -> str:
-    """A number that reads back as the same float; nothing for NaN, whole numbers without a dot."""
+    """Formats a number so that it reads back as the same float; NaN as an empty cell, integers
+    without a decimal point."""
     number = float(value)
     if math.isnan(number):
         return ""
@@ -134,7 +135,7 @@ def _cell(value: float) -> str:
 
 
 class MetricsWriter:
-    """Writes scalars to sinks from a thread of its own; `record` never waits for them."""
+    """Writes scalars to sinks in a background thread; `record` never blocks."""
 
     def __init__(
         self,
@@ -143,12 +144,12 @@ class MetricsWriter:
         capacity: int = 1024,
         patience: float = 10.0,
     ) -> None:
-        """`on_failure` is told, in a sentence and from the thread, what could not be written.
-        Once it is closed, sinks have `patience` seconds for what is waiting, unless told."""
+        """`on_failure` is called with a sentence, from the thread, if something could not be
+        written. `patience` is the default time limit of `close`, in seconds."""
         self.failures: list[str] = []
-        """A sentence for each sink that failed, and for what was dropped."""
+        """A sentence for each failed sink and for dropped records."""
         self.dropped = 0
-        """How many records were dropped, the oldest first, because the sinks did not keep up."""
+        """Number of records dropped, oldest first, because the sinks were too slow."""
         self._sinks = list(sinks)
         self._on_failure = on_failure
         self._capacity, self._patience = capacity, patience
@@ -160,11 +161,11 @@ class MetricsWriter:
         self._thread.start()
 
     def record(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Hands over the scalars known after `step` environment steps, arrays of one included."""
+        """Queues the scalars after `step` environment steps; one-element arrays are allowed."""
         self._hand_over(step, scalars, False)
 
     def record_arrays(self, step: int, arrays: Mapping[str, Any]) -> None:
-        """Hands over arrays, for those sinks that show how their numbers are spread."""
+        """Queues arrays for the sinks that show histograms."""
         self._hand_over(step, arrays, True)
 
     def _hand_over(self, step: int, what: Mapping[str, Any], arrays: bool) -> None:
@@ -178,7 +179,7 @@ class MetricsWriter:
                 self._changed.notify()
 
     def close(self, timeout: float | None = None) -> None:
-        """Writes what is waiting, within `timeout` seconds, and closes the sinks."""
+        """Writes the queued records, within `timeout` seconds, and closes the sinks."""
         timeout = self._patience if timeout is None else timeout
         with self._changed:
             already, self._closing = self._closing, True
@@ -198,18 +199,18 @@ class MetricsWriter:
 
     @property
     def _crowded(self) -> bool:
-        """Whether so many records wait that some will be dropped if they are not written."""
+        """Whether the queue is at least half full."""
         return 2 * len(self._waiting) >= self._capacity
 
     def _gather(self) -> bool:
-        """Waits for records; returns whether there are any, which there are not once closed."""
+        """Waits for records; returns False once closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             self._changed.wait_for(lambda: self._closing or self._crowded, GATHERED)
             return bool(self._waiting)
 
     def _work(self) -> None:
-        """The thread: writes until closed and empty."""
+        """The writer thread: writes until closed and empty."""
         while self._gather():
             while self._waiting:
                 with self._changed:
@@ -236,7 +237,7 @@ class MetricsWriter:
             self._guarded(sink, sink.write_arrays, step, here)
 
     def _guarded(self, sink: Sink, action: Callable[..., None], *arguments: object) -> None:
-        """Runs `action`; if it fails, gives the sink up and says so, once."""
+        """Runs `action`; if it fails, removes the sink and reports the failure once."""
         try:
             action(*arguments)
         except Exception as error:
@@ -257,7 +258,7 @@ class MetricsWriter:
                 self._on_failure(sentence)
 
     def _raise_fatal(self) -> None:
-        """Raises, once, what a sink could not do without."""
+        """Raises a sink's `UserError`, once."""
         fatal, self._fatal = self._fatal, None
         if fatal is not None:
             raise fatal

@@ -1,7 +1,7 @@
-"""What every worker did when: spans, noted without a lock into a bounded buffer.
+"""Spans: each worker's timed activities, recorded without a lock in a bounded buffer.
 
-A worker notes on its own `Track`; whoever reports drains it. A track that is not drained in time
-forgets its oldest spans, and counts them: noting never waits.
+A worker adds to its own `Track`; the reporting thread drains it. A full track drops its oldest
+spans and counts them, so that adding never blocks.
 """
 
 from collections import deque
@@ -9,36 +9,40 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 LIMIT = 20_000
-"""Spans that a track holds until they are drained: some megabytes at most."""
+"""Maximum number of undrained spans in a track: a few megabytes."""
 
 COMPUTE, WAIT, LINK, QUEUE = "compute", "wait", "link", "queue"
-"""Kinds: a fragment at work; waiting for another worker; something handed to one; and, which is
-nobody's time, how long something lay in a link before the worker took it."""
+"""Kinds of spans: running a fragment; waiting for another worker; sending over a link; and the time
+that a message lay in a channel before the worker took it, which is not the worker's own time."""
 ROOM = "room"
-"""What is waited for where others have enough: every other wait is for what others make."""
+"""The name of waits for room in an output channel; all other waits are for input."""
 
 
 class Span(NamedTuple):
-    """One thing that a worker did."""
+    """One timed activity of a worker."""
 
     kind: str
     name: str
-    """The fragment, what was waited for, or the boundary whose link was used."""
+    """The fragment, the awaited input, or the boundary whose link was used."""
     start: float
-    """Seconds on the clock of the process that reports, `time.perf_counter`."""
+    """`time.perf_counter()` of the reporting process, in seconds."""
     seconds: float
     calls: int = 1
-    """How often, where many short ones are noted together: the steps of an unroll."""
+    """Number of calls, where many short ones share a span: the steps of an unroll."""
     nbytes: int = 0
     items: int = 0
-    """Environment steps, messages, or how many of them lay in a queue."""
+    """Number of environment steps or messages; for a queue, the number waiting in it."""
     version: int = -1
-    """Of the weights; -1 where that says nothing."""
+    """The version of the weights; -1 if not applicable."""
     staleness: int = -1
+    """The staleness of a trajectory; -1 if not applicable."""
 
 
 class Track:
-    """One worker's spans. `add` is called by the worker alone, `drain` by who reports."""
+    """One worker's spans. Only the worker calls `add`; only the reporting thread calls `drain`.
+
+    No lock is needed: appends and pops of a deque are atomic.
+    """
 
     def __init__(self, worker: str, limit: int = LIMIT) -> None:
         self.worker = worker
@@ -46,7 +50,7 @@ class Track:
         self._spans: deque[Span] = deque(maxlen=limit)
         self._added = self._drained = 0
         self.paused: float | None = None
-        """When the worker was last done with what was asked of it."""
+        """`time.perf_counter()` when the worker last finished its requested work."""
 
     def add(
         self,
@@ -60,20 +64,20 @@ class Track:
         version: int = -1,
         staleness: int = -1,
     ) -> None:
-        """Notes a span."""
+        """Adds a span."""
         self._spans.append(
             Span(kind, name, start, seconds, calls, nbytes, items, version, staleness)
         )
         self._added += 1
 
     def extend(self, spans: Iterable[Span]) -> None:
-        """Notes spans of another process, on this one's clock."""
+        """Adds spans of another process, already converted to this process's clock."""
         for span in spans:
             self._spans.append(span)
             self._added += 1
 
     def drain(self) -> list[Span]:
-        """The spans since the last call."""
+        """Removes and returns the spans since the last call."""
         found: list[Span] = []
         while len(found) < self._limit:
             try:
@@ -85,16 +89,19 @@ class Track:
 
     @property
     def dropped(self) -> int:
-        """Spans that were forgotten before anybody drained them."""
+        """Number of spans dropped before they were drained."""
         return max(0, self._added - self._drained - len(self._spans))
 
 
 def on_clock(spans: Iterable[Span], ahead: float) -> list[Span]:
-    """Spans of a process whose clock is `ahead` seconds before ours, on ours."""
+    """Converts spans of a process whose clock is `ahead` seconds ahead of ours to our clock."""
     return [span._replace(start=span.start - ahead) for span in spans]
 
 
 def clock_ahead(called: float, answered: float, begun: float, done: float) -> float:
-    """How far another process's clock is ahead of ours: it began and was done at these times of its
-    own, was called and answered at these of ours, and both ways take alike."""
+    """Estimates by how many seconds another process's clock is ahead of ours.
+
+    `called` and `answered` are times on our clock, `begun` and `done` on the other one. Like NTP,
+    it assumes equal delays in both directions.
+    """
     return ((begun - called) + (done - answered)) / 2

@@ -1,9 +1,9 @@
-"""What a run is doing this moment: status.json, written by a thread of its own every two seconds.
+"""The current status of a run: status.json, written by a background thread every two seconds.
 
-It goes on being written while the training waits for a worker, so that somebody else can ask why.
-Whoever makes a file `stacks.asked` finds the lines of code at which every thread stands in
-`stacks.txt` soon after. A signal handler could tell them at any moment, but reads the frames of
-threads while these run, and that ends a process now and then.
+It is written even while training waits for a worker, so that another process can find out why. To
+request stack traces, create the file `stacks.asked`; the traces of all threads then appear in
+`stacks.txt`. A signal handler (faulthandler) would answer at any moment, but it reads the frames of
+running threads, which crashes the process now and then.
 """
 
 import contextlib
@@ -24,15 +24,18 @@ from dovetail.run.folder import Run, write_atomically
 FILE, STACKS, ASKED = "status.json", "stacks.txt", "stacks.asked"
 EVERY = 2.0
 LOOKS = 0.1
-"""Seconds between two looks whether somebody asks."""
+"""Seconds between two checks for a request."""
 MESSAGES = 50
-"""The latest ones are kept."""
+"""Number of latest messages to keep."""
 LONGEST = 10_000
-"""Characters of a traceback, the last ones."""
+"""Number of characters kept of a traceback, from its end."""
 
 
 class Status:
-    """Writes what `workers` and `progress` say until it is closed."""
+    """Writes the results of `workers()` and `progress()` until closed.
+
+    Its thread calls both functions.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class Status:
         self._thread.start()
 
     def message(self, text: str) -> None:
-        """Keeps what people were told."""
+        """Adds a message to the status."""
         self._messages.append((time.time(), text))
 
     @property
@@ -58,14 +61,14 @@ class Status:
         return self._run.path / FILE
 
     def withdraw(self) -> None:
-        """Ends it as if nothing had been written: this start was refused."""
+        """Closes and restores the earlier status file: this start was rejected."""
         self.close()
         if self._before is not None:
             write_atomically(self._file, self._before)
 
     def close(self, ending: str = "", error: BaseException | None = None) -> None:
-        """Writes for the last time, with how the run ended, and the traceback of the error that
-        ended it; safe to call twice."""
+        """Writes the final status: how the run ended, with the traceback of `error`; safe to call
+        twice."""
         if self._ended.is_set():
             return
         self._ending = ending or "done"
@@ -82,20 +85,20 @@ class Status:
     def _work(self) -> None:
         ended = False
         while True:
-            with contextlib.suppress(UserError):  # a full disk is told by who writes what matters
+            with contextlib.suppress(UserError):  # metrics and checkpoints report a full disk
                 self._run.write_json(FILE, self._now(ended))
             if ended:
                 return
             ended = self._answer(time.monotonic() + EVERY)
 
     def _answer(self, until: float) -> bool:
-        """Tells who asks where the threads stand, for a while; returns whether the run ended."""
+        """Answers requests for stack traces until `until`; returns whether the run ended."""
         asked = self._run.path / ASKED
         while (left := until - time.monotonic()) > 0:
             if self._ended.wait(min(left, LOOKS)):
                 return True
             if asked.exists():
-                with contextlib.suppress(OSError, UserError):  # who asks is told of silence
+                with contextlib.suppress(OSError, UserError):  # the requester times out
                     asked.unlink()
                     write_atomically(self._run.path / STACKS, _stacks())
         return False
@@ -114,7 +117,7 @@ class Status:
 
 
 def _stacks() -> str:
-    """The lines of code at which every other thread stands."""
+    """The stack traces of all other threads."""
     threads = {thread.ident: thread for thread in threading.enumerate()}
     told: list[str] = []
     for number, frame in sys._current_frames().items():  # pyright: ignore[reportPrivateUsage]

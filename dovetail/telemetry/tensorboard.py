@@ -1,4 +1,4 @@
-"""TensorBoard: scalars, histograms and moving pictures as an event file."""
+"""TensorBoard: writes scalars, histograms and animations to an event file."""
 
 import math
 import socket
@@ -30,7 +30,7 @@ TAGS = {
     "updates": ("time/updates",),
     "episodes": ("time/episodes",),
 }
-"""Our scalars under the names that users of CleanRL, and then of Stable-Baselines3, know."""
+"""TensorBoard names of our scalars: CleanRL's first, then Stable-Baselines3's."""
 
 
 def tags(name: str) -> tuple[str, ...]:
@@ -44,20 +44,20 @@ def tags(name: str) -> tuple[str, ...]:
 
 
 class TensorBoardSink:
-    """An event file for TensorBoard, under the names that its users know from other libraries."""
+    """Writes an event file for TensorBoard, with the tag names of other libraries."""
 
     flush_every = 2.0
-    """Seconds between two flushes to the disk."""
+    """Seconds between two flushes to disk."""
 
     def __init__(self, folder: str | Path, after: int | None = None) -> None:
-        """`after`: resumed at this step, so that TensorBoard forgets what was shown past it."""
+        """`after` is the step of a resumed run; TensorBoard then discards later events."""
         self._folder = Path(folder)
         self._after = after
         self._writer: RecordWriter | None = None
         self._flushed = 0.0
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Adds one event that holds all the scalars."""
+        """Adds one event with all scalars."""
         values = [
             {"tag": tag, "simple_value": value}
             for name, value in scalars.items()
@@ -78,7 +78,7 @@ class TensorBoardSink:
         )
 
     def write_gif(self, step: int, gif: bytes) -> None:
-        """Adds a moving picture."""
+        """Adds an animation; its size is read from the GIF's header."""
         width, height = struct.unpack("<HH", gif[6:10])
         picture = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": gif}
         self._add(step, [{"tag": "video", "image": picture}])
@@ -96,7 +96,7 @@ class TensorBoardSink:
             self._writer.close()
 
     def _open(self) -> "RecordWriter":
-        """The event file, opened at the first write: by the recorder's thread, import included."""
+        """Opens the event file at the first write, so that the writer thread does the import."""
         from tensorboardX.record_writer import RecordWriter
 
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -109,14 +109,14 @@ class TensorBoardSink:
 
 
 def _event(**content: object) -> bytes:
-    """TensorBoard's Event message; it is generated, and so unknown to type checkers."""
+    """Serializes TensorBoard's Event message; generated code, unknown to type checkers."""
     from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
     return Event(wall_time=time.time(), **content).SerializeToString()
 
 
 def _histogram(array: np.ndarray) -> dict[str, Any]:
-    """TensorBoard's record of how an array's numbers are spread, in 30 bins."""
+    """TensorBoard's histogram of an array, with 30 bins."""
     numbers = np.asarray(array, np.float64).ravel()
     counts, edges = np.histogram(numbers, bins=30)
     return {

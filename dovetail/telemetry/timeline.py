@@ -1,7 +1,6 @@
-"""What the spans of a run come to: totals by worker and name, and the latest of them one by one.
+"""Aggregates the spans of a run: totals by worker and name, and a window of the latest spans.
 
-Totals are kept for the whole run in a space that does not grow with it; of the spans themselves a
-window is kept, for a picture of what happened when.
+Totals cover the whole run in constant space. The window keeps individual spans for traces.
 """
 
 import math
@@ -18,18 +17,18 @@ from dovetail.run.folder import Run, write_atomically
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT, Span
 
 WINDOW = 50_000
-"""Spans that are kept one by one: about 10 MB."""
+"""Number of individual spans to keep: about 10 MB."""
 WRITE_SECONDS = 5.0
-"""How often telemetry.json is written anew."""
+"""Interval at which telemetry.json is rewritten."""
 FIRST_BUCKET, PER_OCTAVE, BUCKETS = 1e-7, 4, 128
-"""Durations are counted in buckets a quarter of an octave wide, from 0.1 µs to minutes."""
+"""Histogram of durations: buckets a quarter of an octave wide, from 0.1 µs to minutes."""
 FILE, SPANS = "telemetry.json", "spans.npz"
 FORMAT = 1
 
 
 @dataclass
 class Totals:
-    """All spans of one kind and name of a worker."""
+    """The sums over all spans of one worker, kind and name."""
 
     calls: int = 0
     spans: int = 0
@@ -39,7 +38,7 @@ class Totals:
     buckets: Counter[int] = field(default_factory=Counter)
 
     def add(self, span: Span) -> None:
-        """Counts one more."""
+        """Adds a span."""
         self.calls += span.calls
         self.spans += 1
         self.seconds += span.seconds
@@ -50,7 +49,7 @@ class Totals:
         self.buckets[min(BUCKETS - 1, int(octaves * PER_OCTAVE))] += span.calls
 
     def quantile(self, share: float) -> float:
-        """Seconds that this share of the calls stayed under, to a quarter of an octave."""
+        """The quantile of the calls' durations in seconds, rounded up to a bucket."""
         wanted, seen = share * self.calls, 0
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
@@ -59,7 +58,7 @@ class Totals:
         return 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As telemetry.json has it."""
+        """The entry in telemetry.json."""
         return {
             "calls": self.calls,
             "spans": self.spans,
@@ -72,7 +71,7 @@ class Totals:
 
 
 class Timeline:
-    """The spans of a run, of all workers."""
+    """The spans of all workers of a run. Used by the driver thread only."""
 
     def __init__(self) -> None:
         self.totals: dict[tuple[str, str, str], Totals] = {}
@@ -84,7 +83,7 @@ class Timeline:
         self._written = -math.inf
 
     def add(self, spans: Mapping[str, Sequence[Span]]) -> None:
-        """Counts the spans of some workers."""
+        """Adds spans by worker."""
         for worker, own in spans.items():
             for span in own:
                 key = worker, span.kind, span.name
@@ -94,17 +93,17 @@ class Timeline:
                 if span.staleness >= 0:
                     self.staleness[span.staleness] += 1
                 self._window.append((worker, span))
-                if span.kind == QUEUE:  # it began before the worker knew of it
+                if span.kind == QUEUE:  # it may have begun before the worker's first own span
                     continue
                 extent = self._extent.setdefault(worker, [span.start, span.start])
                 extent[1] = max(extent[1], span.start + span.seconds)
 
     def note(self, worker: str, kind: str, name: str, start: float) -> None:
-        """One span that ends now."""
+        """Adds a span that ends now."""
         self.add({worker: [Span(kind, name, start, time.perf_counter() - start)]})
 
     def to_json(self) -> dict[str, Any]:
-        """The totals; workers in the order in which they were first heard of."""
+        """The totals as in telemetry.json, with workers in order of first appearance."""
         workers: dict[str, Any] = {}
         for (worker, kind, name), totals in self.totals.items():
             first, last = self._extent.get(worker, (0.0, 0.0))
@@ -121,7 +120,7 @@ class Timeline:
         }
 
     def write(self, run: Run, last: bool = False) -> None:
-        """Writes telemetry.json if it is time, and with the `last` one the window of spans."""
+        """Writes telemetry.json if it is due; with `last`, also the window of spans."""
         now = time.monotonic()
         if last or now - self._written >= WRITE_SECONDS:
             self._written = now
@@ -148,7 +147,7 @@ class Timeline:
 def save_spans(
     path: Path, workers: list[str], names: list[tuple[str, str]], table: np.ndarray
 ) -> None:
-    """Writes spans as numpy arrays, whole or not at all."""
+    """Writes spans as numpy arrays, atomically."""
     import io
 
     buffer = io.BytesIO()
@@ -161,7 +160,7 @@ def save_spans(
 
 
 def load_spans(path: Path) -> list[tuple[str, Span]]:
-    """The (worker, span) pairs that a run kept."""
+    """Reads the (worker, span) pairs of a run."""
     with np.load(path, allow_pickle=False) as found:
         workers, kinds, names = found["workers"], found["kinds"], found["names"]
         return [

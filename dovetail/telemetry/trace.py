@@ -1,4 +1,4 @@
-"""A run's spans as a trace for Perfetto or Chrome: a track per worker, arrows along the links."""
+"""Writes a run's spans as a trace for Perfetto or Chrome: a track per worker, arrows for links."""
 
 import json
 from bisect import bisect_left, bisect_right
@@ -17,7 +17,7 @@ SECONDS = 10.0
 def write_trace(
     run: str | Path | Run, path: str | Path | None = None, seconds: float = SECONDS
 ) -> Path:
-    """Writes the last `seconds` of a run that were kept; returns the file's path."""
+    """Writes a trace of the last `seconds` of a run's kept spans; returns the file's path."""
     opened = run if isinstance(run, Run) else Run.open(run)
     try:
         spans = load_spans(opened.path / SPANS)
@@ -35,7 +35,7 @@ def write_trace(
 
 
 def trace_events(spans: list[tuple[str, Span]], seconds: float) -> list[dict[str, Any]]:
-    """The events of the last `seconds`, in the order in which they began."""
+    """The trace events of the last `seconds`, ordered by start time."""
     end = max((s.start + s.seconds for _, s in spans), default=0.0)
     kept = [(w, s) for w, s in spans if s.start >= end - seconds]
     kept.sort(key=lambda pair: pair[1].start)
@@ -46,7 +46,7 @@ def trace_events(spans: list[tuple[str, Span]], seconds: float) -> list[dict[str
         for worker, tid in workers.items()
     ]
     for worker, span in kept:
-        if span.kind == QUEUE:  # an arrow, below
+        if span.kind == QUEUE:  # becomes an arrow below
             continue
         events.append(
             {
@@ -72,7 +72,10 @@ def trace_events(spans: list[tuple[str, Span]], seconds: float) -> list[dict[str
 def _arrows(
     spans: list[tuple[str, Span]], workers: dict[str, int], zero: float
 ) -> list[dict[str, Any]]:
-    """From where something was put on a link to what its taker computed with it."""
+    """Arrows from a put on a link to the receiver's next computation.
+
+    Spans carry no message ids: the last put before a message's queue time is taken for its own.
+    """
     sent: dict[str, list[tuple[float, str]]] = {}
     computed: dict[str, list[float]] = {}
     for worker, span in spans:

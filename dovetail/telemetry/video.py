@@ -1,7 +1,7 @@
-"""A video of a policy at work, for whoever wants to see what was learned.
+"""Videos of a policy in its environment.
 
-Frames go to ffmpeg (which imageio-ffmpeg brings along) one by one, to a GIF without it. A video is
-never worth a training: whatever keeps it from being made is returned as a sentence, not raised.
+Frames are streamed to ffmpeg (installed with imageio-ffmpeg), or to a GIF without it. A failed
+video must not fail a run: the reason is returned as a sentence, not raised.
 """
 
 import contextlib
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from dovetail.envs.resolve import Env
 
 Policy = Callable[[Any, Any], tuple[Any, Any]]
-"""(observation, carry) → (action, carry), for one environment; the carry is None at first."""
+"""(observation, carry) → (action, carry) for one environment; the first carry is None."""
 
 
 _UNDRAWN = "neither it nor Gymnasium can draw it."
 
 
 class Video(NamedTuple):
-    """What `record_video` made."""
+    """The result of `record_video`."""
 
     path: Path | None
-    """The file; None if there is none."""
+    """The video file; None if it could not be made."""
     reason: str | None
-    """Why there is none, in a sentence."""
+    """Why it could not be made, as a sentence."""
     returns: tuple[float, ...] = ()
-    """The return of each episode, the last one as far as it was shown."""
+    """The return of each episode; of the last one, as far as it was recorded."""
 
 
 class NoVideo(Exception):
-    """What keeps a video from being made; its text ends a sentence."""
+    """The reason why a video cannot be made; the message completes a sentence."""
 
 
 def record_video(
@@ -53,7 +53,7 @@ def record_video(
     max_steps: int = 1000,
     seed: int = 0,
 ) -> Video:
-    """Films `episodes` episodes, `max_steps` steps at most in all; without ffmpeg as a GIF."""
+    """Records `episodes` episodes, at most `max_steps` steps in total; as a GIF without ffmpeg."""
     returns: list[float] = []
     gif = Path(path).suffix == ".gif" or not _has_ffmpeg()
     target = Path(path).with_suffix(".gif" if gif else ".mp4")
@@ -68,7 +68,7 @@ def record_video(
 
 
 def show_window(env: "Env", policy: Policy, seed: int = 0) -> float:
-    """Shows one episode in a window; returns its return. Refused where there is no screen."""
+    """Shows one episode in a window and returns its return; raises without a screen."""
     returns: list[float] = []
     try:
         if not _has_screen():
@@ -85,7 +85,7 @@ def show_window(env: "Env", policy: Policy, seed: int = 0) -> float:
 
 @contextlib.contextmanager
 def _opened(env: "Env", mode: str = "rgb_array") -> "Generator[Watched]":
-    """The environment that draws itself, once it has shown that it can."""
+    """Opens an environment that can render; raises `NoVideo` if it cannot."""
     from dovetail.envs.render import Watched
 
     if env.single is None:
@@ -94,7 +94,7 @@ def _opened(env: "Env", mode: str = "rgb_array") -> "Generator[Watched]":
         single = _ask(env.single, render_mode=mode)
     except NoVideo as reason:
         if env.jax is not None and isinstance(reason.__cause__, UserError):
-            raise NoVideo(_UNDRAWN) from reason  # Gymnasium knows none of this name
+            raise NoVideo(_UNDRAWN) from reason  # Gymnasium has no environment of this name
         raise
     try:
         watched = _ask(Watched, single, env.spec.id)
@@ -107,12 +107,12 @@ def _opened(env: "Env", mode: str = "rgb_array") -> "Generator[Watched]":
             raise NoVideo("the one that Gymnasium would draw has other observations or actions.")
         yield watched
     finally:
-        with contextlib.suppress(Exception):  # what could not draw need not close either
+        with contextlib.suppress(Exception):  # an environment that failed may fail to close too
             single.close()
 
 
 def _ask(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What an environment answers; if it fails there is no video, and nothing worse."""
+    """Calls a method of the environment; turns any failure into `NoVideo`."""
     try:
         return call(*arguments, **named)
     except Exception as error:
@@ -127,7 +127,7 @@ def _film(
     seed: int,
     returns: list[float],
 ) -> Iterator[np.ndarray]:
-    """The frames of the episodes; adds the return of each to `returns`."""
+    """Yields the frames of the episodes; appends each episode's return to `returns`."""
     left = max_steps
     for episode in range(episodes):
         if left <= 0:
@@ -146,7 +146,8 @@ def _film(
 
 
 def _even(frame: np.ndarray | None) -> np.ndarray:
-    """The picture with the even height and width that video players want; a window has none."""
+    """Pads a frame to even height and width, as video codecs require; None, from an environment
+    that draws to a window, becomes a black frame."""
     if frame is None:
         return np.zeros((2, 2, 3), np.uint8)
     height, width = frame.shape[:2]
@@ -156,11 +157,11 @@ def _even(frame: np.ndarray | None) -> np.ndarray:
 
 
 def _write(path: Path, frames: Iterator[np.ndarray], frames_per_second: float) -> None:
-    """Writes beside `path` and moves there at the end, so that a half video is never seen."""
+    """Writes to a temporary file and moves it to `path`, which never holds a partial video."""
     partial = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
     try:
         with warnings.catch_warnings():
-            # ffmpeg is started by fork and exec at once, which is safe beside JAX's threads.
+            # ffmpeg starts with fork and an immediate exec, which is safe despite JAX's threads.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
             _write_frames(_open_writer(partial, frames_per_second), frames, path)
         os.replace(partial, path)
@@ -181,7 +182,7 @@ def _write_frames(writer: "Format.Writer", frames: Iterator[np.ndarray], path: P
 
 
 def _open_writer(path: Path, frames_per_second: float) -> "Format.Writer":
-    """imageio's writer for an mp4 that browsers play, or for a GIF that repeats."""
+    """imageio's writer for an mp4 that browsers can play, or for a looping GIF."""
     import imageio.v2 as imageio
 
     if path.suffix == ".gif":
@@ -208,20 +209,20 @@ def _has_ffmpeg() -> bool:
 
 
 def _frames_per_second(watched: "Watched") -> float:
-    """As the environment states it, within what is pleasant to watch."""
+    """The environment's frame rate, limited to a watchable range."""
     stated = (watched.metadata or {}).get("render_fps") or 30
     return float(min(max(stated, 2), 60))
 
 
 def _has_screen() -> bool:
-    """Whether a window could open; only Linux may lack a screen without saying so."""
+    """Whether a window can open; only Linux needs a check."""
     screens = ("DISPLAY", "WAYLAND_DISPLAY")
     return sys.platform != "linux" or any(os.environ.get(name) for name in screens)
 
 
 @contextlib.contextmanager
 def _headless() -> Generator[None]:
-    """Lets pygame and MuJoCo draw without a screen or a loudspeaker, while it lasts."""
+    """Lets pygame and MuJoCo render without a screen or audio device while the block runs."""
     wanted = {"SDL_AUDIODRIVER": "dummy"}
     if sys.platform == "linux":
         if not _has_screen():
@@ -244,7 +245,7 @@ def _unwritten(path: Path, error: Exception) -> str:
 
 
 def _sentence(error: Exception) -> str:
-    """What an exception says first, ended by a full stop."""
+    """The first line of an exception's message, with a final period."""
     if isinstance(error, UserError):
         return str(error)
     lines = str(error).strip().splitlines() or [""]

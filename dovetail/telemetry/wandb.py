@@ -1,7 +1,7 @@
-"""Weights & Biases, the extra `wandb`: a run there for every run here.
+"""Logs a run to Weights & Biases (extra `wandb`).
 
-WANDB_MODE says whether it goes to the network; without it, and without a key, the run is kept
-offline and can be sent later. Everything that is written lies in the run's own folder.
+WANDB_MODE selects online or offline. Without it and without an API key, the run is stored offline
+and can be uploaded later. All files are written to the run's folder.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ class WandbSink:
         self._run: Any = None
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Logs one row; the first one opens the run, import included."""
+        """Logs one row; the first call imports W&B and opens the run."""
         if self._run is None:
             self._run = self._open()
         known = {name: value for name, value in scalars.items() if not math.isnan(value)}
         self._run.log({**known, "env_steps": step})
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining data."""
         if self._run is not None:
             self._run.finish()
 
@@ -61,7 +61,7 @@ class WandbSink:
 
 @contextlib.contextmanager
 def _within(folder: Path) -> Generator[None]:
-    """Has W&B's process keep its logs in `folder`, and report its own errors to nobody."""
+    """Makes W&B's process cache in `folder` and disables its error reporting."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {"WANDB_CACHE_DIR": str(folder / "cache"), "WANDB_ERROR_REPORTING": "false"}
     added = {name: value for name, value in wanted.items() if name not in os.environ}

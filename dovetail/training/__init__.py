@@ -1,4 +1,4 @@
-"""`train` and `resume`: the public way from an algorithm to a run folder."""
+"""`train` and `resume`: train an algorithm and write its run folder."""
 
 from dovetail.training.train import resume, train
 

@@ -1,4 +1,4 @@
-"""Evaluation beside training: one background thread, the latest weights, never a stall."""
+"""Evaluates the latest weights in a background thread, without stalling training."""
 
 import threading
 import time
@@ -8,24 +8,24 @@ from dovetail.evaluation.evaluate import Evaluation, Evaluator
 from dovetail.training.signals import Stop
 
 POLL_SECONDS = 0.1
-"""How often a wait looks at whether somebody asked to stop."""
+"""Interval at which a wait checks for a stop request."""
 
 
 class Result(NamedTuple):
-    """One evaluation that was asked for while training went on."""
+    """One evaluation requested during training."""
 
     snapshot: Any
-    """What was evaluated, as the caller gave it."""
+    """The evaluated snapshot, as passed to `ask`."""
     finished: float
-    """`time.perf_counter()` when it was done."""
+    """`time.perf_counter()` when it finished."""
     evaluation: Evaluation
 
 
 class BackgroundEvaluation:
-    """Evaluates the weights it is given, one set at a time."""
+    """Runs one evaluation at a time in a background thread."""
 
     def __init__(self, evaluator: Evaluator | None) -> None:
-        """Without an evaluator nothing is ever found."""
+        """Without an evaluator there are never any results."""
         self._evaluator = evaluator
         self._thread: threading.Thread | None = None
         self._results: list[Result] = []
@@ -33,16 +33,16 @@ class BackgroundEvaluation:
 
     @property
     def silent(self) -> bool:
-        """Whether it cannot evaluate."""
+        """Whether there is no evaluator."""
         return self._evaluator is None
 
     @property
     def busy(self) -> bool:
-        """Whether an evaluation is under way."""
+        """Whether an evaluation is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def ask(self, params: Any, snapshot: Any) -> None:
-        """Starts an evaluation of a snapshot's `params`; does nothing while one is under way."""
+        """Starts an evaluation of a snapshot's `params`; does nothing while one is running."""
         if self.busy or self._evaluator is None:
             return
         self._thread = threading.Thread(
@@ -51,7 +51,7 @@ class BackgroundEvaluation:
         self._thread.start()
 
     def results(self) -> list[Result]:
-        """Evaluations that have finished since the last call; raises one's error."""
+        """Returns the evaluations finished since the last call; raises if one failed."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -59,14 +59,14 @@ class BackgroundEvaluation:
         return found
 
     def wait(self, stop: Stop) -> None:
-        """Waits for the evaluation under way, or cancels it if asked to stop."""
+        """Waits for the running evaluation; cancels it if a stop is requested."""
         while self._thread is not None and self._thread.is_alive():
             if stop and self._evaluator is not None:
                 self._evaluator.cancel()
             self._thread.join(POLL_SECONDS)
 
     def evaluate(self, params: Any, stop: Stop) -> Evaluation | None:
-        """An evaluation that is waited for; None if asked to stop meanwhile."""
+        """Evaluates `params` and waits; None if a stop is requested meanwhile."""
         self.wait(stop)
         self.results()
         self.ask(params, None)
@@ -74,13 +74,13 @@ class BackgroundEvaluation:
         try:
             found = self.results()
         except Exception:
-            if not stop:  # environments in processes of their own may be stopped before us
+            if not stop:  # Ctrl-C also reaches environment processes, which may die before us
                 raise
             return None
         return found[0].evaluation if found else None
 
     def close(self) -> None:
-        """Cancels what is under way and releases the environments."""
+        """Cancels a running evaluation and releases the environments."""
         if self._evaluator is not None:
             self._evaluator.close()
         if self._thread is not None:

@@ -1,4 +1,4 @@
-"""From a deployment to a cluster's resources, and from a plan for it to a runtime on it."""
+"""Clusters and spawned processes: their resources, and the runtime of a plan on them."""
 
 import inspect
 import math
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 HERE = "this machine"
 PACKAGE = Path(__file__).resolve().parent.parent
 LEFT_OUT = (".git/", ".venv/", "venv/", "runs/", "**/__pycache__/", "node_modules/")
-"""Of a user's folder, what the workers do not need."""
+"""Patterns in a user's folder that are not sent to the workers."""
 
 
 def resources_of(deployment: Deployment, nodes: tuple[Node, ...] | None = None) -> Resources:
-    """What a plan can count on: the cluster's nodes, or this machine's for a local cluster."""
+    """The resources for a plan: the cluster's nodes, or this machine for a local cluster."""
     cores = os.cpu_count() or 1
     found = nodes or (Node(HERE, "", math.inf),)
     cpus = sum(node.cpus for node in found)
@@ -59,7 +59,7 @@ def _needs(share: ProcessShare) -> Needs:
 def connect(
     deployment: Deployment, plan: Plan | None = None, user_files: "UserFiles | None" = None
 ) -> Any:
-    """Joins the deployment's cluster; a local one is started with what `plan` needs."""
+    """Joins the deployment's cluster; starts a local one with enough CPUs for `plan`."""
     from dovetail.hosts.ray.connection import RayConnection
 
     if deployment.cluster != "local":
@@ -69,8 +69,11 @@ def connect(
 
 
 def join(deployment: Deployment, user_files: "UserFiles | None" = None) -> tuple[Any, Resources]:
-    """(the cluster that is joined, what it has); a local one is started later, for its plan.
-    `user_files` holds the user's files that go there."""
+    """Joins a cluster; returns (connection, its resources).
+
+    The connection is None for a local cluster, which is started once the plan is known.
+    `user_files` are sent to the cluster.
+    """
     if deployment.cluster == "local":
         import_ray()
         return None, resources_of(deployment)
@@ -79,7 +82,7 @@ def join(deployment: Deployment, user_files: "UserFiles | None" = None) -> tuple
 
 
 def import_ray() -> None:
-    """Refuses with a sentence where Ray is not installed."""
+    """Raises a `UserError` if Ray is not installed."""
     from dovetail.hosts.ray.connection import import_ray
 
     import_ray()
@@ -87,26 +90,29 @@ def import_ray() -> None:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a process makes the graph and the environment of a run again."""
+    """Rebuilds the graph and the environment of a run in another process.
+
+    Only the inputs of tracing are sent; each process traces the graph again.
+    """
 
     algorithm: Any
     env: Any
-    """What the user gave."""
+    """The environment as the user gave it."""
     strategy: Any
     steps: int
     prepare: Callable[[], None]
     """Called first, in every process."""
     wanted: Wanted | None = None
-    """What is tapped of the trajectories."""
+    """Selects the part of trajectories to tap."""
     served: Served | None = None
-    """The servers that keep its replay."""
+    """The servers that hold the replay."""
     data: DataSpec | None = None
-    """The recorded steps that it learns from, if any."""
+    """The recorded steps to learn from, if any."""
     online: bool = True
-    """Whether anybody acts."""
+    """Whether the run acts."""
 
     def __call__(self, plan: Plan) -> tuple[Graph, Env]:
-        """Loads the user's files where they are here, and traces for the plan's copies."""
+        """Loads the user's files in this process and traces for the plan's copies."""
         self.prepare()
         algorithm, strategy = _made(self.algorithm), _made(self.strategy)
         env = resolve(_made(self.env), traced=strategy.traced_envs)
@@ -121,13 +127,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Named:
-    """An object of a class in a user's file, which a process loads by itself."""
+    """An object of a class in a user's file, sent by name; the receiving process loads the file."""
 
     target: str
     options: dict[str, Any]
 
     def make(self) -> Any:
-        """The object; the file is looked for where the user's folder was put."""
+        """Creates the object; relative paths refer to the worker's copy of the user's folder."""
         return load_object(self.target, "class")(**self.options)
 
 
@@ -143,7 +149,7 @@ def cluster_runtime(
     settings: Settings,
     tell: Callable[[str], None],
 ) -> "Runtime":
-    """A runtime for a plan on a cluster, whose processes follow `recipe`."""
+    """Creates the runtime of a plan on a cluster; its processes build the run from `recipe`."""
     from dovetail.hosts.job import Job
     from dovetail.hosts.ray.runtime import ClusterRuntime
 
@@ -159,7 +165,7 @@ def cluster_runtime(
 
 
 def apart_in(plan: Plan) -> list[str]:
-    """The workers of a plan for one machine that host sides in processes of their own."""
+    """The process workers of a single-machine plan, except those that only step environments."""
     steps = {i.worker for i in plan.instances if i.fragment.endswith(".step")}
     kinds = [worker for worker in plan.workers if worker.kind is WorkerKind.PROCESS]
     return [worker.name for worker in kinds if worker.name not in steps]
@@ -168,7 +174,7 @@ def apart_in(plan: Plan) -> list[str]:
 def spawned_processes(
     recipe: Recipe, plan: Plan, settings: Settings, tell: Callable[[str], None]
 ) -> "Processes | None":
-    """The processes of this machine that host sides of a plan; None if there are none."""
+    """Spawns the processes for sides of a plan on this machine; None if there are none."""
     apart = apart_in(plan)
     if not apart:
         return None
@@ -191,14 +197,14 @@ def spawned_processes(
 
 @dataclass(frozen=True)
 class UserFiles:
-    """A user's own files on their way to the workers."""
+    """The user's own files that the workers need."""
 
     root: Path | None
-    """The folder that holds them all, if it is sent; None if the workers see the same files."""
+    """The common folder to send; None if the workers see the same files."""
 
     @classmethod
     def of(cls, recipe: Recipe, deployment: Deployment) -> "UserFiles":
-        """What has to be sent so that workers find what a recipe names."""
+        """Finds the files that a recipe refers to."""
         env = recipe.env
         files = [*_user_files(type(recipe.algorithm)), *_user_files(type(recipe.strategy))]
         if isinstance(env, str):
@@ -218,7 +224,7 @@ class UserFiles:
         return cls(root)
 
     def pack(self, recipe: Recipe) -> Recipe:
-        """The recipe as a worker can follow it."""
+        """Returns the recipe in a form that a worker can load."""
         return replace(
             recipe,
             algorithm=self._thing(recipe.algorithm),
@@ -227,7 +233,7 @@ class UserFiles:
         )
 
     def _thing(self, thing: Any) -> Any:
-        """An algorithm or a strategy as it is sent: by name, if it is from a loaded file."""
+        """An algorithm or a strategy to send: by name if its class comes from a loaded file."""
         kind = type(thing)
         if not kind.__module__.startswith(USER_MODULE):
             return thing
@@ -235,7 +241,7 @@ class UserFiles:
         return Named(f"{self._place(Path(inspect.getfile(kind)))}:{kind.__qualname__}", options)
 
     def _env(self, env: Any) -> Any:
-        """An environment as it is sent."""
+        """An environment to send; the path of a file becomes relative to the sent folder."""
         if not isinstance(env, str):
             return env
         found = parse(env)
@@ -245,7 +251,7 @@ class UserFiles:
         return f"{self._place(file)}:{found.name}{found.query}"
 
     def files(self) -> dict[str, Any]:
-        """Ray's runtime environment that puts the folder where workers start."""
+        """Ray's runtime environment, which makes the folder the workers' working directory."""
         if self.root is None:
             return {}
         return {"working_dir": str(self.root), "excludes": list(LEFT_OUT)}
@@ -255,7 +261,7 @@ class UserFiles:
 
 
 def _user_files(kind: Any) -> Iterator[Path]:
-    """The file of a class or function, if it is the user's own and not that of a package."""
+    """The file of a class or function, unless it belongs to an installed package."""
     module = sys.modules.get(getattr(kind, "__module__", ""), None)
     file = getattr(module, "__file__", None)
     if file is None or module is sys.modules["__main__"]:
@@ -268,7 +274,7 @@ def _user_files(kind: Any) -> Iterator[Path]:
 
 
 def _project(file: Path) -> Path:
-    """The folder from which a file is imported: above the package that it is in."""
+    """The folder from which a file is imported: the parent of its top-level package."""
     folder = file.parent
     while (folder / "__init__.py").exists():
         folder = folder.parent

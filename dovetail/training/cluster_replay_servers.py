@@ -1,4 +1,4 @@
-"""Replay servers on a cluster's nodes: each is a process that a Ray actor starts and ends with."""
+"""Replay servers on a cluster's nodes, each in a child process of a Ray actor."""
 
 import contextlib
 from collections.abc import Callable
@@ -13,32 +13,32 @@ from dovetail.replay.service.address import Address, write_key
 from dovetail.training.replay_servers import ServerOrder
 
 START = 120.0
-"""Seconds in which the servers must be up."""
+"""Time limit for all servers to start, in seconds."""
 
 
 class ServerOnNode:
-    """A Ray actor with a server, which is reached at the node's address."""
+    """A Ray actor that runs one server, reachable at the node's IP address."""
 
     def __init__(self, order: ServerOrder) -> None:
         self._server = order.start(f"{ray.util.get_node_ip_address()}:0")
 
     def address(self) -> str:
-        """Where it is found, as text with its key."""
+        """The server's address as text, including its key."""
         assert self._server.remote is not None
         return self._server.remote.text()
 
     def close(self) -> None:
-        """Ends the server."""
+        """Stops the server."""
         self._server.close()
 
 
 class RayServers:
-    """The servers of a training's replay, one for each shard, where Ray puts them. Close them."""
+    """The replay servers of a run, one per shard, spread over nodes by Ray. Close them."""
 
     def __init__(
         self, wanted: list[ServerOrder], key_file: Path, tell: Callable[[str], None]
     ) -> None:
-        """The key goes to `key_file`, for others who are to find the replay."""
+        """Writes the key to `key_file`, for other runs that share the replay."""
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
         start: Any = ray.remote(ServerOnNode).options(**options, scheduling_strategy="SPREAD")
         self._actors = [start.remote(order) for order in wanted]
@@ -60,7 +60,7 @@ class RayServers:
         tell(f"The replay is served at {','.join(shown)}")
 
     def close(self) -> None:
-        """Ends them; safe to call twice. Once the cluster is left, Ray has ended them."""
+        """Stops the servers; safe to call twice. Ray stops them itself when the run disconnects."""
         actors, self._actors = self._actors, []
         for actor in actors if ray.is_initialized() else ():
             with contextlib.suppress(Exception):

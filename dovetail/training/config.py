@@ -1,4 +1,4 @@
-"""A run's `config.json`: everything needed to start the same run again, or to resume it."""
+"""A run's `config.json`: everything needed to repeat the run or to resume it."""
 
 import dataclasses
 import inspect
@@ -29,7 +29,7 @@ def describe(
     seed: int,
     settings: Settings,
 ) -> dict[str, Any]:
-    """The config of a run. `env` is what the user gave; an object is kept by its id alone."""
+    """The config of a run. `env` is the user's argument; of an object only the id is stored."""
     return {
         "algorithm": name_of(algorithm, ALGORITHMS),
         "options": options_of(algorithm),
@@ -47,12 +47,12 @@ def describe(
 
 
 def options_of(thing: Any) -> dict[str, Any]:
-    """A dataclass's fields; tuples become lists in JSON and come back as tuples."""
+    """The fields of a dataclass. Tuples become lists in JSON; `rebuild` converts them back."""
     return {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
 
 
 def name_of(thing: Any, known: dict[str, str]) -> str:
-    """One of Dovetail's own by its short name, any other class as file.py:Name."""
+    """The short name of a class in `known`; file.py:Name of any other class."""
     kind = type(thing)
     for name, target in known.items():
         if target == f"{kind.__module__}:{kind.__qualname__}":
@@ -64,7 +64,7 @@ def name_of(thing: Any, known: dict[str, str]) -> str:
 
 
 def rebuild(name: str, options: dict[str, Any], known: dict[str, str], what: str) -> Any:
-    """The algorithm or strategy that a config names, with its options."""
+    """Builds the algorithm or strategy of a config from its name and options."""
     kind = load_object(known.get(name, name), what)
     fields = {field.name for field in dataclasses.fields(kind)}
     options = with_present_options(options, fields)
@@ -75,12 +75,12 @@ def rebuild(name: str, options: dict[str, Any], known: dict[str, str], what: str
 
 
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists where options have tuples."""
+    """Converts JSON's lists to the tuples that options have."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
 
 
 def rebuild_all(config: dict[str, Any]) -> tuple[Algorithm, Strategy, Settings]:
-    """The algorithm, strategy and settings of a config."""
+    """Builds the algorithm, strategy and settings of a config."""
     try:
         for name, kind in (("env", str), ("steps", int), ("seed", int)):
             if not isinstance(config[name], kind):

@@ -1,4 +1,4 @@
-"""The recorded data of a run: whether they fit, and what of them is given to the learner."""
+"""The recorded data of a run: checks that they fit and feeds them to the learner."""
 
 import hashlib
 from pathlib import Path
@@ -14,15 +14,15 @@ from dovetail.errors import UserError, check_option
 from dovetail.replay.data import DataSpec
 
 MEMORY = 2_000
-"""Megabytes of recorded data in memory, unless told."""
+"""Default limit of recorded data in memory, in megabytes."""
 MEGABYTE = 1_000_000
 
 
 class RecordedData:
-    """A dataset that is learned from. Close it: it holds files."""
+    """The dataset from which a run learns. Close it: it holds open files."""
 
     def __init__(self, folder: str | Path, memory: int = MEMORY) -> None:
-        """`memory` is the most megabytes to take; a larger dataset is read round after round."""
+        """`memory` is a limit in megabytes; a larger dataset is read in rounds."""
         check_option("data_memory", memory, memory >= 1, "1 megabyte or more")
         self.reader = Reader(folder)
         self.memory = memory
@@ -30,7 +30,7 @@ class RecordedData:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a run keeps of it, so that it can be told from another."""
+        """The fingerprint stored in the run's config, by which a resumed run recognizes it."""
         folder = self.reader.folder.resolve()
         record = (folder / "data" / FILE).read_bytes()
         return {
@@ -42,7 +42,7 @@ class RecordedData:
         }
 
     def refuse_other(self, known: dict[str, Any]) -> None:
-        """Refuses to go on with another dataset than a run began with."""
+        """Raises if the dataset differs from the one with which the run began (`known`)."""
         found = self.identity
         for name, what in (("steps", "steps"), ("episodes", "episodes")):
             if found[name] != known[name]:
@@ -58,7 +58,7 @@ class RecordedData:
             )
 
     def environment(self) -> tuple[Any, str | None]:
-        """(what to evaluate in, why nothing): the environment that it says it was recorded from."""
+        """Returns (environment that the dataset names, None), or (placeholder, reason why none)."""
         name = self.reader.metadata.environment
         if not name:
             return Env(self.reader.spec, None, None), "the dataset names no environment"
@@ -69,7 +69,7 @@ class RecordedData:
         return name, None
 
     def prepare(self, algorithm: Algorithm, spec: EnvSpec, seed: int) -> DataSpec:
-        """Refuses what does not fit; how much room the data take on the device."""
+        """Checks the data against `spec`; returns the space that they take on the device."""
         check_fits(self.reader, spec)
         bound = algorithm.bind(Task(spec, 1, 1))
         self._rounds = Rounds(
@@ -82,19 +82,21 @@ class RecordedData:
         return self._rounds.spec
 
     def check(self) -> None:
-        """Reads all of the prepared data, and names what cannot be in them. What is in memory as a
-        whole is not read again for its first learner."""
+        """Reads all prepared data and raises on invalid values.
+
+        A dataset that fits in memory stays there and is not read again.
+        """
         assert self._rounds is not None
         self._rounds.check()
 
     def feed(self, algorithm: Algorithm) -> Feed:
-        """What gives a bound algorithm its recorded steps."""
+        """The source of recorded steps for a bound algorithm."""
         assert self._rounds is not None
         return Feed(self._rounds, algorithm.recorded_draws_each)
 
     @property
     def streamed(self) -> bool:
-        """Whether it is read round after round."""
+        """Whether it is read in rounds because it exceeds the memory limit."""
         return self._rounds is not None and self._rounds.count > 1
 
     def close(self) -> None:
@@ -103,7 +105,10 @@ class RecordedData:
 
 
 def check_data(algorithm: Algorithm, given: bool) -> None:
-    """Refuses recorded data to who cannot learn from them, and their lack to who needs them."""
+    """Raises if data are given to an algorithm that cannot use them, or missing for one that must.
+
+    `given` says whether the user named a dataset.
+    """
     name = type(algorithm).__name__
     if given and not algorithm.takes_data:
         raise UserError(

@@ -1,5 +1,4 @@
-"""How a run ends: the last evaluation, the summary, the exported policy, pictures, and a word on
-what to try next."""
+"""The end of a run: final evaluation, summary, exported policy, plots, and next commands."""
 
 import math
 from dataclasses import dataclass
@@ -24,29 +23,29 @@ from dovetail.training.loop import Loop
 from dovetail.training.signals import Stop
 
 FILM_STEPS = 200
-"""Steps that TensorBoard's moving picture shows."""
+"""Number of steps in TensorBoard's animation."""
 
 
 @dataclass(frozen=True)
 class FinalEvaluation:
-    """What the trained policy, or each seed's, is worth."""
+    """The returns of the trained policy, or of each seed's policy."""
 
     final_return: float | None
     best: int
     """The seed whose policy is exported."""
     seeds: dict[str, Any]
-    """Several seeds: each one's return, and the interval of their interquartile mean."""
+    """With several seeds: each seed's return and the interval of the interquartile mean."""
 
 
 def seed_params(params: Any, seeds: int) -> list[Any]:
-    """Each seed's parameters; a run with one seed has no axis of seeds."""
+    """Splits parameters by seed; with one seed there is no seed axis."""
     if seeds == 1:
         return [params]
     return [jax.tree.map(lambda x, i=i: x[i], params) for i in range(seeds)]
 
 
 def judge(evaluations: list[Evaluation | None]) -> FinalEvaluation:
-    """The return of one seed, or the interquartile mean of several with its interval."""
+    """The mean return of one seed, or the interquartile mean of several with its interval."""
     means = [evaluation.mean for evaluation in evaluations if evaluation is not None]
     if not means:
         return FinalEvaluation(None, 0, {})
@@ -71,9 +70,9 @@ def finish(
     stop: Stop,
     progress: Progress,
 ) -> None:
-    """Writes everything that a finished run holds, and says what was done.
+    """Writes the files of a finished run and prints a summary.
 
-    Asked to stop, it leaves out what takes time: evaluation and pictures.
+    After a stop request it skips the slow parts, evaluation and plots.
     """
     params = seed_params(algorithm.acting(loop.good.state(replay=False)), loop.settings.seeds)
     if not stop and not loop.solved and not evaluations.silent:
@@ -121,7 +120,7 @@ def summarize(
 
 
 def _draw(run: Run, env: Env | None, loop: Loop, progress: Progress) -> None:
-    """The learning curve and, if asked for and possible, a video."""
+    """Draws the learning curve and, if enabled and possible, records a video."""
     try:
         learning_curve(run, run.path / "learning_curve.png")
     except UserError as nothing_to_draw:
@@ -140,7 +139,7 @@ def _draw(run: Run, env: Env | None, loop: Loop, progress: Progress) -> None:
 
 
 def farewell(run: Run, summary: dict[str, Any]) -> str:
-    """What was done, where it is, and what to try next."""
+    """The final message: the result, the folder, and commands to try next."""
     took = f"{summary['env_steps']:,} steps in {summary['wall_s']:.1f} s"
     lines = [f"Trained {summary['algorithm']} on {summary['env']}: {took}."]
     if summary["final_return"] is not None:

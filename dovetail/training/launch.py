@@ -1,4 +1,4 @@
-"""From a phase to its loop: a runtime that runs its plan, and the states that it begins with."""
+"""Builds the loop of a phase: the runtime for its plan and the initial states."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,10 +29,11 @@ def launch(
     tell: Callable[[str], None],
     stack: ExitStack,
 ) -> Loop:
-    """The loop of a phase: it starts from what was restored, what the phase before left, or anew.
+    """Builds the loop of a phase.
 
-    `record` is the folder of the dataset that it writes, if it does; `watchers` are shown every
-    report. `stack` closes what the loop needs.
+    It begins from `started`, the state of a checkpoint or of the previous phase, or from a fresh
+    state. `record` is the folder of the dataset to write, if any; `watchers` are called with every
+    report; `stack` closes the loop's resources.
     """
     algorithm, settings = prepared.algorithm, start.settings
     reached = Reached() if started is None else started.reached
@@ -74,7 +75,7 @@ def _runtime(
     tell: Callable[[str], None],
     stack: ExitStack,
 ) -> Runtime:
-    """What runs the plan of a phase; it compiles already."""
+    """Creates the runtime of a phase and starts compiling."""
     algorithm, planned, settings = prepared.algorithm, prepared.planned, start.settings
     runtime = prepared.place.runtime(
         planned, start.config["steps"], settings, tell, start.run.path / "replay"
@@ -87,13 +88,13 @@ def _runtime(
 
 
 def _recorder(start: RunStart, prepared: PreparedPhase, folder: str) -> Recorder:
-    """What writes the dataset of a phase."""
+    """The writer of the phase's dataset."""
     known = knows_probabilities(prepared.algorithm, explore=True)
     return record_to(folder, prepared.planned.env, (_source(start),), log_probabilities=known)
 
 
 def _source(start: RunStart) -> Source:
-    """Where recorded episodes come from."""
+    """The origin of the recorded episodes, for the dataset's metadata."""
     config = start.config
     return Source(
         environment=start.last.planned.env.spec.id,
@@ -108,8 +109,10 @@ def _source(start: RunStart) -> Source:
 def _states(
     start: RunStart, prepared: PreparedPhase, started: Started | None, data: Data | None
 ) -> tuple[Any, Any, jax.Array | None]:
-    """(the learner's state, the actors', the keys of host environments' next episodes, if these are
-    not the actors' own)."""
+    """Returns (learner's state, actors' state, keys for the next episodes of host environments).
+
+    The keys are None if the actors' own keys are used.
+    """
     algorithm, plan, env = prepared.algorithm, prepared.planned.plan, prepared.planned.env
     state, actor = first_state(
         algorithm, env.jax, plan.num_envs, start.config["seed"], start.settings.seeds, data
@@ -125,7 +128,10 @@ def _states(
 
 
 def _positions(acting: Callable[[Any], Any], state: Any) -> list[int]:
-    """The leaves of the learner's state that acting takes, by their positions."""
+    """The positions of the learner's leaves that acting uses.
+
+    Calls `acting` on a state whose leaves are their own positions; all positions if none is left.
+    """
     tree = jax.tree.structure(state)
     numbered = acting(tree.unflatten(range(tree.num_leaves)))
     found = [leaf for leaf in jax.tree.leaves(numbered) if isinstance(leaf, int)]

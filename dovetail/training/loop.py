@@ -1,7 +1,7 @@
-"""The training loop: dispatches iterations, and looks at each report while the next one runs.
+"""The training loop: dispatches iterations and processes each report while the next ones run.
 
-One dispatch is in flight, never two: metrics, checkpoints and evaluations of the one before are
-dealt with meanwhile. Nothing is saved before its metrics were seen to be finite.
+At most one dispatch is in flight. Meanwhile the driver thread handles metrics, checkpoints and
+evaluations of the previous one. A state is saved only after its metrics proved finite.
 """
 
 import contextlib
@@ -33,45 +33,50 @@ from dovetail.training.recording import Recording
 from dovetail.training.signals import Stop
 
 REPORT_SECONDS = 0.25
-"""About how long a dispatch takes: short enough to stop promptly, long enough to cost nothing."""
+"""Target duration of a dispatch: short enough to stop promptly, long enough that its overhead is
+negligible."""
 
 DRIVER = "driver"
-"""The thread that asks for iterations, as a worker among the others."""
+"""The name of the driver thread among the workers of the timeline."""
 
 NEAR = 0.05
-"""Training returns this close to the goal, as a share of it, are worth an evaluation."""
+"""Training returns within this fraction of the goal trigger an evaluation."""
 
 
 class Diverged(UserError):
-    """A metric or a weight is not finite: going on from the last good state would not help."""
+    """A metric or a weight is not finite; resuming from the last good state would not help."""
 
 
 @dataclass
 class Reached:
-    """How far a run is."""
+    """The progress of a run."""
 
     updates: int = 0
     env_steps: int = 0
-    """Environment steps, and the gradient steps of updates in which nobody acted."""
+    """Environment steps, plus the gradient steps of offline updates."""
     seconds: float = 0.0
-    """Wall time before this start, when resumed."""
+    """Wall time of earlier starts, if resumed."""
     time_to_threshold: float | None = None
+    """Wall seconds until an evaluation reached the threshold; None if none has."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """States between two iterations, whose metrics were all finite."""
+    """The states between two iterations, all of whose metrics were finite."""
 
     state: Callable[..., Any]
-    """Gives the learner's state; `state(replay=False)` may leave out what its replay holds."""
+    """Returns the learner's state; `state(replay=False)` may omit the contents of the replay."""
     actor: Callable[[], Any]
-    """Puts the actors' state together."""
+    """Assembles the actors' state."""
     updates: int
     env_steps: int
 
 
 class Loop:
-    """Runs a runtime to its number of steps, its goal, or until asked to stop."""
+    """Drives a runtime until its number of steps, its goal, or a stop signal.
+
+    Its methods are called from the driver thread.
+    """
 
     def __init__(
         self,
@@ -87,8 +92,9 @@ class Loop:
         feed: Feed | None = None,
         recording: Recording | None = None,
     ) -> None:
-        """`watchers` are shown every report's row, and what all spans have come to; `feed` gives
-        the recorded steps to learn from; `recording` takes the steps of every report."""
+        """`watchers` are called with every report's row of metrics and the timeline of all spans;
+        `feed` supplies recorded steps to learn from; `recording` receives the steps of every
+        report; `acting` is `Algorithm.acting`."""
         self._feed, self._recording = feed, recording
         self.runtime = runtime
         self._watchers = watchers
@@ -98,7 +104,7 @@ class Loop:
         self.training_seconds = self._earlier = 0.0
         self.timeline = Timeline()
         self.last_report = time.time()
-        """When it came, as seconds since 1970."""
+        """Arrival time of the last report, in seconds since the epoch."""
         self.evaluation: Evaluation | None = None
         self.good = start
         self._acting = acting
@@ -121,7 +127,7 @@ class Loop:
         evaluations: BackgroundEvaluation,
         meta: dict[str, Any],
     ) -> None:
-        """Until `steps` steps were taken, the goal is reached or `stop` is asked."""
+        """Runs until the run has taken `steps` steps, reached its goal, or `stop` is set."""
         graph, before = self.runtime.graph, self.reached.updates
         per_iteration = graph.steps_per_iteration
         total = before + max(-(-(steps - self.reached.env_steps) // per_iteration), 0)
@@ -132,12 +138,13 @@ class Loop:
         dispatched = done = self.reached.updates
         self._speed.append((started, self.reached.env_steps))
         while True:
-            # What waited for a running program could hold the threads that it needs.
+            # Wait before dispatching again: a program queued behind a running one could hold the
+            # threads that the running one needs.
             report = self._wait()
-            # the next dispatch may be done in this very thread
+            # Take the times now: the next dispatch may run in this thread.
             arrived, spent = time.perf_counter(), self.runtime.seconds
             due = report is not None and arrived - last_checkpoint >= self.settings.checkpoint_every
-            if dispatched < total and not stop and not due:  # a checkpoint would wait for it
+            if dispatched < total and not stop and not due:  # save() waits for a dispatch in flight
                 count = self._fed(min(self._chunk, total - dispatched), dispatched)
                 self._ahead = self.runtime.advance(count)
                 dispatched += count
@@ -164,24 +171,24 @@ class Loop:
                 self.timeline.note(DRIVER, COMPUTE, "reports", arrived)
                 for watch in self._watchers:
                     watch(row, self.timeline)
-                if self._solved:  # what is ahead of the state that reached the goal is dropped
+                if self._solved:  # drop the iterations after the state that reached the goal
                     break
         self._show_weights(recorder)
 
     def _wait(self) -> Report | None:
-        """Waits for the dispatch in flight, if there is one; returns its report."""
+        """Waits for the dispatch in flight and returns its report; None if there is none."""
         ahead, self._ahead = self._ahead, None
         return None if ahead is None else ahead.wait()
 
     def _record(self, report: Report) -> None:
-        """Records the steps of a report, if that is asked for."""
+        """Records the steps of a report, if the run is recorded."""
         if self._recording is not None:
             began = time.perf_counter()
             self._recording.add(report)
             self.timeline.note(DRIVER, COMPUTE, "recording", began)
 
     def _fed(self, count: int, updates: int) -> int:
-        """How many of `count` updates may go on at once; their recorded steps are seen to."""
+        """Loads the recorded steps that are due; returns how many of `count` updates they cover."""
         if self._feed is None:
             return count
         if self._feed.due(updates):
@@ -191,28 +198,28 @@ class Loop:
         return min(count, self._feed.left(updates))
 
     def _show_weights(self, recorder: MetricsWriter) -> None:
-        """Hands over what acting takes, if its histograms are asked for."""
+        """Passes the acting parameters to the recorder, if histograms are enabled."""
         if self.settings.histograms:
             leaves, _ = jax.tree.flatten_with_path(self._acting(self.good.state(replay=False)))
             named = {jax.tree_util.keystr(k, simple=True, separator="/"): x for k, x in leaves}
             recorder.record_arrays(self.good.env_steps, named)
 
     def ends(self, evaluations: BackgroundEvaluation, stop: Stop) -> bool:
-        """Whether the goal is reached, by the evaluation under way as well, if there is one."""
+        """Whether the run is over: waits for the running evaluation and checks the goal."""
         evaluations.wait(stop)
         self._collect(evaluations, {})
         return self._solved or bool(stop)
 
     def go_on_after(self, before: "Loop") -> None:
-        """Keeps what the loop of another phase has measured."""
+        """Carries over the measurements of the previous phase's loop."""
         self.timeline, self.evaluation = before.timeline, before.evaluation
         self.training_seconds = self._earlier = before.training_seconds
         self._start_steps = before._start_steps
 
     def save(self, checkpoints: Checkpoints) -> None:
-        """Asks for a checkpoint of the last state that was seen to be good."""
-        with contextlib.suppress(Exception):  # what came after that state is dropped
-            report = self._wait()  # what a replay holds changes in place: nothing may go on
+        """Starts a checkpoint of the last good state."""
+        with contextlib.suppress(Exception):  # iterations after the good state are dropped
+            report = self._wait()  # the replay is updated in place: nothing may run while saving
             if report is not None:
                 self._record(report)
         state = with_own_replay(without_data(self.good.state()))
@@ -231,12 +238,12 @@ class Loop:
 
     @property
     def elapsed(self) -> float:
-        """Wall seconds of the run so far, earlier starts included."""
+        """Wall seconds of the run so far, including earlier starts."""
         return self.reached.seconds + time.perf_counter() - self._began
 
     @property
     def steps_per_s(self) -> float:
-        """Environment steps per second of this start, without compiling."""
+        """Environment steps per second of this start, excluding compilation."""
         steps = self._steps_taken - self._start_steps
         return steps / self.training_seconds if self.training_seconds > 0 else math.nan
 
@@ -248,7 +255,7 @@ class Loop:
     def _digest(
         self, report: Report, updates: int, env_steps: int, arrived: float
     ) -> dict[str, float]:
-        """Checks a report, and makes the row of metrics from it."""
+        """Checks a report and makes its row of metrics."""
         snapshot = Snapshot(report.state, report.actor, updates, env_steps)
         means = {
             name: np.asarray(total) / report.iterations for name, total in report.metrics.items()
@@ -289,7 +296,10 @@ class Loop:
         )
 
     def _suspect(self, actor: Any) -> str:
-        """Names a JAX environment whose numbers are not finite while others' still are."""
+        """Names a JAX environment that is not finite while others still are.
+
+        If all environments are affected, the weights are the more likely cause.
+        """
         if self.settings.seeds > 1:
             return ""
         shown = (actor.timestep.observation, actor.timestep.reward, actor.episode_return)
@@ -304,7 +314,7 @@ class Loop:
         )
 
     def _episode_row(self, report: Report) -> dict[str, float]:
-        """Mean return and length of the episodes that ended, per seed if there are several."""
+        """Mean return and length of finished episodes, per seed if there are several."""
         if not report.episodes:
             return {}
         count, returns, lengths = (np.asarray(x).sum(axis=-1) for x in report.episodes)
@@ -319,7 +329,7 @@ class Loop:
         return _columns(means)
 
     def recent_return(self) -> float | None:
-        """Mean training return over about the last hundred episodes."""
+        """Mean training return over roughly the last hundred episodes; None without any."""
         total = episodes = 0.0
         for value, count in reversed(self._returns):
             total, episodes = total + value * count, episodes + count
@@ -349,19 +359,19 @@ class Loop:
                     return
 
     def _settle(self, snapshot: Snapshot) -> None:
-        """The run ends with the state that was seen to reach the goal."""
+        """Ends the run with the state that reached the goal."""
         self.good = snapshot
         self.reached.updates = snapshot.updates
         self.reached.env_steps = snapshot.env_steps
 
     def _adapt(self, iterations: int, seconds: float) -> None:
-        """Aims at reports every quarter of a second, changing by at most a factor of two."""
+        """Adapts the chunk to `REPORT_SECONDS` per report, at most doubling it at a time."""
         ideal = iterations * REPORT_SECONDS / max(seconds, 1e-6)
         self._chunk = max(1, min(round(ideal), 2 * self._chunk))
 
     def _show(self, progress: Progress, row: dict[str, float], spent: Mapping[str, float]) -> None:
         total = max(self.training_seconds, 1e-9)
-        # Workers are a little ahead of the reports: what they spent may be more than was reported.
+        # Workers run slightly ahead of the reports, so their time may exceed the reported total.
         shares = {name: min(seconds / total, 1.0) for name, seconds in spent.items()}
         row |= {f"share_{name}": share for name, share in shares.items()}
         progress.update(
@@ -374,7 +384,7 @@ class Loop:
 
 
 def _columns(means: dict[str, np.ndarray]) -> dict[str, float]:
-    """One column per metric; with several seeds, one for each and one for their mean."""
+    """One column per metric: its mean over seeds, and with several seeds one column for each."""
     row: dict[str, float] = {}
     for name, value in means.items():
         row[name] = float(np.mean(value))

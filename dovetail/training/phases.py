@@ -1,4 +1,4 @@
-"""The phases of a run: learning from recorded data alone, and acting."""
+"""The phases of a run: offline, from recorded data only, and online, with acting."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,29 +16,29 @@ from dovetail.training.planning import Planned, default_strategy, resolve_strate
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a run."""
+    """A part of a run with one strategy."""
 
     online: bool
-    """Whether anybody acts in it; if not, its steps are gradient steps."""
+    """Whether it acts; if not, its steps are gradient steps."""
     strategy: Strategy
     end: int
-    """The steps of the run when it is over."""
+    """The run's number of steps at the end of the phase."""
 
 
 def begins_offline(algorithm: Algorithm, data: bool, online_steps: int) -> bool:
-    """Whether a run begins without acting: if it is made for data, or is to act later."""
+    """Whether a run begins with an offline phase: the algorithm needs data, or acts only later."""
     return data and (algorithm.needs_data or online_steps > 0)
 
 
 def acts_at_all(algorithm: Algorithm, data: bool, online_steps: int) -> bool:
-    """Whether anybody acts in a run, be it later."""
+    """Whether a run has an online phase."""
     return online_steps > 0 or not begins_offline(algorithm, data, online_steps)
 
 
 def phases(
     algorithm: Algorithm, strategy: Strategy, steps: int, online_steps: int, data: bool
 ) -> list[Phase]:
-    """The phases of a run; `strategy` is that of the last one."""
+    """The phases of a run; the last one uses `strategy`."""
     if not begins_offline(algorithm, data, online_steps):
         return [Phase(True, strategy, steps)]
     if online_steps == 0:
@@ -50,7 +50,7 @@ def phases(
 
 
 def check_steps(steps: int, online_steps: int, data: bool) -> None:
-    """Refuses numbers of steps that cannot be."""
+    """Raises on invalid numbers of steps."""
     check_option("total_steps", steps, steps >= 1, "1 or more")
     check_option("online_steps", online_steps, online_steps >= 0, "0 or more")
     if online_steps and not data:
@@ -68,8 +68,11 @@ def choose_strategy(
     online_steps: int,
     served: bool = False,
 ) -> Strategy:
-    """The strategy that was asked for, or the default: Fused where nobody acts, and not where the
-    replay is `served`."""
+    """Returns the requested strategy, or the default.
+
+    The default is Fused for an offline run and Local with a `served` replay; otherwise it depends
+    on the environment.
+    """
     if strategy is None and served:
         return Local()
     if strategy is None and begins_offline(algorithm, data, online_steps) and online_steps == 0:
@@ -78,14 +81,14 @@ def choose_strategy(
 
 
 def acting_strategy(strategy: Strategy, env: Any, found: Env) -> Strategy:
-    """A strategy under which a run can act that began without: not Fused for a host environment."""
+    """A strategy with which an offline run can go on acting: not Fused for a host environment."""
     return default_strategy(env) if isinstance(strategy, Fused) and found.jax is None else strategy
 
 
 def task_of(
     planned: Planned, steps: int, data: DataSpec | None, online: bool, served: Served | None
 ) -> Task:
-    """What an algorithm is asked to do in a phase."""
+    """The algorithm's task in a phase."""
     plan = planned.plan
     of_all = (plan.num_envs, plan.shards, data, online, served)
     return Task(planned.env.spec, plan.update_envs, steps, *of_all)

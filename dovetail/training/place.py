@@ -1,4 +1,4 @@
-"""Where a run is: on this machine, or on a cluster that is joined for it."""
+"""Where a run executes: on this machine, or on a cluster that it joins."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,7 +42,7 @@ from dovetail.training.start import enable_compile_cache
 
 
 class Place:
-    """Where a run is: on this machine, or on a cluster that is joined for it."""
+    """Plans and starts a run on this machine or on a cluster. Close it."""
 
     def __init__(
         self,
@@ -53,13 +53,13 @@ class Place:
         record: bool = False,
         replay: ServedReplay | None = None,
     ) -> None:
-        """`env` is what the user gave; `record` says whether the run is to be recorded, `replay`
-        which servers keep its replay, if any."""
+        """`env` is the user's argument. `record` says whether to record the run; `replay` names the
+        servers that hold its replay, if any."""
         self._algorithm, self._env, self._strategy = algorithm, env, strategy
         self._wanted = recorded_steps if record else None
         self._deployment, self._replay = deployment, replay
         self.served = None if replay is None else with_keys(replay.served(deployment is not None))
-        """What a task is told of the servers."""
+        """The servers as the task sees them; None without served replay."""
         self._servers: Any = None
         self._data: DataSpec | None = None
         self._online = True
@@ -73,7 +73,7 @@ class Place:
         data: DataSpec | None = None,
         online: bool = True,
     ) -> Planned:
-        """The plan of the run; a cluster is joined for it."""
+        """Plans the run; joins the cluster first, if there is one."""
         resources, served = None, self.served
         self._data, self._online = data, online
         if self._replay is not None:
@@ -87,7 +87,8 @@ class Place:
         except UserError as error:
             if self._wanted is None or isinstance(error, CannotTap):
                 raise
-            plan_for(*given, served=self.served)  # has its own word to say
+            # If the plan also fails without the tap, raise that error: recording is not the cause.
+            plan_for(*given, served=self.served)
             raise not_recorded(self._strategy) from error
         if self._wanted is not None and planned.plan.copies_of(planned.graph.home) > 1:
             raise not_recorded(self._strategy)
@@ -106,7 +107,7 @@ class Place:
         tell: Callable[[str], None],
         folder: Path,
     ) -> Runtime:
-        """What runs the plan; the servers of its replay keep what they keep in `folder`."""
+        """Creates the runtime of the plan; replay servers store their files in `folder`."""
         if self._deployment is not None and self._connection is None:
             tell("Starting a Ray cluster on this machine.")
             self._connection = connect(self._deployment, planned.plan)
@@ -132,7 +133,7 @@ class Place:
         )
 
     def _with_servers(self, planned: Planned, tell: Callable[[str], None], folder: Path) -> Planned:
-        """The plan, with the servers that keep its replay started, and known to it."""
+        """Starts the replay servers, if any; returns the plan with their addresses in its graph."""
         form, options = form_of(planned.graph), self._replay
         if form is None or options is None or options.at:
             return planned
@@ -164,12 +165,12 @@ class Place:
 
     @property
     def forgets(self) -> bool:
-        """Whether a resumed run has lost what its replay held."""
+        """Whether the contents of the replay are lost when a run is resumed."""
         options = self._replay
         return options is not None and not options.at and not options.durable
 
     def close(self) -> None:
-        """Ends the servers that it started, and leaves the cluster."""
+        """Stops the servers that it started and leaves the cluster."""
         if self._servers is not None:
             self._servers.close()
         if self._connection is not None:

@@ -1,5 +1,4 @@
-"""From an algorithm, an environment and a strategy to a graph and a plan, for `train` and
-`explain`."""
+"""Traces an algorithm and plans it with a strategy, for `train` and `explain`."""
 
 import contextlib
 import dataclasses
@@ -27,7 +26,7 @@ from dovetail.strategies.local import Local
 
 @dataclass(frozen=True)
 class Planned:
-    """An algorithm's graph (a copy's share of each side), where it goes, and the environment."""
+    """A plan, the graph that it places (traced for one copy of each side), and the environment."""
 
     graph: Graph
     plan: Plan
@@ -45,11 +44,11 @@ def plan_for(
     wanted: Wanted | None = None,
     served: Served | None = None,
 ) -> Planned:
-    """Traces the loop, and places it on this machine, or on `resources`.
+    """Traces the loop and plans it for this machine or for `resources`.
 
-    `data` are recorded steps to learn from; if not `online`, nobody acts, and nothing of the
-    environment is compiled. What is `wanted` of the trajectories is tapped; `served` are the
-    servers that keep the replay.
+    `data` are recorded steps to learn from. If not `online`, nothing acts and the environment is
+    not compiled. `wanted` selects the part of trajectories to tap; `served` are the servers that
+    hold the replay.
     """
     env = env if online else dataclasses.replace(env, jax=None)
     graphs = graphs_of(algorithm, env, strategy.num_envs, steps, data, online, wanted, served)
@@ -74,25 +73,25 @@ def graphs_of(
     wanted: Wanted | None = None,
     served: Served | None = None,
 ) -> Graphs:
-    """The graphs of an algorithm on so many environments, each traced when it is asked for."""
-    # where no process can be made, threads have to do
+    """The graphs of an algorithm on `envs` environments, each traced on demand."""
+    # An environment that cannot be created in another process has to step in threads.
     spec = dataclasses.replace(env.spec, threads=env.spec.threads or env.process is None)
     task = Task(spec, envs, steps, data=data, online=online, served=served)
     return Graphs(algorithm, task, env.jax, wanted)
 
 
 def trace(algorithm: Algorithm, env: Any, num_envs: int = 8, steps: int = 200_000) -> Graph:
-    """The graph of `algorithm` on `env`: what every strategy starts from."""
+    """Returns the graph of `algorithm` on `env`, the input of every strategy."""
     found = resolve(env)
     return trace_task(algorithm, Task(found.spec, num_envs, steps), found.jax)
 
 
 def prepare_backend(strategy: Strategy, devices: int | None = None) -> None:
-    """Sets up the CPU for a strategy; only before JAX has started, and changing no result.
+    """Configures JAX's CPU backend for a strategy; no effect on results or once JAX has started.
 
-    A plan gets as many `devices` as it names, unless they are elsewhere. Where environments step on
-    the host, a call runs in the calling thread: handing it to another takes three times as long as
-    a small policy does.
+    Creates as many CPU devices as the strategy wants, or `devices`. With host environments it turns
+    off asynchronous dispatch: handing a call to another thread takes three times as long as a small
+    policy network.
     """
     import jax
 
@@ -100,21 +99,21 @@ def prepare_backend(strategy: Strategy, devices: int | None = None) -> None:
     forced = "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     with contextlib.suppress(RuntimeError):
         if wanted > 1 and not forced:
-            most = max(2, os.cpu_count() or 1)  # more than cores only by the user's own XLA_FLAGS
+            most = max(2, os.cpu_count() or 1)  # users may set more devices with XLA_FLAGS
             jax.config.update("jax_num_cpu_devices", min(wanted, most))
         if not strategy.traced_envs:
             jax.config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def machine() -> Resources:
-    """What this machine has."""
+    """The devices and cores of this machine."""
     import jax
 
     return Resources(devices=len(jax.devices()), cores=os.cpu_count() or 1)
 
 
 def resolve_strategy(strategy: Strategy | str | None, env: Any) -> Strategy:
-    """The strategy that an object, a name or nothing stands for."""
+    """Returns the strategy for an object, a name, file.py:Name, or None (the default)."""
     if strategy is None:
         return default_strategy(env)
     if not isinstance(strategy, str):
@@ -129,5 +128,5 @@ def resolve_strategy(strategy: Strategy | str | None, env: Any) -> Strategy:
 
 
 def default_strategy(env: Any) -> Strategy:
-    """Fused for an environment written in JAX, Local for one on the host."""
+    """Fused for a JAX environment, Local for a host environment."""
     return Local() if resolve(env).jax is None else Fused()

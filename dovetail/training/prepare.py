@@ -1,4 +1,4 @@
-"""What a start of a run is made of: its phases, each with its place, its plan and its algorithm."""
+"""Prepares a start of a run: its phases, each with place, plan and bound algorithm."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from dovetail.training.replay_servers import ServedReplay
 
 @dataclass(frozen=True)
 class PreparedPhase:
-    """A phase with its plan, and the algorithm bound to its task."""
+    """A phase with its plan and the algorithm bound to its task."""
 
     phase: Phase
     place: Place
@@ -28,30 +28,30 @@ class PreparedPhase:
 
     @property
     def last_step(self) -> int:
-        """Where a phase in which nobody acts is over: it takes whole updates."""
+        """The last gradient step of an offline phase: its end, rounded up to whole updates."""
         each = self.planned.graph.offline_steps
         return -(-self.phase.end // each) * each
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What the phases of a run are made of."""
+    """The common inputs of a run's phases."""
 
     algorithm: Algorithm
     given: Any
-    """The environment, as the user named it."""
+    """The environment as the user gave it."""
     env: Env
     where: Deployment | None
     settings: Settings
     recorded: RecordedData | None
     seed: int
     replay: ServedReplay | None = None
-    """Which servers keep the replay, if any do."""
+    """The servers that hold the replay, if any."""
 
     def phases(
         self, strategy: Strategy, steps: int, online_steps: int, stack: ExitStack
     ) -> list[PreparedPhase]:
-        """The phases of a run, each with its plan."""
+        """Plans the phases of a run; `stack` closes their places."""
         data = None
         if self.recorded is not None:
             data = self.recorded.prepare(self.algorithm, self.env.spec, self.seed)
@@ -80,10 +80,10 @@ class RunStart:
     config: dict[str, Any]
     settings: Settings
     began: float
-    """`time.perf_counter()` when it was asked for."""
+    """`time.perf_counter()` when `train` or `resume` was called."""
     recorded: RecordedData | None
     silent: str | None
-    """Why nothing is evaluated, if so."""
+    """The reason why nothing is evaluated; None if evaluation is possible."""
     resumed: bool
 
     @property

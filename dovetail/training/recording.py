@@ -1,4 +1,4 @@
-"""Recording a training: the steps that the graph's tap shows of every update become a dataset."""
+"""Records a run as a dataset: the graph's tap returns the steps of every update."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,21 +13,21 @@ from dovetail.runtime.report import Report, UpdatePart
 
 
 def recorded_steps(trajectory: Trajectory) -> RecordedSteps:
-    """What is recorded of a trajectory; it decides what the graph's tap shows."""
+    """Selects the recorded part of a trajectory; the graph's tap returns exactly this."""
     named = {name: getattr(trajectory, name) for name in RecordedSteps._fields[:-1]}
     return RecordedSteps(**named, log_probability=getattr(trajectory.extras, "log_prob", None))
 
 
 class Recording:
-    """Hands the steps of every report to a recorder."""
+    """Passes the steps of every report to a recorder."""
 
     def __init__(self, recorder: Recorder, graph: Graph, updates: int) -> None:
-        """`graph` has a tap of `recorded_steps`; so many `updates` were done before."""
+        """`graph` has a tap of `recorded_steps`; `updates` were done before this start."""
         assert graph.tap is not None
         self._recorder, self._tree, self._updates = recorder, graph.tap.tree, updates
 
     def add(self, report: Report) -> None:
-        """Records what was lived through in each update of a report."""
+        """Records the steps of each update of a report."""
         for values, parts in report.taps:
             steps: RecordedSteps = self._tree.unflatten([np.asarray(leaf) for leaf in values])
             self._add(steps, parts or [UpdatePart(0, self._updates, 0)])
@@ -42,7 +42,7 @@ class Recording:
 
 
 def not_recorded(strategy: Any) -> UserError:
-    """What to say of a strategy that does not bring all steps to one learner."""
+    """The error for a strategy that does not bring all steps to one learner."""
     return UserError(
         f"--record takes what one learner gathers, and {type(strategy).__name__} does not bring it "
         "all steps: choose another strategy, as local or actor-learner."

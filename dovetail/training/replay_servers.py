@@ -1,8 +1,7 @@
-"""Replays that servers keep: which ones a training asks for, and the servers that it starts.
+"""Served replays: the options of a run, and the servers that it starts.
 
-The graph has plain Python where rows go to servers and samples come from them; here it learns at
-which addresses these are. Servers that a training starts end with it; those of others are never
-ended.
+The graph contains host Python that inserts into servers and samples from them; this module fills in
+their addresses. A run stops the servers that it started, and never others.
 """
 
 import re
@@ -29,22 +28,22 @@ from dovetail.replay.service.server import ReplayServer
 from dovetail.replay.table import Sequences
 
 WAIT = 60.0
-"""Seconds that a server lets the rate limiter hold somebody up."""
+"""Maximum time that a server's rate limiter blocks a request, in seconds."""
 
 
 @dataclass(frozen=True)
 class ServedReplay:
-    """Keeps a training's replay in servers instead of in the learner."""
+    """Holds the replay of a run in servers instead of in the learner."""
 
     at: tuple[str, ...] = ()
-    """Addresses of servers that run already, one for each shard; unless given, a training starts
-    its own."""
+    """Addresses of running servers, one per shard; by default the run starts its own."""
     shards: int = 1
-    """Servers that each keep an equal part of the environments' experience."""
+    """Number of servers; each holds an equal part of the environments' experience."""
     samples_per_insert: float | None = None
-    """How often an item is sampled, on average; whoever is ahead waits. No limit unless given."""
+    """Average number of times an item is sampled; the side that is ahead waits. Unlimited unless
+    given."""
     durable: bool = False
-    """Whether servers keep what they hold in the run's folder, where a resumed run finds it."""
+    """Whether servers store their contents in the run's folder, where a resumed run finds them."""
 
     def __post_init__(self) -> None:
         check_option("replay_shards", self.shards, self.shards >= 1, "1 or more")
@@ -60,7 +59,7 @@ class ServedReplay:
 
     @staticmethod
     def of(replay: "ServedReplay | str | None") -> "ServedReplay | None":
-        """What an option stands for: learner, servers, or addresses with commas between them."""
+        """Parses the `replay` option: "learner", "servers", or addresses separated by commas."""
         if replay is None or replay == "learner":
             return None
         if not isinstance(replay, str):
@@ -69,24 +68,24 @@ class ServedReplay:
             return ServedReplay()
         addresses = tuple(part.strip() for part in replay.split(",") if part.strip())
         for address in addresses:
-            Address.from_text(address)  # what is wrong with it is said here
+            Address.from_text(address)  # raises early if it is malformed
         return ServedReplay(at=addresses)
 
     @staticmethod
     def rebuilt(found: dict[str, Any] | None) -> "ServedReplay | None":
-        """The options that a run's config kept, as `dataclasses.asdict` made them."""
+        """Rebuilds the options from a run's config, where `dataclasses.asdict` stored them."""
         fields: dict[str, Any] = {} if found is None else {**found, "at": tuple(found["at"])}
         return None if found is None else ServedReplay(**fields)
 
     def served(self, cluster: bool) -> Served:
-        """What a task is told of the servers."""
+        """The servers as the task sees them."""
         if self.at:
             return Served(len(self.at), f"{count(len(self.at), 'server')} of others", self.at)
         where = "on nodes of the cluster" if cluster else "of this machine"
         return Served(self.shards, f"{count(self.shards, 'server')} {where}")
 
     def refuse_elsewhere(self, cluster: bool) -> None:
-        """Refuses what a cluster's nodes could not find again."""
+        """Raises if durable servers are requested on a cluster."""
         if cluster and self.durable:
             raise UserError(
                 "--durable keeps the replay in the run's folder, which a cluster's nodes do not "
@@ -95,19 +94,19 @@ class ServedReplay:
 
 
 def with_keys(served: Served) -> Served:
-    """With the keys in the addresses: other nodes do not see the files that have them."""
+    """Puts the keys into the addresses: other nodes cannot read the key files."""
     texts = (Address.from_text(address).text() for address in served.addresses)
     return replace(served, addresses=tuple(texts))
 
 
 def form_of(graph: Graph) -> ServedForm | None:
-    """What the servers of a graph's replay keep; None if it has none that is served."""
+    """The table and row format of a graph's served replay; None without one."""
     ways = [node.function for node in graph.reaching if isinstance(node.function, Way)]
     return ways[0].form if ways else None
 
 
 def refuse_without(graph: Graph) -> None:
-    """Refuses servers for an algorithm that keeps no replay."""
+    """Raises if the algorithm has no replay to serve."""
     if form_of(graph) is None:
         raise UserError(
             f"--replay says where a replay is kept, but {graph.algorithm} has none: leave it out."
@@ -115,7 +114,7 @@ def refuse_without(graph: Graph) -> None:
 
 
 def connected(graph: Graph, addresses: tuple[str, ...]) -> Graph:
-    """The graph whose plain Python knows where the servers are."""
+    """Returns the graph with the servers' addresses filled in."""
 
     def at(node: Any) -> Any:
         way = getattr(node, "function", None)
@@ -127,8 +126,10 @@ def connected(graph: Graph, addresses: tuple[str, ...]) -> Graph:
 
 
 def refuse_unreachable(graph: Graph) -> None:
-    """Connects to every server that a graph names, and hangs up: who does not answer, does not
-    know our key, or keeps another table is named."""
+    """Connects to every server of a graph and disconnects.
+
+    Raises for a server that does not answer, rejects the key, or holds another table.
+    """
     way = next(node.function for node in graph.reaching if isinstance(node.function, Way))
     clients = Sampling(way.form, way.served)
     try:
@@ -140,7 +141,7 @@ def refuse_unreachable(graph: Graph) -> None:
 
 @dataclass(frozen=True)
 class ServerOrder:
-    """What one server is made with; it can be sent to another process."""
+    """The arguments of one server; picklable, so that a Ray actor can start it."""
 
     table: Any
     example: Any
@@ -150,7 +151,7 @@ class ServerOrder:
     durable: str | None = None
 
     def start(self, listen: str | None = None) -> ReplayServer:
-        """Starts it, in a process that ends with this one."""
+        """Starts the server in a child process that ends with this one."""
         return ReplayServer(
             *(self.table, self.example, self.envs, self.limiter, WAIT, self.durable),
             listen=listen,
@@ -159,7 +160,7 @@ class ServerOrder:
 
 
 def orders(form: ServedForm, options: ServedReplay, folder: Path) -> list[ServerOrder]:
-    """What the servers of a training are made with; durable ones keep their files in `folder`."""
+    """The arguments of a run's servers; durable ones store their files in `folder`."""
     key = secrets.token_hex(32)
     places = [f"shard-{at}-of-{options.shards}" for at in range(options.shards)]
     return [
@@ -172,7 +173,7 @@ def orders(form: ServedForm, options: ServedReplay, folder: Path) -> list[Server
 
 
 def samples_each(graph: Graph) -> float:
-    """How many items an iteration samples for each that it inserts."""
+    """Number of items sampled per item inserted, in one iteration."""
     form = form_of(graph)
     assert form is not None
     draws = [n.inputs[-1].shape for n in graph.reaching if n.reach and not n.reach.sends]
@@ -181,7 +182,7 @@ def samples_each(graph: Graph) -> float:
 
 
 def served_form(algorithm: Algorithm, spec: EnvSpec, envs: int, shards: int = 1) -> ServedForm:
-    """What each server keeps for the replay of an algorithm on so many environments."""
+    """The table and row format of each server, for an algorithm on `envs` environments."""
     bound = algorithm.bind(Task(spec, envs, 1, served=Served(shards, "servers")))
     state = jax.eval_shape(bound.init, seed_key(0))
     parts = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, RemoteReplay))
@@ -200,10 +201,11 @@ def serve_replay(
     durable: str | Path | None = None,
     samples_per_insert: float | None = None,
 ) -> tuple[ReplayServer, str]:
-    """(a server of a replay that several trainings of an algorithm share, its address as text).
+    """Starts a replay server that several runs of an algorithm can share.
 
-    They have `envs` environments in all. With `listen`, host:port, it is reached over TCP; in the
-    folder `durable` it outlives its process. Close it.
+    Returns (server, address as text); close the server. `envs` is the total number of environments
+    of these runs. With `listen` ("host:port") the server is reachable over TCP. With `durable`, a
+    folder, its contents survive the process.
     """
     check_option("envs", envs, envs >= 1, "1 or more")
     rate = samples_per_insert
@@ -212,7 +214,7 @@ def serve_replay(
         raise UserError(f"--listen is {listen}: give host:port, as in 127.0.0.1:7777.")
     form, file = served_form(algorithm, resolve(env).spec, envs), None
     key = secrets.token_hex(32)
-    if durable is not None:  # who knows its address finds it again
+    if durable is not None:  # keep the key, so that the address stays valid after a restart
         file = Path(durable).absolute() / "key"
         key = read_key(file, str(durable)) if file.exists() else key
     folder = None if durable is None else str(Path(durable).absolute() / "table")
@@ -225,13 +227,13 @@ def serve_replay(
 
 
 def limiter_of(samples_per_insert: float | None) -> RateLimiter:
-    """A limiter with room for whole unrolls and batches, which may be far larger than the rate."""
+    """A rate limiter that tolerates whole unrolls and batches, which may far exceed the rate."""
     rate = samples_per_insert
     return RateLimiter(samples_per_insert=rate, tolerance=max(1e4, 100 * (rate or 0)))
 
 
 class Servers:
-    """The servers that a training starts on this machine. Close them."""
+    """The replay servers that a run starts on this machine. Close them."""
 
     def __init__(
         self, wanted: list[ServerOrder], tell: Callable[[str], None] = lambda _: None
@@ -251,11 +253,11 @@ class Servers:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where they are, as text with their key."""
+        """The addresses as text, including the key."""
         return tuple(server.address.text() for server in self._servers)
 
     def close(self) -> None:
-        """Ends them; safe to call twice."""
+        """Stops the servers; safe to call twice."""
         servers, self._servers = self._servers, []
         for server in servers:
             server.close()

@@ -1,4 +1,4 @@
-"""Who is told of a training's numbers: the sinks of its metrics, and Prometheus."""
+"""The outputs of a run's metrics: CSV, TensorBoard, remote services and Prometheus."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ Tell = Callable[[str], None]
 def make_recorder(
     run: Run, config: dict[str, Any], settings: Settings, reached: Reached, tell: Tell
 ) -> MetricsWriter:
-    """What writes the metrics; a resumed run goes on after what it had `reached`."""
+    """The metrics writer; a resumed run drops rows beyond `reached` and appends."""
     after = reached.env_steps if reached.updates > 0 else None
     csv = CsvSink(run.path / "metrics.csv", append=after is not None, after=after)
     events = TensorBoardSink(run.path / "events", after=after)
@@ -31,8 +31,11 @@ def make_recorder(
 def make_exporter(
     config: dict[str, Any], settings: Settings, plan: Plan, resumed: bool, tell: Tell
 ) -> "ExporterProcess | None":
-    """What Prometheus reads, if asked for; a resumed run, which did not choose its port now, takes
-    another if that is taken."""
+    """The Prometheus exporter; None unless a port is set.
+
+    A resumed run falls back to a free port if its port is taken, because the user did not choose
+    the port for this start.
+    """
     if settings.metrics_port is None:
         return None
     from dovetail.telemetry.exporting import ExporterProcess
@@ -53,7 +56,7 @@ def make_exporter(
 
 
 def worker_nodes(plan: Plan) -> dict[str, str]:
-    """The node of every worker, by the name under which it reports; none on one machine."""
+    """The node of every worker, by its name in reports; empty on one machine."""
     several = sum(process.learns for process in plan.processes) > 1
     return {
         f"{worker} of {process.rank}" if several else worker: process.node

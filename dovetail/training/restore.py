@@ -1,4 +1,4 @@
-"""What a resumed run goes on from: its last checkpoint, in the phase that wrote it."""
+"""Restores a resumed run from its last checkpoint, in the phase that wrote it."""
 
 from typing import Any, NamedTuple
 
@@ -11,16 +11,16 @@ from dovetail.training.start import shapes
 
 
 class Started(NamedTuple):
-    """What a phase starts from."""
+    """The state with which a phase starts."""
 
     state: Any
     actor: Any
-    """None if nobody acted."""
+    """The actors' state; None after an offline phase."""
     reached: Reached
 
 
 def restored(start: RunStart, checkpoints: Checkpoints) -> tuple[int, Started]:
-    """(the phase to go on with, what it starts from)."""
+    """Returns (index of the phase to continue, its starting state)."""
     config, phases = start.config, start.phases
     expect = {"algorithm": config["algorithm"], "options": config["options"]}
     at = 0
@@ -38,7 +38,7 @@ def restored(start: RunStart, checkpoints: Checkpoints) -> tuple[int, Started]:
         meta["updates"], meta["env_steps"], meta["seconds"], meta["time_to_threshold"]
     )
     _refuse_finished(start, reached)
-    start.run.write_json("config.json", config)  # perhaps with another total
+    start.run.write_json("config.json", config)  # the total may have changed
     if not prepared.phase.online:
         over = reached.env_steps >= prepared.phase.end
         return min(at + over, len(phases) - 1), Started(tree["state"], None, reached)

@@ -1,6 +1,6 @@
-"""One start of a run, new or resumed: through its phases to a finished folder.
+"""One start of a run, new or resumed: runs its phases and finishes the folder.
 
-Whatever happens on the way, the last good state is saved and nothing is left open.
+On an error or a stop it saves the last good state and closes everything it opened.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from dovetail.training.signals import Stop
 
 
 def conduct(start: RunStart, stop: Stop) -> Run:
-    """Runs the loop of every phase and finishes the folder."""
+    """Runs the loop of every phase and finishes the folder; raises `Stopped` if stopped."""
     with ExitStack() as stack:
         loop = _Session(start, stop, stack).go()
     if stop:
@@ -40,13 +40,13 @@ def conduct(start: RunStart, stop: Stop) -> Run:
 
 
 class _Session:
-    """Everything that is open while a run goes on."""
+    """The open resources of a running run: progress, status, exporter, checkpoints, loop."""
 
     def __init__(self, start: RunStart, stop: Stop, stack: ExitStack) -> None:
-        """`stack` closes it."""
+        """`stack` closes the resources."""
         self._start, self._stop, self._stack = start, stop, stack
         self._loop: Loop | None = None
-        """Of the phase under way."""
+        """The current phase's loop."""
         settings = start.settings
         self._progress = make_progress(settings.display, start.last.phase.end)
         stack.callback(self._progress.close)
@@ -61,10 +61,10 @@ class _Session:
         self._checkpoints = Checkpoints(start.run.path / "checkpoints", settings.keep)
         stack.callback(self._checkpoints.close)
         self._phase = stack.enter_context(ExitStack())
-        """Closes what the loop of a phase needs."""
+        """Closes the resources of one phase; reused by the next."""
 
     def go(self) -> Loop:
-        """From the first phase to the finished folder; returns the last phase's loop."""
+        """Runs all phases and finishes the folder; returns the last phase's loop."""
         start, stack = self._start, self._stack
         at, loop = self._begin()
         recorder = make_recorder(start.run, start.config, start.settings, loop.reached, self._tell)
@@ -82,13 +82,13 @@ class _Session:
         return loop
 
     def _begin(self) -> tuple[int, Loop]:
-        """(the phase to begin with, its loop)."""
+        """Returns (index of the phase to begin with, its loop)."""
         resumed = self._start.resumed
         try:
             at, started = restored(self._start, self._checkpoints) if resumed else (0, None)
             return at, self._launched(at, started)
         except Exception as error:
-            if self._stop:  # environments in processes of their own may be stopped before us
+            if self._stop:  # Ctrl-C also reaches environment processes, which may die before us
                 raise self._stop.stopped("before training began.") from error
             if resumed and isinstance(error, UserError):
                 self._status.withdraw()
@@ -97,7 +97,7 @@ class _Session:
     def _run_phases(
         self, at: int, loop: Loop, recorder: MetricsWriter, evaluations: BackgroundEvaluation
     ) -> Loop:
-        """Runs one loop after the other; returns the last."""
+        """Runs the loops of the phases from `at` on; returns the last."""
         stop, checkpoints = self._stop, self._checkpoints
         while True:
             phase = self._start.phases[at].phase
@@ -106,7 +106,7 @@ class _Session:
             try:
                 loop.run(phase.end, stop, recorder, self._progress, checkpoints, evaluations, meta)
             except Exception as error:
-                if not stop:  # else it may come of the stop, as when beginning
+                if not stop:  # otherwise the stop itself may be the cause, as in _begin
                     self._keep(loop, error)
                     raise
             at += 1
@@ -119,7 +119,7 @@ class _Session:
             loop = self._launched(at, before, after=loop)
 
     def _launched(self, at: int, started: Started | None, after: Loop | None = None) -> Loop:
-        """The loop of a phase, perhaps `after` that of another."""
+        """Launches the loop of a phase; `after` is the previous phase's loop, if any."""
         prepared = self._start.phases[at]
         record = None
         if self._start.settings.record is not None and prepared.phase.online:
@@ -134,12 +134,12 @@ class _Session:
         return loop
 
     def _dataset(self, folder: str, restored: bool) -> str:
-        """The folder of the recording; a resumed run goes on in another one."""
+        """The folder of the recording; a resumed run writes a new one."""
         updates = self._checkpoints.latest() if restored else None
         return folder + (f"-from-{updates}" if updates is not None else "")
 
     def _watchers(self) -> list[Callable[[dict[str, float], Timeline], None]]:
-        """Who is shown every report."""
+        """The functions called with every report."""
         written = [lambda _, timeline: timeline.write(self._start.run)]
         return written if self._exporter is None else [*written, self._exporter.publish]
 
@@ -157,9 +157,9 @@ class _Session:
         self._status.message(text)
 
     def _keep(self, loop: Loop, error: Exception) -> None:
-        """Saves the last good state when an error ends the run; a user's error then says so."""
+        """Saves the last good state when an error ends the run; a `UserError` then mentions it."""
         checkpoints = self._checkpoints
-        with contextlib.suppress(UserError):  # the first error is the one to tell
+        with contextlib.suppress(UserError):  # report the first error, not a failed save
             loop.save(checkpoints)
             checkpoints.wait()
         if isinstance(error, Diverged) and self._exporter is not None:
@@ -184,7 +184,7 @@ def _title(start: RunStart) -> str:
 
 
 def _introduce(start: RunStart, phase: Phase, loop: Loop, tell: Callable[[str], None]) -> None:
-    """Says what the steps of a phase are, where that is not plain."""
+    """Prints the kind of steps of a phase, for runs with recorded data."""
     if start.recorded is None:
         return
     left, reader = max(phase.end - loop.reached.env_steps, 0), start.recorded.reader
@@ -199,14 +199,14 @@ def _introduce(start: RunStart, phase: Phase, loop: Loop, tell: Callable[[str], 
 
 
 def _ending(error: BaseException | None, stop: Stop) -> str:
-    """How a run ended, in words."""
+    """The reason why a run ended, in words."""
     if error is not None:
         return str(error) or type(error).__name__
     return "done" if stop.signal is None else f"stopped by {stop.signal.name}"
 
 
 def _evaluator(start: RunStart) -> Evaluator | None:
-    """What evaluates; nothing where there is no environment."""
+    """The evaluator; None without an environment."""
     if start.silent is not None:
         return None
     episodes, seed = start.settings.episodes, start.config["seed"]
@@ -214,6 +214,6 @@ def _evaluator(start: RunStart) -> Evaluator | None:
 
 
 def _meta(start: RunStart, phase: Phase) -> dict[str, Any]:
-    """What checkpoints say of the run; whether a phase acts only where it might not."""
+    """The metadata of checkpoints; `online` is included only for runs with recorded data."""
     meta = {"algorithm": start.config["algorithm"], "options": start.config["options"]}
     return meta if start.recorded is None else meta | {"online": phase.online}

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks for a clean end, a second Ctrl-C ends at once."""
+"""Ctrl-C and SIGTERM: the first signal requests a clean stop, a second Ctrl-C stops at once."""
 
 import signal
 import threading
@@ -8,16 +8,16 @@ from types import FrameType
 
 
 class Stopped(KeyboardInterrupt):
-    """Training was asked to stop, and did; its text is a sentence that says what was saved."""
+    """Training stopped on request; the message says what was saved."""
 
     def __init__(self, sentence: str, code: int) -> None:
         super().__init__(sentence)
         self.code = code
-        """What a program that ends here should exit with."""
+        """The exit code for the program."""
 
 
 class Stop:
-    """Whether somebody has asked for the end, and who."""
+    """Whether a stop was requested, and by which signal."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -26,13 +26,13 @@ class Stop:
         return self.signal is not None
 
     def ask(self, number: int, _: FrameType | None = None) -> None:
-        """The signal handler."""
+        """The signal handler; runs in the main thread."""
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
 
     def stopped(self, what_was_saved: str) -> Stopped:
-        """The exception that passes the question on, once everything is saved."""
+        """The exception to raise once everything is saved."""
         assert self.signal is not None
         by = "Ctrl-C" if self.signal == signal.SIGINT else self.signal.name
         return Stopped(f"Stopped by {by} {what_was_saved}", 128 + self.signal)
@@ -40,8 +40,9 @@ class Stop:
 
 @contextmanager
 def stopping() -> Generator[Stop]:
-    """Turns SIGINT and SIGTERM into a question while the block runs (in the main thread)."""
+    """Turns SIGINT and SIGTERM into a stop request while the block runs."""
     stop = Stop()
+    # Python allows signal handlers in the main thread only; elsewhere the caller handles signals.
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

@@ -1,4 +1,4 @@
-"""How a run begins: the compile cache, the learner's and the actors' first state."""
+"""The start of a run: the compile cache and the initial states of learner and actors."""
 
 import dataclasses
 import os
@@ -22,7 +22,7 @@ from dovetail.replay.replay import all_shards
 
 
 def enable_compile_cache() -> None:
-    """Keeps compiled programs on disk, so that a second run starts without compiling."""
+    """Caches compiled programs on disk, so that a second run starts without compiling."""
     if getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
         return
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -39,11 +39,11 @@ def first_state(
     seeds: int = 1,
     data: Data | None = None,
 ) -> tuple[Any, ActorState]:
-    """The learner's and the actors' state before the first iteration; `data` are the recorded steps
-    in it.
+    """Returns the states of learner and actors before the first iteration.
 
-    `env` is None for host environments: what they show is zero until they are reset. With several
-    seeds every leaf has a leading axis of seeds, but for those of recorded steps.
+    `data` are recorded steps, stored in the learner's state. `env` is None for host environments;
+    their observations are zero until the first reset. With several seeds every leaf has a leading
+    seed axis, except recorded steps.
     """
     if env is None and seeds == 1:
         keys, state = _compiled(lambda key: _keys_and_state(algorithm, num_envs, key))(
@@ -59,7 +59,7 @@ def first_state(
     if seeds == 1:
         state, actor = begin(seed_key(seed))
         return with_data(state, data), actor
-    # One by one: a batch of orthogonal weights is a batched QR, on which XLA's CPU pool can hang.
+    # Not vmapped over seeds: orthogonal weights become a batched QR, which can hang XLA's CPU pool.
     states = [begin(seed_key(seed + i)) for i in range(seeds)]
     stack = _compiled(lambda *trees: jax.tree.map(lambda *x: jnp.stack(x), *trees))
     state, actor = stack(*states)
@@ -67,7 +67,7 @@ def first_state(
 
 
 def shapes(algorithm: Algorithm, env: JaxEnv | None, num_envs: int, seeds: int) -> tuple[Any, Any]:
-    """The shapes of the first state, found without computing it."""
+    """The shapes of `first_state`, without computing it."""
     if env is None and seeds == 1:
         task = dataclasses.replace(algorithm.task, num_envs=num_envs)
         state = jax.eval_shape(lambda key: all_shards(algorithm.init(key)), seed_key(0))
@@ -94,7 +94,7 @@ def _traced_state(
     algorithm: Algorithm, env: JaxEnv | None, num_envs: int, key: jax.Array
 ) -> tuple[Any, ActorState]:
     keys, state = _keys_and_state(algorithm, num_envs, key)
-    if env is None:  # nobody acts, for that is one program
+    if env is None:  # an offline phase: a fused plan with a host environment cannot act
         seen = algorithm.task.env.observation
         env_state: Any = ()
         observation = jax.tree.map(lambda s: jnp.zeros((num_envs, *s.shape), s.dtype), seen)
@@ -104,10 +104,13 @@ def _traced_state(
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled for one call: what would make it faster takes longer than it does."""
+    """Compiles without optimization: the function runs once, and optimizing would take longer."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def resumed_keys(actor: ActorState, updates: int) -> jax.Array:
-    """The keys by which host environments begin new episodes in a resumed run."""
+    """Keys for the new episodes of host environments in a resumed run, [num_envs].
+
+    Folding in the number of updates keeps a resumed run from repeating its first episodes.
+    """
     return jax.vmap(jax.random.fold_in, (0, None))(actor.keys, updates)

@@ -1,4 +1,4 @@
-"""From an algorithm, an environment and a strategy to a finished run folder."""
+"""`train` and `resume`: check the options, plan the phases, and run them into a run folder."""
 
 import dataclasses
 import time
@@ -42,22 +42,26 @@ def train(
     replay: ServedReplay | str | None = None,
     settings: Settings = Settings(),
 ) -> Run:
-    """Trains `algorithm` on `env` for `total_steps` environment steps; returns the run's folder.
+    """Trains `algorithm` on `env` for `total_steps` environment steps; returns the run.
 
     `env` is an id ("CartPole-v1", "gymnax:Breakout-MinAtar"), a `JaxEnv`, or a class or factory of
-    Gymnasium environments. `strategy` says how the loop is distributed: Fused for JAX environments
-    and Local for others unless given. With `cluster` it runs on Ray: "local" starts one on this
-    machine, "auto" joins the one that runs here, "host:port" another; a `Deployment` says more.
+    Gymnasium environments. `strategy` distributes the loop; the default is Fused for JAX
+    environments and Local for others. With `cluster` the run uses Ray: "local" starts a cluster on
+    this machine, "auto" joins the one running here, "host:port" another one. A `Deployment` has
+    more options.
 
-    `data` is the folder of a dataset to learn from. An algorithm that is made for recorded data
-    takes `total_steps` gradient steps on it and never acts: `env`, by default the one that the
-    dataset names, is for evaluation alone. With `online_steps` it then goes on in `env` for as many
-    environment steps, and `strategy` is for these. Any other takes `data_share` of each batch from
-    it. More than `data_memory` megabytes of it are not kept in memory, but read as they are needed.
+    `data` is the folder of a dataset to learn from. An offline algorithm takes `total_steps`
+    gradient steps on it without acting; `env` then serves evaluation only and defaults to the
+    environment that the dataset names. With `online_steps`, training continues in `env` for that
+    many environment steps under `strategy`. An off-policy algorithm takes `data_share` of each
+    batch from the dataset. A dataset of more than `data_memory` megabytes is streamed instead of
+    held in memory.
 
-    `replay` says where an off-policy algorithm's replay is kept: "learner" unless given, "servers"
-    for server processes of this run, or the address of some that run already; a `ServedReplay`
-    says more.
+    `replay` is the location of an off-policy algorithm's replay: "learner" (the default), "servers"
+    for server processes of this run, or the address of running servers. A `ServedReplay` has more
+    options.
+
+    Call it from the main thread: the first Ctrl-C or SIGTERM then saves a checkpoint and stops.
     """
     began = time.perf_counter()
     check_steps(total_steps, online_steps, data is not None)
@@ -89,7 +93,7 @@ def train(
         making = Preparation(algorithm, given, found, where, settings, recorded, seed, kept)
         prepared = making.phases(chosen, total_steps, online_steps, stack)
         if recorded is not None:
-            recorded.check()  # while there is no folder that it could leave behind
+            recorded.check()  # before the folder exists: a bad dataset must not leave one behind
         run = Run.create(settings.folder, _run_name(config), config)
         _write_plan(run, prepared[-1].planned)
         start = RunStart(run, found, prepared, config, settings, began, recorded, silent, False)
@@ -103,12 +107,12 @@ def resume(
     cluster: Deployment | str | None = None,
     online_steps: int | None = None,
 ) -> Run:
-    """Goes on with a run from its last checkpoint, in its own folder.
+    """Continues a run from its last checkpoint, in the same folder; returns the run.
 
-    Without `total_steps` it ends as the uninterrupted run would have. `total_steps` sets a new
-    total, over which the learning rate is annealed from now on; `online_steps` does so for the
-    steps that a run acts after it has learned from recorded data. `env` is needed again if the run
-    was given a Python object, `cluster` only if it is to be another one.
+    Without `total_steps` it ends where the uninterrupted run would have. `total_steps` sets a new
+    total; the learning rate is annealed over it from then on. `online_steps` does the same for the
+    environment steps that follow offline training. `env` is required if the run was started with a
+    Python object. `cluster` replaces the cluster of the earlier start.
     """
     began = time.perf_counter()
     opened = run if isinstance(run, Run) else Run.open(run)
@@ -151,21 +155,21 @@ def resume(
 
 
 def _opened(data: str | Path, memory: int, stack: ExitStack) -> RecordedData:
-    """The dataset of a run."""
+    """Opens the dataset of a run; `stack` closes it."""
     opened = RecordedData(data, memory)
     stack.callback(opened.close)
     return opened
 
 
 def _reopened(known: dict[str, Any], stack: ExitStack) -> RecordedData:
-    """The dataset that a resumed run began with."""
+    """Opens the dataset of a resumed run; raises if it has changed."""
     opened = _opened(known["folder"], known["memory"], stack)
     opened.refuse_other(known)
     return opened
 
 
 def _given_env(env: Any, recorded: RecordedData | None) -> tuple[Any, str | None]:
-    """(what to act or to evaluate in, why that cannot be)."""
+    """Returns (environment to act or evaluate in, reason why there is none)."""
     if env is not None:
         return env, None
     if recorded is None:
@@ -176,7 +180,7 @@ def _given_env(env: Any, recorded: RecordedData | None) -> tuple[Any, str | None
 def _known_env(
     env: Any, config: dict[str, Any], recorded: RecordedData | None
 ) -> tuple[Any, str | None]:
-    """(what a resumed run acts or is evaluated in, why that cannot be)."""
+    """Returns (environment of a resumed run, reason why there is none)."""
     if env is not None:
         return env, None
     if config.get("env_given") == "data":
@@ -188,7 +192,7 @@ def _known_env(
 def _refuse_unusable(
     settings: Settings, acts: bool, silent: str | None, replay: ServedReplay | None
 ) -> None:
-    """Refuses what needs an environment where there is none, and to record where nobody acts."""
+    """Raises if an option needs an environment that is missing, or acting in an offline run."""
     if silent is not None and (acts or settings.until is not None):
         raise UserError(f"There is no environment to act in ({silent}): name one with --env.")
     if settings.record is not None and not acts:

@@ -1,1 +1,1 @@
-"""Ray as a host: processes are Ray actors, on any node of a cluster."""
+"""Ray as a host: processes are Ray actors on any node of a cluster."""

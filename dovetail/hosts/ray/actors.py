@@ -1,4 +1,7 @@
-"""The kinds of Ray actors: a learner's process, and one of any other workers."""
+"""The Ray actor classes: a learner process, and a process for other workers.
+
+JAX-dependent modules are imported inside methods: `prepare` must configure JAX first.
+"""
 
 import socket
 import threading
@@ -21,14 +24,14 @@ SET_UP_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class PackedJob:
-    """A job on its way: opened where it can be said what is wrong with it."""
+    """A pickled job, unpickled on the node, where errors can be reported with its name."""
 
     versions: Mapping[str, str]
-    """The driver's."""
+    """The versions on the driver."""
     packed: bytes
 
     def job(self) -> Job:
-        """The job, if this node has what it needs."""
+        """Unpickles the job; raises `UserError` if this node lacks a package or version."""
         import ray.cloudpickle
 
         refuse_other_versions(self.versions, node_name())
@@ -42,7 +45,7 @@ class PackedJob:
 
 
 class WorkerProcess:
-    """Hosts workers that are not the learner's, and the environments they step."""
+    """Hosts workers other than the learner, and the environments they step."""
 
     def __init__(self, order: "PackedJob", rank: int, name: str) -> None:
         self._order, self._rank, self._name = order, rank, name
@@ -50,7 +53,7 @@ class WorkerProcess:
         self._there = threading.Event()
 
     def set_up(self) -> str:
-        """Traces, and makes the workers; returns the node it is on."""
+        """Traces the algorithm and builds the workers; returns the name of the node."""
         from dovetail.hosts.serving import ProcessWorkers
 
         job = self._order.job()
@@ -63,7 +66,7 @@ class WorkerProcess:
         return node_name()
 
     def begin(self, worker: str, held: dict[int, Any], keys: Any) -> dict[int, Any]:
-        """See `ProcessWorkers`; may be asked before all is set up."""
+        """See `ProcessWorkers`; waits for `set_up`."""
         if not self._there.wait(SET_UP_SECONDS):
             raise UserError(f"{worker} was not set up within {SET_UP_SECONDS:.0f} s.")
         return self._workers.begin(worker, held, keys)
@@ -73,7 +76,7 @@ class WorkerProcess:
         return self._workers.held(worker)
 
     def run(self, worker: str, chain: int, shared: tuple[bool, ...], *payloads: Any) -> Any:
-        """See `ProcessWorkers`; what is shared is returned after the reply."""
+        """See `ProcessWorkers`; returns shared payloads after the reply, as separate objects."""
         from dovetail.hosts.interface import in_parts
 
         reply, parts = in_parts(self._workers.run(worker, chain, payloads), shared)
@@ -86,21 +89,21 @@ class WorkerProcess:
         return self._workers.pulse(worker)
 
     def close(self) -> None:
-        """Ends the environments."""
+        """Closes the environments."""
         if self._workers is not None:
             self._workers.close()
 
 
 class ActorProcess(WorkerProcess):
-    """Hosts workers that act; Ray shows its process by this name."""
+    """Hosts acting workers; Ray displays the class name."""
 
 
 class SideProcess(WorkerProcess):
-    """Hosts a side that serves the others; Ray shows its process by this name."""
+    """Hosts a side that neither learns nor acts; Ray displays the class name."""
 
 
 class LearnerProcess:
-    """Hosts a learner, or one process of it, and sees to its actors."""
+    """Hosts a learner, or one process of it, and supervises its actors."""
 
     def __init__(self, order: "PackedJob", rank: int) -> None:
         self._order, self._rank = order, rank
@@ -113,7 +116,7 @@ class LearnerProcess:
         self._runtime: Any = None
 
     def set_up(self) -> str:
-        """Has its workers' processes started, before anything of its own; returns its node."""
+        """Starts the processes of its workers first of all; returns the name of its node."""
         from dovetail.hosts.interface import Processes
         from dovetail.hosts.ray.host import RayHost
 
@@ -132,14 +135,17 @@ class LearnerProcess:
         return node_name()
 
     def address(self, alone: bool) -> str:
-        """Where this process would have the others meet: on this machine only, if that is all."""
+        """An address for the `jax.distributed` coordinator; on loopback if there is one node."""
         host = "127.0.0.1" if alone else _node_address()
         with socket.socket() as free:
             free.bind((host, 0))
             return f"{host}:{free.getsockname()[1]}"
 
     def build(self, coordinator: str | None) -> None:
-        """Traces, and starts to compile; with `coordinator`, as one of several processes."""
+        """Traces the algorithm and builds the runtime.
+
+        With `coordinator`, joins the other learner processes first.
+        """
         from dovetail.runtime.distributed import join_processes
         from dovetail.runtime.local import LocalRuntime
 
@@ -163,8 +169,7 @@ class LearnerProcess:
     def load(
         self, state: list[Any], actor: list[Any], keys: Any, turn: int, watched: tuple[int, ...]
     ) -> Any:
-        """Sets what iteration number `turn` starts from; returns (actors' state, seconds that
-        compiling took)."""
+        """Sets the states at iteration `turn`; returns (actors' state, compile seconds)."""
         import jax
 
         from dovetail.runtime.distributed import own_part
@@ -181,14 +186,17 @@ class LearnerProcess:
         return leaves, self._runtime.compile_seconds
 
     def refill(self, data: list[Any]) -> None:
-        """Sets the recorded steps that the next iterations draw from."""
+        """Replaces the recorded steps that iterations sample."""
         from dovetail.runtime.wire import unpack
 
         self._runtime.refill([unpack(leaf) for leaf in data])
 
     def advance(self, iterations: int, held: tuple[int, ...]) -> dict[str, Any]:
-        """Does that many iterations; returns what is to be known of them but the states, which
-        are kept, as those after the iterations `held`, until a call without their number."""
+        """Runs that many iterations; returns their report without the states.
+
+        The states stay here until requested. Earlier ones are dropped unless their number of
+        iterations is in `held`.
+        """
         from dovetail.runtime.distributed import own_part
 
         began = time.perf_counter()
@@ -209,8 +217,10 @@ class LearnerProcess:
         }
 
     def states(self, done: int, replay: bool) -> tuple[list[Any], list[Any]]:
-        """The learner's state after `done` iterations, and that of this process's actors; without
-        `replay`, None for what is held there."""
+        """The state after `done` iterations, and the state of this process's actors.
+
+        Without `replay`, leaves of a replay may be None.
+        """
         import jax
 
         from dovetail.runtime.distributed import own_part
@@ -230,18 +240,18 @@ class LearnerProcess:
         return state, [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.actor())]
 
     def status(self) -> list[dict[str, Any]]:
-        """What every worker is at, those of its actors' processes included."""
+        """The current activity of every worker, including those of actor processes."""
         return [] if self._runtime is None else self._runtime.status()
 
     def news(self) -> list[str]:
-        """What people should know of that happened since; an answer is a sign of life."""
+        """New messages for the user; an answer is also a sign of life."""
         found: list[str] = []
         while self._news:
             found.append(self._news.popleft())
         return found
 
     def close(self) -> None:
-        """Ends its actors, then itself."""
+        """Stops the runtime, then the processes of its actors."""
         if self._runtime is not None:
             self._runtime.close()
         if self._processes is not None:
@@ -249,7 +259,7 @@ class LearnerProcess:
 
 
 def node_name() -> str:
-    """The node that this process is on, as its owner calls it."""
+    """The name of this process's node."""
     import ray
 
     own = ray.get_runtime_context().get_node_id()

@@ -1,4 +1,4 @@
-"""Joins a Ray cluster, or starts one on this machine, with its token; every wait has a limit."""
+"""Joins a Ray cluster with its token, or starts one on this machine; every wait has a limit."""
 
 import contextlib
 import os
@@ -14,15 +14,15 @@ from dovetail.errors import UserError
 from dovetail.plan.ir import Node
 
 REACH_SECONDS = 5.0
-"""How long an address may take to answer at all."""
+"""Connection timeout of an address."""
 JOIN_SECONDS = 30.0
-"""How long a cluster may take to let us in."""
+"""Time limit for joining a cluster."""
 OWN = ("CPU", "GPU", "memory", "object_store_memory")
-"""Resources that Ray itself counts."""
+"""Resources that Ray itself defines; all others are custom."""
 
 
 class RayConnection:
-    """A cluster that this process has joined. Close it: one that it started ends with it."""
+    """A connection to a cluster. Closing it also stops a cluster that it started."""
 
     def __init__(
         self,
@@ -30,12 +30,15 @@ class RayConnection:
         cpus: float | None = None,
         files: Mapping[str, Any] | None = None,
     ) -> None:
-        """`cluster`: "local" for one on this machine, with as many `cpus` to give away as asked;
-        "auto" for the one that runs here already; or its address, host:port. `files` is the
-        runtime environment that brings a user's own files to the workers."""
+        """Joins or starts a cluster.
+
+        `cluster` is "local" to start one on this machine with `cpus` logical CPUs, "auto" to join
+        the one running here, or an address host:port. `files` is the Ray runtime environment that
+        ships the user's files to the workers.
+        """
         self.local = cluster == "local"
         self.lost = False
-        """Whether the head is gone, so that nothing more can be asked of the cluster."""
+        """Whether the head node is gone, so that no more calls are possible."""
         ray = import_ray()
         if os.environ["RAY_AUTH_MODE"] != "token":
             raise UserError(
@@ -55,14 +58,14 @@ class RayConnection:
             options |= {"address": cluster}
         try:
             with _patience(), _own_signals(), warnings.catch_warnings():
-                # it starts other programs, which share nothing with JAX's threads
+                # Harmless: the forked children exec other programs at once.
                 warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
                 ray.init(**options)
         except Exception as error:
             raise UserError(_failure(cluster, error)) from error
 
     def nodes(self) -> tuple[Node, ...]:
-        """The machines that are there, with what is free on each."""
+        """The live nodes with their free resources."""
         import ray
 
         free, known = _available(), ray.nodes()
@@ -71,7 +74,7 @@ class RayConnection:
         return tuple(_node(node, names[node], free.get(node, {})) for node in alive)
 
     def refuse_dead_head(self) -> None:
-        """Looks whether the head still answers: without it Ray would end this process."""
+        """Raises if the head node does not answer; Ray itself would kill this process."""
         import ray
 
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
@@ -82,7 +85,7 @@ class RayConnection:
             raise UserError(f"The head of the cluster, {host}:{port}, is gone.") from error
 
     def close(self) -> None:
-        """Leaves; safe to call twice."""
+        """Disconnects; safe to call twice."""
         if self._joined and not self.lost:
             import ray
 
@@ -92,8 +95,8 @@ class RayConnection:
 
 
 def import_ray() -> Any:
-    """Ray, or a sentence that says how to get it."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")  # read when it is imported
+    """Imports Ray; raises `UserError` with the install command if it is missing."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it at import
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
@@ -111,7 +114,7 @@ def _available() -> dict[str, dict[str, float]]:
 
 
 def node_names(nodes: list[dict[str, Any]]) -> dict[str, str]:
-    """Every node's id with the name that people know it by; told apart where several share one."""
+    """Node id → display name, made unique where several nodes share a name."""
     shared = Counter(node["NodeName"] for node in nodes)
     return {
         node["NodeID"]: node["NodeName"]
@@ -137,7 +140,7 @@ def _node(identity: str, name: str, free: dict[str, float]) -> Node:
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Looks whether anybody answers: Ray itself would try for minutes."""
+    """Refuses an address that does not answer; Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -157,7 +160,7 @@ def _refuse_unreachable(address: str) -> None:
 
 @contextlib.contextmanager
 def _own_signals() -> Generator[None]:
-    """Ray takes SIGTERM for itself; whoever saves and stops on it keeps it."""
+    """Restores the SIGTERM handler that Ray replaces: training saves and stops on SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -168,7 +171,7 @@ def _own_signals() -> Generator[None]:
 
 @contextlib.contextmanager
 def _patience() -> Generator[None]:
-    """Has Ray give up after our limit."""
+    """Sets Ray's connection timeouts to ours, unless the user has set them."""
     limits = {
         "RAY_gcs_rpc_server_connect_timeout_s": str(int(REACH_SECONDS)),
         "RAY_gcs_server_request_timeout_seconds": str(int(JOIN_SECONDS)),

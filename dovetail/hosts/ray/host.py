@@ -1,4 +1,4 @@
-"""Ray as a host: a process is a Ray actor, a reference an object of its store."""
+"""Ray as a host: a process is a Ray actor, and a reference is an object in Ray's store."""
 
 import contextlib
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ from dovetail.runtime.remote import Payload, WorkerLost
 
 
 class RayHost:
-    """Starts the processes of the workers that work for one learner process."""
+    """Starts the processes of the other workers for one learner process."""
 
     def __init__(self, plan: Plan, order: PackedJob) -> None:
         self._processes = {process.name: process for process in plan.processes}
         self._order = order
 
     def start(self, name: str, again: bool) -> "RayProcess":
-        """Asks Ray for it, on the node of the plan if that can be."""
+        """Creates the Ray actor, preferably on the node in the plan; `again`, on any node."""
         return RayProcess(self._processes[name], self._order, again)
 
     def share(self, values: Values) -> Payload:
-        """One object for all processes, freed with the last reference."""
+        """Puts one object for all processes; Ray frees it with the last reference."""
         return ray.put(values)
 
     def fetch(self, payload: Payload) -> Values:
-        """Brings an object here."""
+        """Gets an object from the store; returns any other payload unchanged."""
         return ray.get(payload) if isinstance(payload, ray.ObjectRef) else payload
 
 
@@ -52,7 +52,7 @@ class RayProcess:
                 num_cpus=process.cpus,
                 num_gpus=process.gpus,
                 resources=dict(process.others) or None,
-                max_concurrency=len(process.workers) + 2,  # setting up, and the pulse
+                max_concurrency=len(process.workers) + 2,  # plus set_up and pulse
                 max_restarts=0,
                 scheduling_strategy=strategy,
             )
@@ -64,28 +64,28 @@ class RayProcess:
         return RayCall([self._actor.set_up.remote()])
 
     def call(self, method: str, *args: Any) -> "RayCall":
-        """A method of its workers."""
+        """Calls a method of its workers."""
         return RayCall([getattr(self._actor, method).remote(*args)])
 
     def run(
         self, worker: str, chain: int, payloads: Sequence[Payload], shared: Sequence[bool]
     ) -> "RayCall":
-        """What is shared is a result of its own, which stays where it was made."""
+        """Runs a chain; each shared payload is a separate result, which stays on its node."""
         run = self._actor.run.options(num_returns=1 + sum(shared))
         made = run.remote(worker, chain, tuple(shared), *payloads)
         return RayCall(made if isinstance(made, list) else [made], shared)
 
     def pulse(self, worker: str) -> tuple[float, bool, str] | None:
-        """Whether it gets on."""
+        """The progress of a worker."""
         try:
             return ray.get(self._actor.pulse.remote(worker), timeout=LOOK_SECONDS)
         except GetTimeoutError:
             raise TimeoutError from None
         except RayError:
-            return None  # the call that is waited for tells
+            return None  # the pending call raises it
 
     def awaited(self) -> str:
-        """What it needs of the cluster."""
+        """The resources it needs and those that are free, in words."""
         process, free = self._process, ray.available_resources()
         return (
             f"{process.cpus:g} CPUs and {process.gpus:g} GPUs; free on the whole cluster are "
@@ -93,19 +93,19 @@ class RayProcess:
         )
 
     def kill(self) -> None:
-        """Ends the actor."""
+        """Kills the Ray actor."""
         with contextlib.suppress(Exception):
             ray.kill(self._actor)
 
 
 class RayCall:
-    """The results of a method: the first is its own, the others stand for what is shared."""
+    """A pending call: the first result is the reply, the others are its shared payloads."""
 
     def __init__(self, results: list[Any], shared: Sequence[bool] | None = None) -> None:
         self._results, self._shared = results, shared
 
     def get(self, limit: float | None = None) -> Any:
-        """What the call returned or raised, as if it had been made here."""
+        """Waits for the result; raises errors as if the call had been local."""
         try:
             found: Any = ray.get(self._results[0], timeout=limit)
         except GetTimeoutError:
@@ -118,7 +118,7 @@ class RayCall:
 
 
 def _cause(error: RayTaskError) -> BaseException:
-    """What a method raised; what was lost with another process is lost with this call, too."""
+    """The error a method raised; a lost argument counts as a lost worker."""
     cause = error.cause
     if isinstance(cause, RayError):
         return WorkerLost(_reason(cause))
@@ -126,7 +126,7 @@ def _cause(error: RayTaskError) -> BaseException:
 
 
 def _reason(error: RayError) -> str:
-    """Why, in a few words."""
+    """The reason of a failure, in a few words."""
     text = str(error)
     if not isinstance(error, RayActorError):
         return "what it was sent is lost, with the process that made it"

@@ -1,4 +1,4 @@
-"""The driver's side of a run on a cluster: the same interface as the one-machine runtime's."""
+"""The driver's `Runtime` of a run on a cluster, with the interface of the local one."""
 
 import contextlib
 import time
@@ -28,17 +28,17 @@ from dovetail.runtime.wire import pack, unpack
 from dovetail.telemetry.spans import Span, clock_ahead, on_clock
 
 PLACE_SECONDS = 60.0
-"""How long the learners may wait for room on the cluster."""
+"""How long the learners may wait for resources on the cluster."""
 BUILD_SECONDS = 300.0
 """How long a process may take to import, trace and compile."""
 LOOK_SECONDS = 1.0
-"""How often the learners are looked at while they are waited for."""
+"""How often to check on the learners while waiting for them."""
 CLOSE_SECONDS = 20.0
-"""How long the processes may take to end."""
+"""How long the processes may take to close."""
 
 
 class ClusterRuntime:
-    """Runs a plan's processes. Close it: they end with it."""
+    """Runs the processes of a plan. Close it to stop them."""
 
     def __init__(
         self, graph: Graph, job: Job, connection: RayConnection, tell: Callable[[str], None]
@@ -51,7 +51,7 @@ class ClusterRuntime:
         self._connection, self._tell = connection, tell
         self._done = 0
         self._held: WeakSet[_States] = WeakSet()
-        """What somebody here can still ask for."""
+        """States that may still be requested, so the processes must keep them."""
         self._patience, self._answered, self._told = job.patience, time.monotonic(), False
         self._group: PlacementGroup | None = None
         self._ranks: list[Any] = []
@@ -64,7 +64,7 @@ class ClusterRuntime:
             raise
 
     def _start(self) -> None:
-        """Reserves room for the learners together, and starts them."""
+        """Reserves the resources of all learners together and starts them."""
         processes = [process for process in self.plan.processes if process.learns]
         ids = {name: node for node, name in node_names(ray.nodes()).items()}
         pinned = [{"ray.io/node-id": ids[s.node]} for s in processes if s.node in ids]
@@ -99,7 +99,7 @@ class ClusterRuntime:
         self._building = [rank.build.remote(coordinator) for rank in self._ranks]
 
     def prepare(self, state: Any, actor: Any) -> None:
-        """The processes compile by themselves."""
+        """Does nothing: the learner processes compile."""
 
     def load(
         self,
@@ -110,7 +110,7 @@ class ClusterRuntime:
         turn: int = 0,
         watched: Sequence[int] = (),
     ) -> Any:
-        """Sets what iteration number `turn` starts from; returns the actors' state then."""
+        """Sets the states at iteration `turn`; returns the actors' state."""
         self._all(self._building, BUILD_SECONDS)
         keys = actor.keys if episode_keys is None else episode_keys
         shared = ray.put([pack(leaf) for leaf in jax.tree.leaves(state)])
@@ -130,12 +130,12 @@ class ClusterRuntime:
         return self._actors([leaves for leaves, _ in loaded])
 
     def refill(self, data: Sequence[Any]) -> None:
-        """Sets the recorded steps that the next iterations draw from, while none is under way."""
+        """Replaces the recorded steps that iterations sample; no iteration may be running."""
         shared = ray.put([pack(leaf) for leaf in data])
         self._all([rank.refill.remote(shared) for rank in self._ranks], BUILD_SECONDS)
 
     def advance(self, iterations: int) -> "PendingCall":
-        """Begins that many iterations in every learner process."""
+        """Starts that many iterations in every learner process."""
         held = tuple(states.done for states in self._held)
         self._done += iterations
         states = _States(self, self._done)
@@ -144,12 +144,14 @@ class ClusterRuntime:
         return PendingCall(self, calls, iterations, states)
 
     def collect(self, calls: list[Any]) -> list[Any]:
-        """What the learners returned; looks after them meanwhile."""
+        """Waits for the results of the learners and checks on them meanwhile."""
         return self._all(calls, None)
 
     def states(self, done: int, replay: bool = True) -> tuple[Any, Any]:
-        """The learner's and the actors' state after `done` iterations; without `replay`, None for
-        what is held there."""
+        """The state and the actors' state after `done` iterations.
+
+        Without `replay`, leaves of a replay may be None.
+        """
         calls = [rank.states.remote(done, replay) for rank in self._ranks]
         found = self._all(calls, BUILD_SECONDS)
         leaves = [None if leaf is None else _array(leaf) for leaf in found[0][0]]
@@ -157,7 +159,7 @@ class ClusterRuntime:
         return state, self._actors([actor for _, actor in found])
 
     def _actors(self, parts: list[list[Any]]) -> Any:
-        """The actors' state, of all learner processes."""
+        """Joins the actors' state of all learner processes."""
         columns = zip(*parts, strict=True)
         leaves = [
             _array(column[0]) if len(column) == 1 else jnp.concatenate([_array(x) for x in column])
@@ -166,13 +168,13 @@ class ClusterRuntime:
         return self.graph.actor.tree.unflatten(leaves)
 
     def _all(self, calls: list[Any], limit: float | None) -> list[Any]:
-        """Waits for calls; tells the processes' news, and who failed with what."""
+        """Waits for calls; passes on messages of the processes and raises the first failure."""
         began = time.monotonic()
         waiting = list(calls)
         while waiting:
             done, waiting = ray.wait(waiting, timeout=LOOK_SECONDS)
             for call in done:
-                self._value(call)  # the first failure is told at once: others wait for it
+                self._value(call)  # raise at once: the other learners wait for the failed one
             if waiting:
                 self.tell_news()
             if waiting and limit is not None and time.monotonic() - began > limit:
@@ -199,7 +201,7 @@ class ClusterRuntime:
             )
 
     def status(self) -> list[dict[str, Any]]:
-        """What every worker is at; a learner that does not answer is told of."""
+        """The current activity of every worker, and learners that do not answer."""
         found: list[dict[str, Any]] = []
         for rank, process in enumerate(list(self._ranks)):
             try:
@@ -212,7 +214,7 @@ class ClusterRuntime:
         return found
 
     def tell_news(self) -> None:
-        """Passes on what the processes have to say; ends the run if the cluster's head is gone."""
+        """Passes on messages of the processes; raises if the head node is gone."""
         self._connection.refuse_dead_head()
         answered = time.monotonic()
         for rank in self._ranks:
@@ -222,7 +224,7 @@ class ClusterRuntime:
             except GetTimeoutError:
                 answered = self._answered
             except RayError:
-                continue  # the call that is waited for tells
+                continue  # the pending call raises it
         self._answered = answered
         silent = time.monotonic() - answered
         if silent > BUILD_SECONDS:
@@ -235,7 +237,7 @@ class ClusterRuntime:
         self._told = silent > self._patience
 
     def close(self) -> None:
-        """Ends every process; safe to call twice. Without a head they end by themselves."""
+        """Stops every process; safe to call twice. Without a head node they exit on their own."""
         ranks, self._ranks = self._ranks, []
         if self._connection.lost:
             return
@@ -254,7 +256,7 @@ class ClusterRuntime:
 
 
 class PendingCall:
-    """Iterations that the learners are at."""
+    """Iterations in progress on the learners."""
 
     def __init__(
         self, runtime: ClusterRuntime, calls: list[Any], iterations: int, states: "_States"
@@ -264,7 +266,7 @@ class PendingCall:
         self._states = states
 
     def wait(self) -> Report:
-        """Waits until they are done."""
+        """Waits for the iterations and returns their report."""
         found = self._runtime.collect(self._calls)
         answered = time.perf_counter()
         self._runtime.tell_news()
@@ -286,7 +288,7 @@ class PendingCall:
         )
 
     def _spans(self, found: list[Any], answered: float) -> dict[str, list[Span]]:
-        """The spans of every learner process, on the driver's clock."""
+        """The spans of every learner process, converted to the driver's clock."""
         spans: dict[str, list[Span]] = {}
         for rank, answer in enumerate(found):
             ahead = clock_ahead(self._called, answered, *answer["clock"])
@@ -297,28 +299,30 @@ class PendingCall:
 
 
 class _States:
-    """The states after `done` iterations: fetched together, once, if anybody asks. As long as
-    this is held the processes keep them."""
+    """The states after `done` iterations, fetched once on demand.
+
+    The learner processes keep the states while this object is alive.
+    """
 
     def __init__(self, runtime: ClusterRuntime, done: int) -> None:
         self._runtime, self.done = runtime, done
 
     def state(self, replay: bool = True) -> Any:
-        """The learner's."""
+        """The state; without `replay`, leaves of a replay may be None."""
         return self._both[0] if replay else self._learners
 
     def actor(self) -> Any:
-        """The actors'."""
+        """The actors' state."""
         return self._both[1]
 
     @cached_property
     def _learners(self) -> Any:
-        """The learner's, without what a replay holds."""
+        """The state without the leaves of a replay."""
         return self._runtime.states(self.done, replay=False)[0]
 
     @cached_property
     def _both(self) -> tuple[Any, Any]:
-        """(the learner's, the actors')."""
+        """(state, actors' state)."""
         return self._runtime.states(self.done)
 
 

@@ -1,7 +1,7 @@
-"""Which items are there, and which is chosen next: the index of a table on the device.
+"""The index of a device table: which items exist, and which is selected next.
 
-The same as `host_index`, as pure functions over a state of arrays. Choices in order (oldest,
-highest, …) sort all items; random ones cost the logarithm of their number.
+The same as `host/index.py`, as pure functions over a state of arrays. Ordered selection (oldest,
+highest, …) sorts all items; random selection takes logarithmic time.
 """
 
 from typing import Any, NamedTuple
@@ -32,17 +32,17 @@ class DeviceIndex(NamedTuple):
     added: jax.Array
     removals: jax.Array
     trees: tuple[DeviceTree, ...]
-    """One for each random selector, the sampler's first."""
+    """One per random selector, the sampler's first."""
 
 
 def selectors(table: Table) -> list[Selector]:
-    """The random selectors, each once."""
+    """The distinct random selectors."""
     used = [table.sampler, *([] if table.shared else [table.remover])]
     return [s for s in dict.fromkeys(used) if isinstance(s, Uniform | Prioritized)]
 
 
 def init_index(table: Table, size: int) -> DeviceIndex:
-    """An index without items."""
+    """An empty index."""
     return DeviceIndex(
         live=jnp.zeros(size, bool),
         priority=jnp.zeros(size, jnp.float32),
@@ -61,7 +61,7 @@ NONE: Any = np.zeros(0, np.int32)
 def weigh(
     table: Table, index: DeviceIndex, slots: jax.Array, priorities: jax.Array, left: jax.Array
 ) -> tuple[DeviceTree, ...]:
-    """The trees without the weights of items that `left`, and with those of others."""
+    """The trees with the weights of items that `left` removed and those of `slots` set."""
     trees: list[DeviceTree] = []
     for selector, tree in zip(selectors(table), index.trees, strict=True):
         weights = priorities ** table.exponent(selector)
@@ -72,10 +72,10 @@ def weigh(
 def exchange(
     table: Table, index: DeviceIndex, left: jax.Array, new: jax.Array, priorities: jax.Array
 ) -> DeviceIndex:
-    """Items leave, each named once, and new ones come, in the order of their age.
+    """Removes items, each named once, and adds new ones, ordered by age.
 
-    The slot `DROP` names none, and who has left already is no matter. Both in one step, so that
-    the trees are summed once.
+    The slot `DROP` stands for none, and items already gone are ignored. Both happen in one step, so
+    that the trees are summed once.
     """
     there = index.live.at[left].get(mode="fill", fill_value=False)
     left = jnp.where(there, left, DROP)
@@ -96,12 +96,12 @@ def exchange(
 def update(
     table: Table, index: DeviceIndex, slots: jax.Array, number: jax.Array, priorities: jax.Array
 ) -> DeviceIndex:
-    """Other priorities for items that are still there; what is no priority changes nothing."""
+    """Sets the priorities of existing items; invalid priorities are ignored."""
     there = index.live[slots] & (index.serial[slots] == number)
     there &= (priorities >= 0) & (priorities < jnp.inf)
     slots = jnp.where(there, slots, DROP)
     index = index._replace(priority=index.priority.at[slots].set(priorities, mode="drop"))
-    kept = index.priority.at[slots].get(mode="clip")  # of two for one item, the last
+    kept = index.priority.at[slots].get(mode="clip")  # reread: of duplicates, the last one counts
     return index._replace(trees=weigh(table, index, slots, kept, NONE))
 
 
@@ -117,6 +117,7 @@ def choose(
     tree = index.trees[0]
     total = tree_total(tree)
     if isinstance(sampler, Prioritized):
+        # Stratified: each draw falls into one of n equal intervals of the total.
         targets = (strata + draws) * (total / count)
     else:
         targets = draws * total
@@ -127,13 +128,14 @@ def choose(
 def sampled(
     table: Table, index: DeviceIndex, slots: jax.Array
 ) -> tuple[DeviceIndex, jax.Array, jax.Array]:
-    """Counts a batch, and lets those go that have been sampled often enough: the index, the slots
-    that are free now (each once, else `DROP`), the counts before."""
+    """Counts a batch and drops items that reached `max_times_sampled`: (index, slots now free, each
+    once, otherwise `DROP`, the counts before)."""
     before = index.times[slots]
     index = index._replace(times=index.times.at[slots].add(1))
     most = table.max_times_sampled
     if most is None:
         return index, jnp.full(slots.shape, DROP), before
+    # Sorted, duplicates are neighbors: an item sampled twice must leave once.
     ordered = jnp.sort(slots)
     again = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])
     spent = jnp.where(again | (index.times[ordered] < most), DROP, ordered)
@@ -141,7 +143,7 @@ def sampled(
 
 
 def in_order(index: DeviceIndex, selector: Selector) -> jax.Array:
-    """All slots in the order of a selector, those without an item last."""
+    """All slots in a selector's order, empty ones last."""
     gone = ~index.live
     if isinstance(selector, Fifo):
         return jnp.lexsort((index.serial, gone))
@@ -152,7 +154,7 @@ def in_order(index: DeviceIndex, selector: Selector) -> jax.Array:
 
 
 def victim(table: Table, index: DeviceIndex) -> jax.Array:
-    """The slot of the item that makes room for another."""
+    """The slot of the item to remove next."""
     remover, infinite = table.remover, jnp.iinfo(jnp.int32).max
     among, age = index.live, index.serial
     if isinstance(remover, Lifo):
@@ -167,11 +169,12 @@ def victim(table: Table, index: DeviceIndex) -> jax.Array:
     tree = index.trees[selectors(table).index(remover)]
     total = tree_total(tree)
     found, _ = find_leaves(tree, (scattered(index.removals) * total)[None])
+    # If all weights are zero, the oldest item leaves.
     return jnp.where(total > 0, found[0], first)
 
 
 def scattered(count: jax.Array) -> jax.Array:
-    """A number in [0, 1) for each count, as `host_index.scattered`."""
+    """A hash of the count to [0, 1), equal to `host/index.py`'s."""
     x = (count.astype(jnp.uint32) + 1) * jnp.uint32(0x9E3779B9)
     x = (x ^ x >> 16) * jnp.uint32(0x85EBCA6B)
     x = (x ^ x >> 13) * jnp.uint32(0xC2B2AE35)

@@ -1,8 +1,8 @@
-"""The rows of a table on the device: small leaves side by side as words, large ones by themselves.
+"""The rows of a device table: small leaves packed into words, large ones in separate arrays.
 
-To write a row or to read one is then a single step of the compiled program for all its small
-leaves, not one for each; the truths of a row (whether it is an episode's last, whether a step
-terminated, …) are the bits of one word.
+Reading or writing a row is then one operation of the compiled program for all its small leaves,
+instead of one each. The booleans of a row (whether it is final, whether a step terminated, …) are
+bits of one word.
 """
 
 from collections.abc import Sequence
@@ -21,27 +21,28 @@ WORD = 4
 """Bytes of a word."""
 BITS = 8 * WORD
 FINAL = np.uint32(1)
-"""The bit that says that a row shows only what an episode ended with."""
+"""The bit that marks a row as only the final observation of an episode."""
 
 
 @dataclass(frozen=True)
 class RowForm:
-    """Where the leaves of a row are kept."""
+    """Where each leaf of a row is stored."""
 
     tree: Any
     """The structure of a row."""
     leaves: tuple[RowLeaf, ...]
     frames: frozenset[int]
-    """The positions of leaves with a history, which are kept frame by frame."""
+    """Positions of leaves with a history, which are stored frame by frame."""
 
     @property
     def words(self) -> tuple[int, ...]:
-        """The positions of leaves whose numbers are words."""
+        """Positions of leaves stored as words."""
         return tuple(i for i, leaf in self._small() if np.dtype(leaf.dtype).itemsize == WORD)
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """The positions of leaves that are bits of the first word."""
+        """Positions of leaves stored as bits of the first word."""
+        # `FINAL` takes one bit.
         found, room = list[int](), BITS - 1
         for i, leaf in self._small():
             size = prod(leaf.shape)
@@ -52,13 +53,13 @@ class RowForm:
 
     @property
     def alone(self) -> tuple[int, ...]:
-        """The positions of all others."""
+        """Positions of all others."""
         packed = {*self.words, *self.bits}
         return tuple(i for i in range(len(self.leaves)) if i not in packed)
 
     @property
     def width(self) -> int:
-        """Words of a row."""
+        """Words per row."""
         return 1 + sum(prod(self.leaves[i].shape) for i in self.words)
 
     def _small(self) -> list[tuple[int, RowLeaf]]:
@@ -71,7 +72,7 @@ class RowForm:
         ]
 
     def pack(self, leaves: Sequence[jax.Array], final: jax.Array) -> jax.Array:
-        """The words [n, W] of rows [n, …], some of them final [n]."""
+        """The words [n, W] of rows [n, …], with `final` [n] as the first bit."""
         flags, shift = final.astype(jnp.uint32), 1
         for i in self.bits:
             size = prod(self.leaves[i].shape)
@@ -87,7 +88,7 @@ class RowForm:
         return jnp.concatenate([flags[:, None], *parts], axis=1)
 
     def unpack(self, words: jax.Array) -> tuple[dict[int, jax.Array], jax.Array]:
-        """(the leaves [..., …] by position, which rows are final) of words [..., W]."""
+        """(leaves [..., …] by position, which rows are final) from words [..., W]."""
         found: dict[int, jax.Array] = {}
         flags, shift, at, axes = words[..., 0], 1, 1, words.shape[:-1]
         for i in self.bits:
@@ -113,15 +114,15 @@ class DeviceRows:
     words: jax.Array
     """[rows, W]"""
     alone: tuple[jax.Array, ...]
-    """Of the leaves that are by themselves: [rows, …], or [frames, …] where they have a history."""
+    """Separately stored leaves: [rows, …], or [frames, …] with a history."""
     form: RowForm = field(metadata={"static": True})
 
     @staticmethod
     def empty(
         example: Any, rows: int, frames: int, shapes: dict[str, tuple[int, ...]]
     ) -> "DeviceRows":
-        """So many rows like `example`, all zeros; `shapes` are those of a frame of each leaf that
-        has a history, by its path."""
+        """`rows` zero rows like `example`; `shapes` maps the path of each leaf with a history to
+        the shape of its frames."""
         leaves = tuple(leaves_of(example))
         stacked = frozenset(i for i, leaf in enumerate(leaves) if leaf.path in shapes)
         form = RowForm(jax.tree.structure(example), leaves, stacked)
@@ -136,11 +137,11 @@ class DeviceRows:
         return DeviceRows(words, tuple(zeros(i) for i in form.alone), form)
 
     def with_words(self, places: jax.Array, leaves: Any, final: jax.Array) -> "DeviceRows":
-        """The rows with the small leaves of others [n, …] written to their places."""
+        """The rows with the small leaves of rows [n, …] written to `places`."""
         words = self.words.at[places].set(self.form.pack(leaves, final), mode="drop")
         return replace(self, words=words)
 
     def with_final(self, places: jax.Array) -> "DeviceRows":
-        """The rows with those at some places made final."""
+        """The rows with those at `places` marked as final."""
         flags = self.words.at[places, 0].get(mode="clip") | FINAL
         return replace(self, words=self.words.at[places, 0].set(flags, mode="drop"))

@@ -5,10 +5,10 @@
     state, sample = sample(table, state, draws)
     state = update_priorities(table, state, sample.keys, priorities)
 
-Compiled code cannot raise, so the structure of rows is checked while it is traced, and the rest is
-defined: sampling from an empty table gives rows without meaning (`size` is 0, the mask all False),
-and a priority that is none (NaN, infinite, negative) is passed over. Who drives the program waits
-until `state` holds enough: see `size`.
+Compiled code cannot raise, so the structure of rows is checked during tracing, and everything else
+is defined: sampling an empty table returns undefined rows (`size` is 0, the mask all False), and
+invalid priorities (NaN, infinite, negative) are ignored. The caller waits until `state` holds
+enough items: see `size`.
 """
 
 from collections.abc import Sequence
@@ -40,12 +40,12 @@ class Owned(NamedTuple):
 
     rows: DeviceRows
     free: jax.Array
-    """Slots without an item, the next one last."""
+    """Slots without an item; the last one is used next."""
     num_free: jax.Array
 
 
 class State(NamedTuple):
-    """All that a table holds; arrays only."""
+    """The contents of a table; arrays only."""
 
     rows: DeviceRows
     """Rings of rows, and of frames for the leaves with a history."""
@@ -54,10 +54,10 @@ class State(NamedTuple):
     frame_begun: jax.Array
     counters: Counters
     starts: jax.Array
-    """Where the first row of each item is."""
+    """Position of each item's first row."""
     times: jax.Array
     given: jax.Array
-    """The priority each item began with."""
+    """Initial priority of each item."""
     high: jax.Array
     low: jax.Array
     highest: jax.Array
@@ -66,14 +66,15 @@ class State(NamedTuple):
 
 
 def init(table: Table, example: Any, num_envs: int) -> State:
-    """An empty table for rows like `example` (one row, or its shapes) of so many environments."""
+    """An empty table for rows like `example` (one row, or its shapes) of `num_envs`
+    environments."""
     leaves = leaves_of(example)
     check_history(leaves, table.history)
     layout = make_layout(table, leaves, num_envs)
     envs, slots = layout.envs, layout.slots * layout.envs
 
     def zeros(size: int = envs, dtype: Any = jnp.int32) -> jax.Array:
-        """An array of its own for each use, so that the state can be donated."""
+        """A separate array for each use, so that the state can be donated."""
         return jnp.zeros(size, dtype)
 
     return State(
@@ -122,7 +123,7 @@ def _init_owned(table: Table, example: Any, layout: TableSizes) -> Owned:
 
 
 class _View(NamedTuple):
-    """What follows from the options and the shapes of a state."""
+    """Values derived from the options and the shapes of a state."""
 
     layout: TableSizes
     leaves: tuple[RowLeaf, ...]
@@ -145,8 +146,7 @@ def insert(
     priorities: Any = None,
     streams: Any = None,
 ) -> State:
-    """The table with rows [T, B, …] appended to `streams` [B], the environments' numbers; to all
-    unless given.
+    """The table with rows [T, B, …] appended to `streams` [B], environment numbers; all by default.
 
     The other arguments are those of `HostTable.insert`.
     """
@@ -165,6 +165,7 @@ def insert(
         None if x is None else jnp.asarray(x)
         for x in (ends, jnp.ones(shape, bool) if valid is None else valid, priorities)
     ]
+    # Long inserts are split, so that no part overwrites its own rows.
     for start in range(0, length, view.layout.chunk):
         part = slice(start, start + view.layout.chunk)
         cut = jax.tree.map(lambda x: x[part], (rows, grids, final))  # noqa: B023
@@ -173,11 +174,11 @@ def insert(
 
 
 def break_off(table: Table, state: State, where: jax.Array, streams: jax.Array) -> State:
-    """Ends the episodes of streams [B] `where` [B] a new one begins although the last did not end:
-    its environment was set up anew.
+    """Ends open episodes of `streams` [B], `where` [B] a new one starts although the last did not
+    end: its environment was set up anew.
 
-    What came after the last rows is not known: they become rows that show what was seen after
-    others, and the items that they began hold no step.
+    The successor of the last rows is unknown, so they become final rows, and the items they started
+    hold no step.
     """
     layout, counters = _view(table, state).layout, state.counters
     open_ones = where & ~counters.fresh[streams]
@@ -196,7 +197,7 @@ def break_off(table: Table, state: State, where: jax.Array, streams: jax.Array) 
 
 
 def _insert(table: Table, view: _View, state: State, cut: Any, streams: Any) -> State:
-    """The rows of a few steps."""
+    """Inserts at most `chunk` steps."""
     rows, (ends, valid, priorities), final = cut
     layout = view.layout
     before = jax.tree.map(lambda x: x[streams], state.counters)
@@ -218,7 +219,7 @@ def _insert(table: Table, view: _View, state: State, cut: Any, streams: Any) -> 
 def _write_rows(
     view: _View, state: State, plan: InsertPlan, rows: Any, final: Any, ends: bool
 ) -> State:
-    """Steps, and the rows behind the ends of episodes."""
+    """Writes steps, and the rows after the ends of episodes."""
     finals, form = dict(with_paths(final)), state.rows.form
     places = _both(plan.step_at, plan.final_at, ends)
     numbers = _both(plan.number, plan.after, ends)
@@ -258,13 +259,13 @@ def _write_rows(
 
 
 def _both(steps: Any, finals: Any, ends: bool, shape: tuple[int, ...] = ()) -> jax.Array:
-    """Values of steps and of the rows behind them, along one axis; of steps if none can end."""
+    """Values of steps and of the rows after them, along one axis; only of steps if none can end."""
     parts = [x.reshape(-1, *shape) for x in ([steps, finals] if ends else [steps])]
     return jnp.concatenate(parts)
 
 
 def _older(layout: TableSizes, plan: InsertPlan) -> list[jax.Array]:
-    """Where the older frames of an episode's first stack go, the latest first."""
+    """Positions of the older frames of an episode's first stack, latest first."""
     return [
         jnp.where(
             plan.leads, (plan.step_frame - back * layout.envs) % layout.frame_lane, DROP
@@ -274,7 +275,7 @@ def _older(layout: TableSizes, plan: InsertPlan) -> list[jax.Array]:
 
 
 def _note_given(state: State, begins: jax.Array, priorities: Any) -> State:
-    """Remembers the priorities of items that begin."""
+    """Stores the priorities of items that start."""
     highest, given = state.highest, jnp.broadcast_to(state.highest, begins.shape)
     if priorities is not None:
         values = priorities.ravel().astype(jnp.float32)
@@ -285,14 +286,16 @@ def _note_given(state: State, begins: jax.Array, priorities: Any) -> State:
 
 
 def _settle(table: Table, layout: TableSizes, state: State, steps: int) -> State:
-    """Which items are complete and which have left, after an insert of so many steps."""
+    """Determines which items are complete and which have left, after an insert of `steps` steps."""
     high = complete(table, layout, state.counters, state.begun_at, jnp)
     low = oldest(layout, state.counters, high, state.begun_at, state.frame_begun, jnp)
     period = table.items.period if isinstance(table.items, Sequences) else 1
+    # Upper bound on the items completed: those started by these steps and those pending.
     most = (steps - 1) // period + 1 + table.items.pending
     if state.items is not None and layout.owned:
         state = _own(table, layout, state, _span(layout, state.high, high, most))
     elif state.items is not None:
+        # Upper bound on the items pushed out: a step stores at most stack + 1 frames.
         gone = max(most, steps * (layout.stack + 1))
         left = _span(layout, state.low, jnp.minimum(low, state.high), gone)
         new = _span(layout, jnp.maximum(state.high, low), high, most)
@@ -303,7 +306,7 @@ def _settle(table: Table, layout: TableSizes, state: State, steps: int) -> State
 
 
 def _span(layout: TableSizes, start: jax.Array, end: jax.Array, most: int) -> jax.Array:
-    """The slots of items from number `start` to `end` of every stream, by age, else `DROP`."""
+    """Slots of the items `start` … `end` - 1 of every stream, ordered by age, otherwise `DROP`."""
     numbers = start + jnp.arange(most, dtype=jnp.int32)[:, None]
     streams = jnp.arange(layout.envs, dtype=jnp.int32)
     slots = numbers % layout.slots * layout.envs + streams
@@ -311,7 +314,8 @@ def _span(layout: TableSizes, start: jax.Array, end: jax.Array, most: int) -> ja
 
 
 def _own(table: Table, layout: TableSizes, state: State, slots: jax.Array) -> State:
-    """Copies complete items to slots of their own, one after the other."""
+    """Copies complete items into their own slots, one by one."""
+    # Real items first, in their order: the loop runs over these only.
     order = jnp.argsort(slots == DROP, stable=True)
     slots = slots[order]
 
@@ -340,7 +344,7 @@ def _copy(
     place: jax.Array,
     target: jax.Array,
 ) -> Owned:
-    """Copies one window to its own slot."""
+    """Copies one window into its own slot."""
     places = (place + jnp.arange(layout.window) * layout.envs) % layout.lane
     frames = _frame_places(table, layout, state, places[None])[0].ravel() if layout.frames else None
     form = state.rows.form
@@ -356,7 +360,7 @@ def _copy(
 
 
 def _frame_places(table: Table, layout: TableSizes, state: State, places: jax.Array) -> jax.Array:
-    """Where the frames of windows [n, W] are: [n, W + k - 1], or [n, W, k] across episodes."""
+    """Positions of the frames of windows [n, W]: [n, W + k - 1], or [n, W, k] across episodes."""
     if table.items.cut:
         first = state.frame_at[places[:, 0]]
         ahead = jnp.arange(1 - layout.stack, layout.window) * layout.envs
@@ -366,13 +370,13 @@ def _frame_places(table: Table, layout: TableSizes, state: State, places: jax.Ar
 
 
 def size(table: Table, state: State) -> jax.Array:
-    """Items that can be sampled."""
+    """Number of items that can be sampled."""
     return jnp.sum(state.high - state.low) if state.items is None else state.items.size
 
 
 def sample(table: Table, state: State, draws: jax.Array, batches: int = 1) -> tuple[State, Sample]:
-    """Items for draws [n] from [0, 1): the same draws choose the same items. They are of so many
-    `batches`, one behind the other, each of which has some of every part of the strata."""
+    """Items for draws [n] from [0, 1): the same draws choose the same items. They form `batches`
+    batches, one after another, each of which covers the whole range of strata."""
     each = draws.shape[0] // batches
     strata = jnp.ravel(jnp.arange(each) * batches + jnp.arange(batches)[:, None])
     view = _view(table, state)
@@ -408,10 +412,12 @@ def sample(table: Table, state: State, draws: jax.Array, batches: int = 1) -> tu
 def _choose(
     layout: TableSizes, state: State, draws: jax.Array, count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The slots and numbers of items that are all alike, streams in order, the oldest first."""
+    """Slots and numbers of uniformly chosen items, ranked by stream, then by age."""
     counts = state.high - state.low
     totals = jnp.cumsum(counts)
+    # Rounding in float32 may reach the count itself.
     ranks = jnp.minimum((draws * count).astype(jnp.int32), count - 1)
+    # With few streams, comparing with all of them replaces the binary search.
     method = "compare_all" if layout.envs <= 256 else "scan_unrolled"
     streams = jnp.searchsorted(totals, ranks, side="right", method=method).astype(jnp.int32)
     numbers = ranks + (state.low - (totals - counts))[streams]
@@ -468,7 +474,7 @@ def _read(
 
 
 def update_priorities(table: Table, state: State, keys: ItemKeys, priorities: jax.Array) -> State:
-    """Gives items other priorities [n]; items that have left are passed over."""
+    """Sets the priorities [n] of items; items that have left are ignored."""
     if state.items is None:
         return state
     values = priorities.astype(jnp.float32)

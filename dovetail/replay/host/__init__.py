@@ -1,1 +1,1 @@
-"""A replay table on the host: numpy arrays, changed in place."""
+"""A replay table on the host: numpy arrays, updated in place."""

@@ -1,5 +1,5 @@
-"""What is kept of each item beside its rows, side by side: to look at an item is to wait for its
-place in memory once, not for each of its numbers."""
+"""The fields of each item besides its rows, stored next to each other in memory, so that looking up
+an item costs one cache miss instead of one per field."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ ITEM = np.dtype(
 )
 RANGED = np.dtype([("start", np.int32), ("times", np.int32)])
 ONCE = np.int32(1)
-"""What is added to `times`: of its own type, which is much faster."""
+"""Increment of `times`, in its own dtype: `np.add.at` is much faster without a cast."""
 
 
 class ItemColumns:
-    """The numbers of `size` items; every column is a view of one array. Of `ranged` items only
-    two are needed."""
+    """The fields of `size` items; every column is a view of one structured array. `ranged` items
+    need only two of them."""
 
     def __init__(self, size: int, ranged: bool = False) -> None:
         items: Any = np.zeros(size, ITEM)
@@ -34,13 +34,13 @@ class ItemColumns:
             items = {name: np.zeros(0, ITEM[name]) for name in ITEM.names or ()}
             items["start"], items["times"] = both["start"], both["times"]
         self.start: Array = items["start"]
-        """Where its first row is."""
+        """Position of its first row."""
         self.serial: Array = items["serial"]
-        """Tells the items of one slot apart, and, where they are taken in order, their age."""
+        """Tells successive items of one slot apart; for ordered selectors, also their age."""
         self.priority: Array = items["priority"]
         self.given: Array = items["given"]
-        """The priority that it began with."""
+        """Its initial priority."""
         self.times: Array = items["times"]
-        """How often it has been sampled."""
+        """Number of times it has been sampled."""
         self.live: Array = items["live"]
         """Whether it can be sampled."""

@@ -1,8 +1,7 @@
-"""Large leaves and frames kept compressed, row by row (zlib, level 1), and what they may take.
+"""Large leaves and frames compressed row by row (zlib, level 1), and their memory budget.
 
-A table whose rows are compressed does not know how many will fit into its budget of bytes: it finds
-out as they come, and lets the oldest items of a stream go when that stream takes more than its
-equal share.
+A table with compressed rows cannot know in advance how many will fit into its budget. It measures
+them as they arrive, and drops the oldest items of a stream that exceeds its equal share.
 """
 
 import zlib
@@ -21,8 +20,8 @@ LEVEL = 1
 
 
 class Compressed:
-    """`size` rows of one leaf, written and read by place like an array; `envs` streams take turns
-    in it."""
+    """`size` rows of one leaf, written and read by position like an array; the rows of `envs`
+    streams are interleaved."""
 
     def __init__(self, size: int, shape: tuple[int, ...], dtype: Any, envs: int = 1) -> None:
         self.shape, self.dtype = (size, *shape), np.dtype(dtype)
@@ -46,7 +45,7 @@ class Compressed:
         return self.take(places, 0, np.empty((*places.shape, *self.shape[1:]), self.dtype))
 
     def take(self, places: Array, axis: int, out: Array, mode: str = "wrap") -> Array:
-        """The rows at places; those beyond the end go on at the beginning."""
+        """The rows at `places`; positions past the end wrap around."""
         for at, place in np.ndenumerate(places % self.shape[0]):
             row = self._rows[place]
             raw = zlib.decompress(row) if row else b""
@@ -54,7 +53,7 @@ class Compressed:
         return out
 
     def forget(self, places: Sequence[int]) -> None:
-        """Rows that nobody will read."""
+        """Frees rows that will not be read again."""
         for place in places:
             self._put(place, b"")
 
@@ -63,12 +62,12 @@ class Compressed:
         self._rows[place] = row
 
     def save(self) -> tuple[Array, Array]:
-        """The length of each row, and the bytes of all."""
+        """(length of each row, the concatenated bytes)."""
         lengths = np.array([len(row) for row in self._rows], np.int64)
         return lengths, np.frombuffer(b"".join(self._rows), np.uint8)
 
     def load(self, lengths: Array, data: Array) -> None:
-        """Takes over what was saved."""
+        """Restores what `save` returned."""
         ends = np.cumsum(lengths).tolist()
         raw = data.tobytes()
         self._rows = [raw[end - n : end] for n, end in zip(lengths.tolist(), ends, strict=True)]
@@ -77,25 +76,25 @@ class Compressed:
 
 
 Store = Array | Compressed | Mapped
-"""What holds the rows of a large leaf, or frames."""
+"""Holds the rows of a large leaf, or frames."""
 
 
 class Budget:
-    """Holds the compressed rows and frames of streams to a number of bytes."""
+    """Keeps the compressed rows and frames of streams within a number of bytes."""
 
     def __init__(self, streams: "Streams", share: int) -> None:
         self._streams, self._share = streams, share
         envs = streams.layout.envs
         self.floor = np.zeros(envs, np.int64)
-        """The number of each stream's first item that has not been let go."""
+        """Number of each stream's oldest item that has not been dropped."""
         self.written = np.zeros((2, envs), np.int64)
-        """Rows and frames that were ever stored."""
+        """Number of rows and frames ever stored."""
         self.kept = np.zeros((2, envs), np.int64)
-        """Those of them from which on they are still there."""
+        """Number of the oldest row and frame still stored."""
         self._cursors = np.stack([streams.counters.cursor, streams.counters.frame_cursor])
 
     def enforce(self, first: int, last: int) -> None:
-        """Lets the oldest items of streams go until these take their share."""
+        """Drops the oldest items of streams `first` … `last` - 1 until each is within its share."""
         streams, layout = self._streams, self._streams.layout
         now = np.stack([streams.counters.cursor, streams.counters.frame_cursor])
         laps = np.array([[layout.rows], [max(layout.frames, 1)]])
@@ -112,13 +111,13 @@ class Budget:
                 self._release(env, item)
 
     def _stores(self) -> list[tuple[Compressed, int]]:
-        """The compressed stores, of rows (0) or of frames (1)."""
+        """The compressed stores, tagged 0 for rows and 1 for frames."""
         streams = self._streams
         rows = [(s, 0) for s in streams.rows.alone.values() if isinstance(s, Compressed)]
         return rows + [(s, 1) for s in streams.frames.stores if isinstance(s, Compressed)]
 
     def _release(self, env: int, item: int) -> None:
-        """Forgets rows and frames of a stream that only items before `item` need."""
+        """Frees a stream's rows and frames that only items before `item` need."""
         streams, layout = self._streams, self._streams.layout
         if item >= streams.counters.begun[env]:
             return
@@ -129,6 +128,7 @@ class Budget:
         for kind, lap in enumerate((layout.rows, layout.frames)):
             if not lap:
                 continue
+            # A distance of 0 means a whole lap.
             back = (int(self._cursors[kind, env]) - needed[kind]) // layout.envs % lap or lap
             until = int(self.written[kind, env]) - back
             for store, stored in self._stores():
@@ -138,6 +138,6 @@ class Budget:
             self.kept[kind, env] = max(until, int(self.kept[kind, env]))
 
     def loaded(self) -> None:
-        """To be called when the streams were changed from outside."""
+        """Call after the streams were changed from outside."""
         counters = self._streams.counters
         self._cursors = np.stack([counters.cursor, counters.frame_cursor])

@@ -1,7 +1,7 @@
-"""How the rows of a table lie in memory: what follows from its options and its rows alone.
+"""The memory layout of a table's rows, derived from its options and rows alone.
 
-A host table and the clients of one that is kept elsewhere work it out alike, so that what one
-writes into memory that they share the other finds.
+A host table and the clients of a remote one derive it independently, so both ends of a shared
+memory agree on it.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from dovetail.replay.table import Table, make_layout
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Spec = tuple[tuple[int, ...], np.dtype[Any]]
-"""The shape and type of an array."""
+"""The shape and dtype of an array."""
 
 FLAG = RowLeaf("", (), np.dtype(np.uint8))
-"""Kept with every row: whether it shows only what an episode ended with."""
+"""Stored with every row: whether it is only the final observation of an episode."""
 LINE = 64
-"""Bytes of a cache line: every array in shared memory begins at one."""
+"""Bytes of a cache line: every array in shared memory is aligned to one."""
 
 
 class RowForm:
-    """The leaves of a table's rows, which of them are stacks of frames, and how all are kept."""
+    """The leaves of a table's rows, which of them are frame stacks, and how they are stored."""
 
     def __init__(self, table: Table, leaves: Sequence[RowLeaf], num_envs: int) -> None:
         check_history(leaves, table.history)
@@ -41,12 +41,12 @@ class RowForm:
 
 
 def size_of(specs: Sequence[Spec]) -> int:
-    """Bytes of arrays that are placed one behind the other."""
+    """Total bytes of arrays placed one after another."""
     return sum(_room(prod(shape) * dtype.itemsize) for shape, dtype in specs)
 
 
 def place(specs: Sequence[Spec], buffer: Any = None, at: int = 0) -> list[Array]:
-    """Arrays one behind the other from a place of a buffer on; without one, in their own memory."""
+    """Arrays one after another in a buffer, starting at `at`; without a buffer, in new memory."""
     if buffer is None:
         return [np.zeros(shape, dtype) for shape, dtype in specs]
     found: list[Array] = []

@@ -1,7 +1,7 @@
-"""Stacks of frames, stored frame by frame: the next row's stack differs by one frame only.
+"""Frame stacks, stored frame by frame: consecutive rows' stacks differ in one frame only.
 
-The ring of frames has, for every row, its newest frame, and before the first row of an episode the
-older frames of its stack, so that every stack comes back as it was, whatever it was padded with.
+The ring of frames has the newest frame of every row, and before the first row of an episode the
+older frames of its stack, so that every stack is restored exactly, however it was padded.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Stack:
-    """How one leaf is cut into frames and put together again."""
+    """Splits one leaf into frames and reassembles it."""
 
     def __init__(self, leaf: RowLeaf, history: History) -> None:
         self.count = history.frames
@@ -27,7 +27,7 @@ class Stack:
         self.dtype = leaf.dtype
 
     def frame(self, stacks: Any, number: int) -> Any:
-        """One frame of each stack [m, …], of numpy or JAX."""
+        """Frame `number` of each stack [m, …]; numpy or JAX."""
         return stacks[(slice(None),) * (self.axis + 1) + (number,)]
 
     def shared(self, frames: Array) -> Array:
@@ -50,7 +50,7 @@ class HostFrames:
     """The frames of every leaf with a history, in flat rings."""
 
     def __init__(self, stacks: Sequence[Stack], size: int, compressed: int = 0) -> None:
-        """`compressed`: whether they are, and then by how many streams in turn."""
+        """`compressed`: the number of interleaved streams if frames are compressed, or 0."""
         self.stacks = list(stacks)
         self.stores: list[Store] = [
             Compressed(size, stack.shape, stack.dtype, compressed)
@@ -65,6 +65,6 @@ class HostFrames:
         return sum(store.nbytes for store in self.stores)
 
     def write(self, places: Slots, arrays: Sequence[Array | None], number: int) -> None:
-        """Stores frame `number` of stacks [m, …] each; None is zeros."""
+        """Stores frame `number` of each stack [m, …]; None means zeros."""
         for stack, store, array in zip(self.stacks, self.stores, arrays, strict=True):
             store[places] = 0 if array is None else stack.frame(array, number)

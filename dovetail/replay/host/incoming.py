@@ -1,7 +1,6 @@
-"""What is inserted, looked at before it reaches a table: as a table's rows, or refused.
+"""Checks inserted data against a table's rows before it reaches the table.
 
-A table does so, and so does the client of one that is kept elsewhere: what is wrong is said where
-it was done.
+Tables and clients of remote tables both use it, so errors are raised where the mistake was made.
 """
 
 from collections.abc import Sequence
@@ -17,11 +16,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FLOAT = np.dtype(np.float32)
 INFINITE = np.uint32(0x7F800000)
-"""The bits of infinity in 32."""
+"""The bit pattern of float32 infinity."""
 
 
 class IncomingSteps(NamedTuple):
-    """Some steps [T, B] of some environments, leaf by leaf."""
+    """Steps [T, B] of some environments, leaf by leaf."""
 
     leaves: list[Array]
     ends: Array | None
@@ -29,10 +28,10 @@ class IncomingSteps(NamedTuple):
     final: list[Array | None] | None
     priorities: Array | None
     broken: Array | None = None
-    """Whether an episode begins with the first step although the last did not end [B]."""
+    """Whether an episode starts with the first step although the last one did not end [B]."""
 
     def part(self, start: int, end: int) -> "IncomingSteps":
-        """Those from one time to another; whether they begin episodes is not said again."""
+        """The steps from time `start` to `end`, without `broken`, which is for the first only."""
         return IncomingSteps(
             [x[start:end] for x in self.leaves],
             None if self.ends is None else self.ends[start:end],
@@ -44,7 +43,7 @@ class IncomingSteps(NamedTuple):
         )
 
     def envs(self, start: int, end: int) -> "IncomingSteps":
-        """Those of some of the environments."""
+        """The steps of environments `start` … `end` - 1."""
         return IncomingSteps(
             [x[:, start:end] for x in self.leaves],
             None if self.ends is None else self.ends[:, start:end],
@@ -58,7 +57,7 @@ class IncomingSteps(NamedTuple):
 
     @property
     def valid_count(self) -> int:
-        """How many are valid."""
+        """Number of valid steps."""
         if self.valid is not None:
             return int(np.count_nonzero(self.valid))
         length, envs = self.leaves[0].shape[:2]
@@ -66,28 +65,28 @@ class IncomingSteps(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """Steps that are all rows within episodes, as a table stores them; n = T × B, in that order."""
+    """Steps that are all rows within episodes, in storage format; n = T × B, time-major."""
 
     length: int
     block: Array
-    """Their small leaves, packed [n, words]."""
+    """Small leaves, packed [n, words]."""
     alone: list[Array]
-    """Their large leaves [n, …]."""
+    """Large leaves [n, …]."""
     frames: list[Array]
-    """Of each leaf with a history the newest frames [n, …]."""
+    """Newest frame of each leaf with a history [n, …]."""
     priorities: Array | None
     """[n]."""
     check: int | None = None
-    """The check sum of a log's record of them, if whoever made them told it."""
+    """Check sum of their log record, if the sender computed it."""
 
 
 class Incoming:
-    """Checks what is inserted for `num_envs` environments against a table's rows."""
+    """Checks inserts for `num_envs` environments against a table's rows."""
 
     def __init__(self, leaves: Sequence[RowLeaf], structure: Any, num_envs: int) -> None:
         self.leaves, self.structure, self._num_envs = list(leaves), structure, num_envs
         self._wanted: tuple[tuple[int, int], list[tuple[Any, tuple[int, ...]]]] = ((0, 0), [])
-        """Of the last shape of an insert, the types and shapes of its leaves."""
+        """Cache: the dtypes and shapes of the leaves for the last insert's shape."""
         self._finals: tuple[Any, list[int]] | None = None
         if structure is not None:
             from jax.tree import flatten
@@ -125,7 +124,7 @@ class Incoming:
     def _length(
         self, rows: Any, leaves: Sequence[Array], structure: Any, first: int, last: int
     ) -> int:
-        """The number of steps, of rows that are as the table's."""
+        """The number of steps; raises if the rows do not match the table's."""
         if not 0 <= first < last <= self._num_envs:
             raise UserError(
                 f"Rows were inserted for environments {first} to {last}, but the table has "
@@ -149,7 +148,7 @@ class Incoming:
         return length
 
     def _final_leaves(self, final: Any, shape: tuple[int, int]) -> list[Array | None]:
-        """What was seen after each step, leaf by leaf of a row; None for what was not given."""
+        """The final rows, leaf by leaf; None for leaves that were not given."""
         leaves, structure = self._flatten(final)
         if self._finals is None or self._finals[0] != structure:
             check_leaves(self.leaves, final, shape, "final")
@@ -164,11 +163,11 @@ class Incoming:
 
 
 def highest_of(priorities: Array) -> float:
-    """The highest of priorities, as it is kept in 32 bits."""
+    """The highest priority, as float32; raises if one is not finite or is negative."""
     if not priorities.size:
         return 0.0
     flat = priorities.reshape(-1)
-    if flat.dtype == FLOAT:  # finite ones from 0 upwards are in the order of their bits
+    if flat.dtype == FLOAT:  # nonnegative finite floats sort like their bit patterns
         bits = np.maximum.reduce(flat.view(np.uint32))
         if bits < INFINITE:
             return float(bits.view(FLOAT))
@@ -180,7 +179,7 @@ def highest_of(priorities: Array) -> float:
 
 
 def refuse_shape(name: str, array: Array, shape: tuple[int, ...]) -> None:
-    """Says that an argument of `insert` has another shape than the steps."""
+    """Raises because an argument of `insert` has a different shape than the steps."""
     raise UserError(
         f"What was inserted as {name} has shape {list(array.shape)}, but the rows are "
         f"{list(shape)} steps of environments: give one for each."

@@ -1,7 +1,7 @@
-"""Which items are there, and which is chosen next: the index of a table on the host.
+"""The index of a host table: which items exist, and which is selected next.
 
-Only tables need it whose items can leave out of order or differ in their chances; a uniform table
-that lets the oldest go knows its items from counters alone.
+Only tables whose items can leave out of order or differ in probability need one; a uniform FIFO
+table knows its items from counters alone.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ class HostIndex:
         }
 
     def add(self, slots: Slots, priorities: Floats, numbers: Slots | None = None) -> None:
-        """New items, in the order of their age; `numbers` tell those of one slot apart, whenever
+        """Adds items, ordered by age; `numbers` tell items of one slot apart, independently of when
         they are added."""
         self.live[slots] = True
         self.priority[slots] = priorities
@@ -48,7 +48,7 @@ class HostIndex:
         self._weigh(slots, priorities)
 
     def drop(self, slots: Slots) -> None:
-        """Items leave; who has left already is no matter."""
+        """Removes items; those already gone are ignored."""
         slots = slots[self.live[slots]]
         if slots.size:
             self.live[slots] = False
@@ -57,12 +57,12 @@ class HostIndex:
                 tree.set(slots, 0.0)
 
     def update(self, slots: Slots, priorities: Floats) -> None:
-        """Other priorities for items that are there."""
+        """Sets the priorities of existing items."""
         self.priority[slots] = priorities
-        self._weigh(slots, self.priority[slots])  # of two for one item, the last counts
+        self._weigh(slots, self.priority[slots])  # reread: of duplicates, the last one counts
 
     def weigh_all(self) -> None:
-        """Makes the trees again from the items that are there."""
+        """Rebuilds the trees from the existing items."""
         for tree in self.trees.values():
             tree.set(np.arange(self.live.size), 0.0)
         slots = np.flatnonzero(self.live)
@@ -91,6 +91,7 @@ class HostIndex:
         if isinstance(sampler, Prioritized):
             if self._strata.size != draws.size:
                 self._strata = np.arange(draws.size, dtype=np.float64)
+            # Stratified: draw i falls into the i-th of n equal intervals of the total.
             targets = (self._strata + draws) * (total / draws.size)
         else:
             targets = (draws * total).astype(np.float64, copy=False)
@@ -98,8 +99,9 @@ class HostIndex:
         return slots, (tree.leaves.take(slots) / total).astype(np.float32)
 
     def sampled(self, slots: Slots) -> Floats:
-        """Counts a batch, and lets those go that were sampled often enough; the counts before."""
+        """Counts a batch and drops items at `max_times_sampled`; returns the counts before."""
         before = self.times[slots]
+        # Unlike `+=`, `add.at` counts duplicates within a batch.
         np.add.at(self.times, slots, ONCE)
         most = self.table.max_times_sampled
         if most is not None:
@@ -121,20 +123,21 @@ class HostIndex:
         return (serial, -priority if isinstance(selector, Highest) else priority)
 
     def victim(self) -> int:
-        """The slot of the item that makes room for another."""
+        """The slot of the item to remove next."""
         remover = self.table.remover
         tree = self.trees.get(remover)
         self.removals += 1
         if tree is not None and tree.total > 0:
             target = scattered(self.removals - 1) * tree.total
             return int(tree.find(np.array([target]))[0])
+        # If all weights are zero, the oldest item leaves.
         fallback = Fifo() if tree is not None else remover
         return int(self._in_order(fallback)[0])
 
 
 def scattered(count: int) -> float:
-    """A number in [0, 1) for each count, evenly scattered; random removers draw these, so that
-    a table needs no generator (the finalizer of MurmurHash3)."""
+    """A hash of the count to [0, 1) (the finalizer of MurmurHash3). Random removers use it, so that
+    a table needs no random generator."""
     x = (count + 1) * 0x9E3779B9 & 0xFFFFFFFF
     x = (x ^ x >> 16) * 0x85EBCA6B & 0xFFFFFFFF
     x = (x ^ x >> 13) * 0xC2B2AE35 & 0xFFFFFFFF

@@ -1,7 +1,7 @@
-"""Buffers that samples are read into, and the trees of views of them.
+"""Buffers for samples, and trees of views of them.
 
-They lie in memory of their own, or in memory that another process reads; there, several tables may
-each fill a part of one batch.
+They lie in private memory, or in memory shared with another process, where several tables may each
+fill a part of one batch.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def output_specs(form: RowForm, count: int) -> list[Spec]:
 def copy_part(
     form: RowForm, count: int, memory: Any, part: tuple[int, int], received: bytes
 ) -> None:
-    """Puts the items of a sample that came from one table to their places among `count`."""
+    """Copies the items of a sample that came from one table to their positions among `count`."""
     first, last = part
     own = output_specs(form, last - first)
     if len(received) != size_of(own):
@@ -42,14 +42,14 @@ def copy_part(
     whole, came = place(output_specs(form, count), memory), place(own, bytearray(received))
     beside = 1 + len(form.packing.alone)
     for at, (to, array) in enumerate(zip(whole, came, strict=True)):
-        if at < beside:  # their items are on the second axis
+        if at < beside:  # rows have their items on the second axis
             to[:, first:last] = array
         else:
             to[first:last] = array
 
 
 def frames_shape(form: RowForm) -> tuple[int, ...]:
-    """The frames of an item: those of consecutive rows together, or each row's own."""
+    """The frames of an item: shared by consecutive rows, or separate for each row."""
     layout = form.layout
     if form.table.items.cut:
         return (layout.window + layout.stack - 1,)
@@ -57,7 +57,7 @@ def frames_shape(form: RowForm) -> tuple[int, ...]:
 
 
 class Output:
-    """Room for the items from `start` to `end` of a sample of `count`."""
+    """Space for a sample of `count` items, or for `part` (from, to) of one."""
 
     def __init__(
         self,
@@ -90,12 +90,12 @@ class Output:
             self.mask[:, 0] = True
         self._cut = cut
         self.masked = not cut or self.mask.shape[1] > 2
-        """Whether the mask follows from the rows."""
+        """Whether the mask must be computed from the rows."""
         self.places = np.zeros(self.block.shape[:2], np.int64)
-        """Room to work out where the rows are."""
+        """Scratch space for the rows' positions."""
 
     def finish(self) -> None:
-        """Works out the mask, once the rows are there."""
+        """Computes the mask, once the rows have been read."""
         if not self._cut:
             np.equal(self.final, 0, out=self.mask)
         elif self.masked:
@@ -103,7 +103,7 @@ class Output:
             np.logical_not(passed, out=self.mask[:, :-1])
 
     def note(self, sample: Sample) -> None:
-        """Takes over what is said of the items beside their rows."""
+        """Copies the items' keys, counts and probabilities."""
         self.keys.slot[...] = sample.keys.slot
         self.keys.number[...] = sample.keys.number
         self.times[...] = sample.times

@@ -1,4 +1,4 @@
-"""Items that own their rows, for removers that let them go out of order."""
+"""Items that own their rows, for removers that drop items out of order."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class OwnedItems:
-    """Slots that hold the rows and frames of one item each."""
+    """Slots with the rows and frames of one item each."""
 
     def __init__(self, streams: Streams) -> None:
         layout = streams.layout
@@ -28,11 +28,11 @@ class OwnedItems:
         limit = streams.table.max_bytes
         self._limit = limit if compressed else None
         self.free = np.arange(layout.owned)[::-1].copy()
-        """Slots without an item, the next one last."""
+        """Slots without an item; the last one is used next."""
         self.num_free = layout.owned
 
     def take(self, items: Array, index: HostIndex) -> None:
-        """Copies complete items of the streams, one after the other; the remover makes room."""
+        """Copies complete items out of the streams, one by one; the remover makes room."""
         for item in items:
             if not self.num_free:
                 self._make_room(index)
@@ -45,7 +45,7 @@ class OwnedItems:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows and frames, those of the streams included."""
+        """Bytes of all rows and frames, including those of the streams."""
         own = self.rows.nbytes + self.frames.nbytes
         return own + self.streams.rows.nbytes + self.streams.frames.nbytes
 
@@ -55,14 +55,14 @@ class OwnedItems:
         self.release(victim)
 
     def release(self, slots: Array) -> None:
-        """Slots whose items have left."""
+        """Frees the slots of items that have left."""
         self.free[self.num_free : self.num_free + slots.size] = slots
         self.num_free += slots.size
         if self.streams.table.compress:
             self._forget(slots)
 
     def _forget(self, slots: Array) -> None:
-        """Frees what was compressed."""
+        """Frees compressed rows and frames."""
         for store in self.rows.alone.values():
             if isinstance(store, Compressed):
                 store.forget(self.windows(slots).ravel().tolist())
@@ -83,12 +83,12 @@ class OwnedItems:
                 to[target] = store[frames]
 
     def windows(self, slots: Array, out: Array | None = None) -> Array:
-        """Where the rows of items are [W, n]."""
+        """Positions of the items' rows [W, n]."""
         window = self.streams.layout.window
         return np.add(slots * window, np.arange(window)[:, None], out=out)
 
     def frame_places(self, slots: Array) -> Array:
-        """Where the frames of items are: [n, W + k - 1], or [n, W, k] across episodes."""
+        """Positions of the items' frames: [n, W + k - 1], or [n, W, k] across episodes."""
         layout, cut = self.streams.layout, self.streams.table.items.cut
         shape = (self._width,) if cut else (layout.window, layout.stack)
         return (slots[:, None] * self._width + np.arange(self._width)).reshape(-1, *shape)

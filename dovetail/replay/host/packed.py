@@ -1,7 +1,7 @@
-"""Rows in memory, on the host: the small leaves side by side, so that a row is one copy.
+"""Rows on the host with their small leaves side by side, so that a row is one copy.
 
-A row's small leaves share one block of words; a batch of rows is then one gather, and each leaf a
-view of it. Large leaves have arrays of their own, where the copy itself is what takes time.
+A row's small leaves share one block of words, so a batch of rows is one gather and each leaf a view
+of it. Large leaves have separate arrays: there the copy itself dominates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from dovetail.replay.table import SMALL
 from dovetail.replay.tree import Slots
 
 STAGES = 64
-"""Shapes of inserts for which room to pack them is kept."""
+"""Number of insert shapes for which staging buffers are cached."""
 WORD = np.dtype(np.uint64)
 
 Block = np.ndarray[Any, np.dtype[Any]]
 
 
 class Packing:
-    """How leaves lie in a block of words."""
+    """The layout of leaves in a block of words."""
 
     def __init__(self, leaves: Sequence[RowLeaf]) -> None:
         sizes = [prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves]
@@ -40,7 +40,7 @@ class Packing:
         self._offsets = offsets
 
     def views(self, block: Block) -> dict[int, Block]:
-        """Each packed leaf as a view of a block [..., words]: a row's leaf behind its axes."""
+        """Each packed leaf as a view of a block [..., words], with the leaf's axes last."""
         raw = block.view(np.uint8)
         found: dict[int, Block] = {}
         for at in self.packed:
@@ -61,7 +61,7 @@ class Packing:
 
 
 def contiguous_strides(leaf: RowLeaf) -> tuple[int, ...]:
-    """The strides of a leaf that lies in one piece."""
+    """The strides of a contiguous leaf."""
     strides: list[int] = []
     step = leaf.dtype.itemsize
     for length in reversed(leaf.shape):
@@ -71,12 +71,12 @@ def contiguous_strides(leaf: RowLeaf) -> tuple[int, ...]:
 
 
 class PackedRows:
-    """Rows of given leaves, written and read by place."""
+    """Rows with given leaves, written and read by position."""
 
     def __init__(
         self, leaves: Sequence[RowLeaf], packing: Packing, size: int, compressed: int = 0
     ) -> None:
-        """`compressed`: whether large leaves are, and then by how many streams in turn."""
+        """`compressed`: the number of interleaved streams if large leaves are compressed, or 0."""
         self.leaves = list(leaves)
         self.packing = packing
         self.block = np.zeros((size, self.packing.words), WORD)
@@ -91,7 +91,7 @@ class PackedRows:
         self._last = len(self.leaves) - 1
         self._line = np.dtype((np.void, self.packing.words * WORD.itemsize))
         self._lines: Block = self.block.view(self._line).reshape(-1)
-        """The block, a row being one element: to store these is much faster."""
+        """The block with one element per row: assigning these is much faster."""
         self._staged = (self.block[:0], self._lines[:0])
         self._stages: dict[tuple[int, ...], tuple[Block, list[tuple[int, Block]]]] = {}
 
@@ -101,8 +101,8 @@ class PackedRows:
         return self.block.nbytes + sum(store.nbytes for store in self.alone.values())
 
     def pack(self, arrays: Sequence[Block], shape: tuple[int, int]) -> Block:
-        """The small leaves of rows given as [T, B, …], in the order of time, until the next are
-        packed; the leaf behind theirs is zero."""
+        """The small leaves of rows given as [T, B, …], in order of time, valid until the next call;
+        the extra flag leaf is zero."""
         known = self._stages.get(shape)
         stage, views = known if known is not None else self._stage(shape)
         for at, view in views:
@@ -116,7 +116,7 @@ class PackedRows:
         return np.ascontiguousarray(block).view(self._line).reshape(-1)
 
     def store(self, places: Slots, block: Block, alone: Sequence[Block]) -> None:
-        """Stores rows that are packed."""
+        """Stores packed rows."""
         stage, lines = self._staged
         self._lines[places] = lines if block is stage else self._as_lines(block)
         if alone:
@@ -124,7 +124,7 @@ class PackedRows:
                 store[places] = array
 
     def write(self, places: Slots, arrays: Sequence[Block | None], count: int) -> None:
-        """Stores rows, given leaf by leaf along one axis; None is zeros."""
+        """Stores rows given leaf by leaf along one axis; None means zeros."""
         stage, views = self._stage((count,))
         for at, view in views:
             array = arrays[at]
@@ -135,9 +135,10 @@ class PackedRows:
             store[places] = 0 if array is None else array
 
     def _stage(self, shape: tuple[int, ...]) -> tuple[Block, list[tuple[int, Block]]]:
-        """Room to pack rows in before they are stored, kept for each shape."""
+        """A staging buffer for packing, cached for each shape."""
         known = self._stages.get(shape)
         if known is None:
+            # Callers whose shapes keep changing must not fill the memory.
             if len(self._stages) > STAGES:
                 self._stages.clear()
             stage = np.zeros((*shape, self.packing.words), WORD)
@@ -146,9 +147,9 @@ class PackedRows:
         return known
 
     def read(self, places: Slots, block: Block, alone: Mapping[int, Block]) -> None:
-        """Copies the rows at places [W, n]; those beyond the end go on at the beginning."""
+        """Copies the rows at positions [W, n]; positions past the end wrap around."""
         self.block.take(places, axis=0, out=block, mode="wrap")
         for at in alone:
             store = self.alone[at]
-            for here, out in zip(places, alone[at], strict=True):  # each is in one piece
+            for here, out in zip(places, alone[at], strict=True):  # each `out` is contiguous
                 store.take(here, axis=0, out=out, mode="wrap")

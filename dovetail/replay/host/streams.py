@@ -1,4 +1,4 @@
-"""The streams of a host table: rows and frames in rings, and the items that begin in them."""
+"""The streams of a host table: rings of rows and frames, and the items that start in them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from dovetail.replay.windows import DROP, Counters, InsertPlan, complete, make_p
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PARTS = 64
-"""Ranges of streams of which views are kept."""
+"""Number of stream ranges for which views are cached."""
 
 
 def is_plain(steps: IncomingSteps) -> bool:
@@ -31,15 +31,15 @@ def is_plain(steps: IncomingSteps) -> bool:
 
 
 class Written(NamedTuple):
-    """What an insert stored; to be read before the next one."""
+    """The rows stored by an insert; valid until the next one."""
 
     plain: Plain
     newest: Array | None
-    """Where the newest frames are; None without a history."""
+    """Positions of the newest frames; None without a history."""
 
 
 class Streams:
-    """The rings of all environments, and where each item begins."""
+    """The rings of all environments, and the start of each item."""
 
     def __init__(self, form: RowForm) -> None:
         table, layout = form.table, form.layout
@@ -50,17 +50,18 @@ class Streams:
         self.rows = PackedRows(form.kept, form.packing, layout.lane, turns)
         self.frames = HostFrames(self.stacks, layout.frame_lane, turns)
         self.begun_at = np.zeros(layout.lane, np.int64)
-        """Of each row, how many items of its stream had begun before it."""
+        """For each row, the number of items of its stream started before it."""
         self.frame_at = np.zeros(layout.lane if self.stacks else 0, np.int64)
-        """Of each row, where its newest frame is."""
+        """For each row, the position of its newest frame."""
         self.frame_begun = np.zeros(layout.frame_lane, np.int64)
         self.items = ItemColumns(layout.slots * envs, table.ranged)
         self.starts, self.given, self.times = self.items.start, self.items.given, self.items.times
         self._numbers = np.arange(envs)
         self.heads = np.stack([self._numbers] * 2)
-        """Where the next row and the next item of each stream go."""
+        """Positions of each stream's next row and next item."""
         self._laps = np.array([[layout.lane], [layout.slots * envs]])
         self._ahead = np.arange(layout.chunk)[:, None]
+        # `cursor` is a view of `heads`: the common path moves both heads in one operation.
         self.counters = Counters(
             cursor=self.heads[0],
             frame_cursor=self._numbers.copy(),
@@ -73,19 +74,20 @@ class Streams:
         if turns and table.max_bytes is not None:
             self.budget = Budget(self, max(table.max_bytes - self.rows.block.nbytes, 0) // envs)
         self.floor: Array | None = None
-        """The number of each stream's first item whose rows are not lost; None if all are there."""
-        self._until_wrap = 0  # so many plain steps reach no end for certain
+        """Number of each stream's oldest item whose rows are not lost; None if all are intact."""
+        self._until_wrap = 0  # number of plain steps that certainly need no wrap
         self._window = range(envs, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions)
         self._ranged = table.ranged
         self._parts: dict[tuple[int, int], tuple[Array, Array, Array, Array]] = {}
-        """For ranges of streams, views of their heads, of both of these, and of what has begun."""
+        """For ranges of streams, views of their heads (both, rows, items) and of `begun`."""
         self.written: Written | None = None
-        """What the last insert stored, if every step was a row and no episode began or ended."""
+        """Rows stored by the last insert, if all steps were rows within episodes."""
 
     def insert(self, steps: IncomingSteps, first: int, last: int, default: float) -> None:
-        """Appends steps to the streams from `first` to `last`."""
+        """Appends steps to streams `first` … `last` - 1."""
         self.written = None
+        # With stacks, the first step of an episode also stores older frames: it is not plain.
         if self._plainly and is_plain(steps) and not (self.stacks and self.begins(first, last)):
             self.insert_plain(self._packed(steps, last - first), first, last, default)
         elif self._plainly and not self.stacks and steps.leaves[0].shape[0] == 1:
@@ -96,11 +98,11 @@ class Streams:
             self.budget.enforce(first, last)
 
     def break_off(self, where: Array, first: int) -> None:
-        """Ends the episodes of streams from `first` on `where` [B] a new one begins although the
+        """Ends open episodes of the streams from `first`, `where` [B] a new one starts although the
         last did not end: its environment was set up anew.
 
-        What came after the last rows is not known: they become rows that show what was seen after
-        others, and the items that they began hold no step.
+        The successor of the last rows is unknown, so they become final rows, and the items they
+        started hold no step.
         """
         begun, ended = self.counters.begun, self.counters.ended
         streams = np.flatnonzero(where) + first
@@ -114,11 +116,11 @@ class Streams:
         self.counters.fresh[streams] = True
 
     def begins(self, first: int, last: int) -> bool:
-        """Whether the next step of some of these streams begins an episode."""
+        """Whether the next step of any of these streams starts an episode."""
         return bool(np.count_nonzero(self.counters.fresh[first:last]))
 
     def _packed(self, steps: IncomingSteps, envs: int) -> Plain:
-        """Steps that are plain, as they are stored."""
+        """Plain steps in storage format."""
         length, priorities = steps.leaves[0].shape[0], steps.priorities
         given = None if priorities is None else priorities.ravel()
         leaves = [steps.leaves[at] for at in self.plain] if self.stacks else steps.leaves
@@ -133,7 +135,7 @@ class Streams:
         return Plain(length, block, alone, frames, given)
 
     def insert_plain(self, plain: Plain, first: int, last: int, default: float) -> None:
-        """The common case: every step is a row and begins an item, and no episode ends."""
+        """The common case: every step is a row that starts an item, and no episode ends."""
         length, given = plain.length, plain.priorities
         heads, places, slots, begun = self._parts.get((first, last)) or self._part(first, last)
         numbers = begun
@@ -153,7 +155,7 @@ class Streams:
             self._wrap()
 
     def _part(self, first: int, last: int) -> tuple[Array, Array, Array, Array]:
-        """Such views, kept."""
+        """Views of a range of streams, cached."""
         if len(self._parts) >= PARTS:
             self._parts.clear()
         heads = self.heads[:, first:last]
@@ -162,14 +164,14 @@ class Streams:
         return found
 
     def _wrap(self) -> None:
-        """Begins again at the beginning where an end is reached."""
+        """Wraps positions that reached the end of a ring."""
         np.remainder(self.heads, self._laps, out=self.heads)
         self._until_wrap = int(((self._laps - self.heads) // self.layout.envs).min())
 
     def _frame_plain(
         self, plain: Plain, first: int, last: int, places: Array, numbers: Array
     ) -> Array:
-        """Stores the newest frames of steps within episodes, and says where."""
+        """Stores the newest frames of steps within episodes; returns their positions."""
         cursor = self.counters.frame_cursor[first:last]
         ahead = np.arange(plain.length + 1)[:, None] * self.layout.envs
         newest = (cursor + ahead) % self.layout.frame_lane
@@ -182,7 +184,7 @@ class Streams:
         return at
 
     def _insert_step(self, steps: IncomingSteps, first: int, last: int, default: float) -> None:
-        """One step of which some are no rows, or some end episodes."""
+        """One step per environment, of which some are no rows or end episodes."""
         priorities = steps.priorities
         if steps.valid is None or steps.valid.all():
             self.insert_plain(self._packed(steps, last - first), first, last, default)
@@ -202,7 +204,7 @@ class Streams:
             self._end(np.flatnonzero(ends), steps.final, first)
 
     def _end(self, here: Array, final: list[Array | None] | None, first: int) -> None:
-        """The episodes of some environments end with the step before."""
+        """Ends the episodes of some environments with the previous step."""
         values = [None if x is None else x[0, here] for x in final or [None] * len(self.leaves)]
         streams = here + first
         places, begun = self.heads[0, streams], self.counters.begun[streams]
@@ -213,7 +215,7 @@ class Streams:
         self._until_wrap -= 1
 
     def _begin(self, slots: Array, places: Array, numbers: Array, given: Any) -> None:
-        """Items begin at rows."""
+        """Starts items at rows."""
         self.begun_at[places] = numbers
         self.starts[slots] = places
         self.times[slots] = 0
@@ -253,7 +255,7 @@ class Streams:
     def _write_frames(
         self, plan: InsertPlan, stacks: Sequence[Array], places: Array, numbers: Array, steps: Array
     ) -> None:
-        """Each step's newest frame, and before an episode's first step the older ones."""
+        """Stores each step's newest frame, and before an episode's first step the older ones."""
         newest = plan.step_frame.ravel()[steps]
         self.frames.write(newest, stacks, -1)
         self.frame_at[places] = newest
@@ -269,7 +271,7 @@ class Streams:
     def _write_finals(
         self, plan: InsertPlan, final: list[Array | None] | None, ended: Array
     ) -> None:
-        """The rows behind the ends of episodes."""
+        """Stores the rows after the ends of episodes."""
         values = [
             None if x is None else x.reshape(-1, *leaf.shape)[ended]
             for x, leaf in zip(final or [None] * len(self.leaves), self.leaves, strict=True)
@@ -285,11 +287,11 @@ class Streams:
             self.frame_begun[frames] = numbers
 
     def completed(self) -> int:
-        """Items that have ever been complete."""
+        """Number of items ever completed."""
         return int(complete(self.table, self.layout, self.counters, self.begun_at, np).sum())
 
     def bounds(self) -> tuple[Array, Array]:
-        """The numbers of each stream's first item that is there, and behind its last."""
+        """For each stream, the number of its oldest item and one past its newest."""
         high = complete(self.table, self.layout, self.counters, self.begun_at, np)
         low = oldest(self.layout, self.counters, high, self.begun_at, self.frame_begun, np)
         if self.floor is not None:
@@ -297,14 +299,14 @@ class Streams:
         return low if self.budget is None else np.maximum(low, self.budget.floor), high
 
     def span(self, start: Array, end: Array) -> tuple[Array, Array]:
-        """The slots and numbers of items from `start` to `end` of every stream, by age."""
+        """Slots and numbers of the items `start` … `end` - 1 of every stream, ordered by age."""
         counts = np.maximum(end - start, 0)
         age, stream = np.nonzero(np.arange(int(counts.max()))[:, None] < counts)
         numbers = start[stream] + age
         return numbers % self.layout.slots * self.layout.envs + stream, numbers
 
     def windows(self, slots: Array, out: Array | None = None) -> Array:
-        """Where the rows of items are [W, n]; beyond the end, they go on at the beginning."""
+        """Positions of the items' rows [W, n]; those past the end wrap around."""
         places = np.empty((self.layout.window, slots.size), np.int64) if out is None else out
         first = places[0]
         first[...] = self.starts[slots]
@@ -313,7 +315,7 @@ class Streams:
         return places
 
     def frame_places(self, places: Array) -> Array:
-        """Where the frames of windows [W, n] are: [n, W + k - 1], or [n, W, k] across episodes."""
+        """Positions of the frames of windows [W, n]: [n, W + k - 1]; across episodes, [n, W, k]."""
         layout = self.layout
         if self.table.items.cut:
             first = self.frame_at[places[0] % layout.lane]

@@ -1,8 +1,8 @@
-"""A replay table on the host: numpy arrays, changed in place.
+"""A replay table on the host: numpy arrays, updated in place.
 
-An insert writes rows and counts; what follows from the counts (which items are complete, which have
-left) is worked out when somebody samples. Samples are views of a few buffers that are used in turn:
-one is valid until `buffers` further samples of its size have been taken.
+An insert writes rows and counters; which items are complete and which have left is computed lazily,
+when the table is sampled. Samples are views of a few buffers used in rotation: a sample is valid
+until `buffers` further samples of its size have been taken. Not thread-safe: see `ReplayService`.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 EXACT = 1 << 24
-"""Up to here 32 bits of floating point tell all whole numbers apart."""
+"""float32 represents all integers up to this one exactly."""
 
 
 class HostTable:
@@ -40,7 +40,7 @@ class HostTable:
         buffers: int = 2,
         leaves: Sequence[RowLeaf] | None = None,
     ) -> None:
-        """Given the `leaves` of rows instead of an example, it takes and gives lists of them."""
+        """With `leaves` instead of an example, rows are lists of leaves."""
         self.table = table
         self.form = RowForm(table, leaves_of(example) if leaves is None else leaves, num_envs)
         self.leaves, self.layout = self.form.leaves, self.form.layout
@@ -59,32 +59,32 @@ class HostTable:
         self.high = np.zeros(num_envs, np.int64)
         self._settled = False
         self._offsets = self._totals = self.low
-        self._equal = 0  # items of each stream, if they are equally many
-        self._count_of_all = 0  # of a table without an index, since it was settled
-        self._scale: Any = 0  # the same, of the type that draws are multiplied by fastest
+        self._equal = 0  # number of items per stream, if all streams have equally many
+        self._count_of_all = 0  # number of items when last settled, without an index
+        self._scale: Any = 0  # the same, in the dtype that multiplies draws fastest
         self._in_order = not isinstance(table.sampler, Uniform | Prioritized)
         self._buffers = buffers
         self._outputs: dict[int, list[Output]] = {}
 
     @property
     def size(self) -> int:
-        """Items that can be sampled."""
+        """Number of items that can be sampled."""
         self.settle()
         return self.index.count if self.index is not None else self._count_of_all
 
     @property
     def completed(self) -> int:
-        """Items that have ever been complete."""
+        """Number of items ever completed."""
         return self.streams.completed()
 
     def items_of(self, steps: int) -> int:
-        """About how many items so many steps make."""
+        """Approximate number of items that `steps` steps make."""
         items = self.table.items
         per_item = items.period if isinstance(items, Sequences) else 1
         return steps // (items.longest if isinstance(items, Episodes) else per_item)
 
     def check_batch(self, count: int) -> None:
-        """Refuses samples of more items than the table can hold."""
+        """Raises if a sample has more items than the table can hold."""
         if not 1 <= count <= self._most:
             raise UserError(
                 f"A sample of {count} items was asked of a replay table that holds {self._most}: "
@@ -109,15 +109,15 @@ class HostTable:
     ) -> None:
         """Appends rows [T, B, …] to the streams of environments `envs` (from, to); all by default.
 
-        `ends` [T, B]: the episode ends with that step; `final`, a part of the row's structure with
-        leaves [T, B, …], then says what was seen after it. Steps that are not `valid` are skipped.
-        `priorities` [T, B] are those of the items that begin there; the highest so far by default.
-        `broken` [B]: an episode begins with the first step although the last did not end.
+        `ends` [T, B] marks the last steps of episodes; `final`, part of the row's structure with
+        leaves [T, B, …], then holds the successor. Steps that are not `valid` are skipped.
+        `priorities` [T, B] are those of the items that start there; by default, the highest so far.
+        `broken` [B]: an episode starts with the first step although the last one did not end.
         """
         self.insert_steps(*self.incoming.steps(rows, ends, valid, final, priorities, envs, broken))
 
     def insert_steps(self, steps: IncomingSteps, first: int, last: int) -> None:
-        """Appends steps that were checked to the streams from `first` to `last`."""
+        """Appends checked steps to streams `first` … `last` - 1."""
         if steps.priorities is not None:
             self.highest = max(self.highest, highest_of(steps.priorities))
         if steps.broken is not None:
@@ -128,10 +128,10 @@ class HostTable:
         else:
             for start in range(0, length, self._chunk):
                 self._insert(steps.part(start, start + self._chunk), first, last)
-            self.streams.written = None  # that of the last piece only
+            self.streams.written = None  # it would describe the last piece only
 
     def insert_plain(self, plain: Plain, first: int, last: int) -> None:
-        """Appends steps that are as the table stores them; no more than `Layout.chunk`."""
+        """Appends steps in storage format; at most `TableSizes.chunk`."""
         if self.form.stacks and self.streams.begins(first, last):
             raise UserError(
                 f"Steps within episodes were inserted for environments {first} to {last}, of which "
@@ -150,11 +150,13 @@ class HostTable:
 
     def _inserted(self) -> None:
         self._settled = False
+        # Ordered selectors need the order of completion; owned items must be copied out before
+        # their rows are overwritten.
         if self._in_order or self.owned is not None:
             self.settle()
 
     def settle(self) -> None:
-        """Works out which items are complete and which have left, after the inserts so far."""
+        """Determines which items are complete and which have left, after the inserts so far."""
         if self._settled:
             return
         self._settled = True
@@ -175,7 +177,7 @@ class HostTable:
         self.low, self.high = low, high
 
     def unsettle(self) -> None:
-        """To be called when the streams were changed from outside."""
+        """Call after the streams were changed from outside."""
         self._settled = False
 
     def sample(self, draws: Array, output: Output | None = None) -> Sample:
@@ -203,7 +205,7 @@ class HostTable:
         return Sample(output.tree, output.mask, keys, probabilities, np.int32(count), times)
 
     def _countable(self, sampled: int) -> int:
-        """The items that a batch is chosen from."""
+        """Number of items to choose a batch from; raises if there are none."""
         if not 0 < sampled <= self._most:
             self.check_batch(sampled)
         if not self._settled:
@@ -217,7 +219,7 @@ class HostTable:
         return count
 
     def count_sample(self, draws: Array) -> None:
-        """Does all that `sample` does to the table, and reads nothing."""
+        """Updates the table as `sample` does, without reading any rows."""
         count = self._countable(draws.size)
         if self.index is None:
             np.add.at(self.streams.times, self._choose(draws, count)[0], ONCE)
@@ -225,7 +227,7 @@ class HostTable:
             self._count(self.index.choose(draws)[0])
 
     def _count(self, slots: Array) -> Array:
-        """Counts that items of an index were sampled; how often they had been before."""
+        """Counts a sample of indexed items; returns the counts before."""
         assert self.index is not None
         times = self.index.sampled(slots)
         if self.owned is not None:
@@ -233,9 +235,9 @@ class HostTable:
         return times
 
     def _choose(self, draws: Array, count: int) -> tuple[Array, Array]:
-        """The slots and numbers of items that are all alike, streams in order, the oldest first."""
+        """Slots and numbers of uniformly chosen items, ranked by stream, then by age."""
         ranks = (draws * self._scale).astype(np.int64)
-        if count > EXACT:  # below, a product of 32 bits is never rounded up to the count
+        if count > EXACT:  # below that, a float32 product never rounds up to the count
             np.minimum(ranks, count - 1, out=ranks)
         if self._equal:
             streams = ranks // self._equal
@@ -262,24 +264,26 @@ class HostTable:
             output.finish()
 
     def _output(self, count: int) -> Output:
-        """The next buffer for samples of that size."""
+        """The next buffer for samples of `count` items."""
         outputs = self._outputs.get(count)
         if outputs is None:
             outputs = self._outputs[count] = []
         if len(outputs) < self._buffers:
             outputs.append(Output(self.form, self.structure, count))
         else:
+            # Reuse the oldest buffer.
             outputs.append(outputs.pop(0))
         return outputs[-1]
 
     def update_priorities(self, keys: ItemKeys, priorities: Array) -> None:
-        """Gives items other priorities [n]; items that have left are passed over."""
+        """Sets the priorities [n] of items; items that have left are ignored."""
         priorities = np.asarray(priorities)
         self.highest = max(self.highest, highest_of(priorities))
         if self.index is None:
             return
         self.settle()
         slots = np.asarray(keys.slot)
+        # A slot may have been reused since: update only the same item.
         there = self.index.live[slots] & (self.index.serial[slots] == keys.number)
         if np.count_nonzero(there) < slots.size:
             slots, priorities = slots[there], priorities[there]

@@ -1,1 +1,1 @@
-"""Replay tables in processes of their own: servers, clients, and what they say to each other."""
+"""Replay tables in separate processes: servers, clients, and their protocol."""

@@ -1,8 +1,8 @@
-"""Where a replay server is found, and how a client gets in.
+"""Addresses of replay servers, and authentication.
 
-An address is a folder with a Unix socket on this machine, or a host and a port. As text it can be
-passed on: the key is in a file that only its owner reads, or in the environment, never in the
-text. Who does not know the key is not let in; over TCP what is sent is not encrypted.
+An address is a folder with a Unix socket on this machine, or a host and a port. Its text form can
+be passed around: the key is in a file readable only by its owner, or in an environment variable,
+never in the text. Clients without the key are refused; traffic over TCP is not encrypted.
 """
 
 import json
@@ -20,37 +20,37 @@ from urllib.parse import parse_qs, urlsplit
 from dovetail.errors import UserError
 
 KEY = "DOVETAIL_REPLAY_KEY"
-"""The environment's variable that has the key of an address that names no file."""
+"""Environment variable with the key, for addresses that name no key file."""
 HANDSHAKE = 10.0
-"""Seconds in which a server must let a client in, and a client must show its key."""
+"""Time limit in seconds for authentication, on both ends."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a replay server is found, and the key that it asks for."""
+    """Where to reach a replay server, and the key it requires."""
 
     folder: str
-    """On its machine: its socket, its key and its last words."""
+    """On its machine: its socket, key and error log."""
     key: str
     pid: int = 0
-    """Its process."""
+    """Its process id."""
     host: str = ""
     port: int = 0
-    """Where it is reached over TCP; 0 if by the socket in its folder."""
+    """TCP port; 0 to use the socket in its folder."""
 
     def text(self) -> str:
-        """As text with the key, to be handed to another process; who has it has access."""
+        """As text including the key, to hand to another process; the text grants access."""
         return json.dumps(asdict(self))
 
     def shown(self, key_file: str = "") -> str:
-        """As text without the key, which is in a file: of the folder unless given."""
+        """As text without the key, which is in `key_file`; by default, the one in the folder."""
         if not self.remote:
             return f"unix:{self.folder}"
         return f"tcp://{self.host}:{self.port}?key={key_file or Path(self.folder) / 'key'}"
 
     @staticmethod
     def from_text(text: str) -> "Address":
-        """From either text."""
+        """Parses either text form."""
         if text.startswith("{"):
             return Address(**json.loads(text))
         if text.startswith("unix:"):
@@ -81,18 +81,18 @@ class Address:
 
     @property
     def name(self) -> str:
-        """What people know it by."""
+        """Name for messages."""
         if self.remote:
             return f"{self.host}:{self.port}"
         return f"process {self.pid}" if self.pid else self.folder
 
     @property
     def socket(self) -> str:
-        """The socket's path."""
+        """Path of the socket."""
         return str(Path(self.folder) / "socket")
 
     def epitaph(self, end: str = "has gone") -> str:
-        """That the server has ended, and what it said last."""
+        """A sentence saying that the server has ended, with its last errors."""
         try:
             words = (Path(self.folder) / "errors.txt").read_text(errors="replace").strip()
         except OSError:
@@ -102,7 +102,7 @@ class Address:
 
 
 def read_key(path: Path, address: str) -> str:
-    """The key in a file."""
+    """Reads a key from a file."""
     try:
         key = path.read_text(encoding="utf-8").strip()
         bytes.fromhex(key)
@@ -116,7 +116,7 @@ def read_key(path: Path, address: str) -> str:
 
 
 def write_key(path: Path, key: str) -> None:
-    """A key in a file that only its owner can read."""
+    """Writes a key to a file that only its owner can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -125,8 +125,7 @@ def write_key(path: Path, key: str) -> None:
 
 
 def connect(address: Address, gone: Callable[[], UserError]) -> Connection:
-    """A connection that both ends have shown the key on; `gone` says what to raise if nobody
-    answers."""
+    """A mutually authenticated connection; raises `gone()` if the server does not answer."""
     opened = socket.socket(socket.AF_UNIX)
     try:
         if address.remote:
@@ -158,23 +157,23 @@ def connect(address: Address, gone: Callable[[], UserError]) -> Connection:
 
 
 def welcome(connection: Connection, key: bytes) -> None:
-    """The server's part of that: who does not show the key in time is not let in."""
+    """The server's part of the authentication: refuses clients without the key in time."""
     with limited(connection.fileno()):
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
 
 
 def at_once(opened: socket.socket) -> None:
-    """Has short messages sent at once."""
+    """Disables Nagle's algorithm, so that short messages are sent at once."""
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 @contextmanager
 def limited(descriptor: int) -> Generator[None]:
-    """Bounds every read of a socket while the other end is not known."""
+    """Bounds every read from a socket until the other end is authenticated."""
 
     def limit(seconds: float) -> None:
-        """A bound of the system's own: `settimeout` would make the socket another kind."""
+        """Sets a kernel timeout: `settimeout` would make the socket non-blocking."""
         with socket.socket(fileno=os.dup(descriptor)) as opened:
             bound = struct.pack("ll", int(seconds), 0)
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bound)

@@ -1,10 +1,11 @@
-"""How a replay server and its clients talk: short messages on a socket, arrays in shared memory.
+"""The protocol between a replay server and its clients: short messages on a socket, arrays in
+shared memory.
 
-A client opens a channel for each thing it does, so that what waits in one holds up no other. What
-goes through the socket is what is asked for, a few numbers in fixed places, and short arrays;
-whoever does not know the server's key is not let in. On one machine rows and samples lie in memory
-that client and server both map, without a name: whoever dies, nothing is left of it. Over TCP they
-travel inside the messages, in the same order.
+A client opens a separate connection for each kind of request, so that one that waits does not block
+the others. The socket carries the request, a few fixed-size numbers, and short arrays; clients
+without the server's key are refused. On one machine rows and samples lie in anonymous memory that
+client and server both map, so nothing is left behind whichever process dies. Over TCP they travel
+inside the messages, in the same layout.
 """
 
 import json
@@ -27,28 +28,28 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 INSERT, SAMPLE, UPDATE, COUNTS, STATE, LOAD = b"i", b"s", b"u", b"c", b"d", b"l"
 MEMORY, READY = b"m", b"r"
-"""What a client asks for. Memory is handed over when whoever takes it is ready: nothing else may be
-on its way then."""
+"""Request types. Memory is handed over only when the receiver is ready, because nothing else may be
+in flight on the socket at that time."""
 DONE, REFUSED = b"\0", b"\1"
-"""How an answer begins."""
+"""First byte of an answer."""
 INSERT_HEAD = struct.Struct("<QIdI")
-"""Where the arrays are, how many failures the client knows of, its time limit (NaN: none), and the
-check sum of what a log has of it, where the client makes it."""
+"""Offset of the arrays, number of failures the client knows of, time limit (NaN: none), and the
+check sum of the log record, where the client computes it."""
 SAMPLE_HEAD = struct.Struct("<QIIId2s?")
-"""Where to, items of the whole batch, from which to which, the time limit, the draws' type, and
-whether a table without items answers at once."""
+"""Offset of the result, items in the whole batch, first and last item, time limit, dtype of the
+draws, and whether an empty table answers at once."""
 UPDATE_HEAD = struct.Struct("<I")
 SIZE = struct.Struct("<Q")
 COUNT = struct.Struct("<I")
-"""How many inserts are acknowledged."""
+"""Number of inserts acknowledged."""
 GRACE = 30.0
 """Seconds beyond its own time limit after which a server that does not answer counts as hung."""
 PIECE = 1 << 26
-"""Bytes of a state that are in one message."""
+"""Bytes of a state per message."""
 
 
 def create(size: int) -> int:
-    """A file descriptor of new memory that no folder shows."""
+    """A file descriptor of new anonymous memory."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("dovetail-replay")
     else:
@@ -59,7 +60,7 @@ def create(size: int) -> int:
 
 
 def attach(descriptor: int, size: int) -> mmap.mmap:
-    """That memory, mapped here for as long as any array looks at it."""
+    """Maps that memory for as long as any array refers to it."""
     memory = mmap.mmap(descriptor, size)
     os.close(descriptor)
     return memory
@@ -79,20 +80,20 @@ class ServerConnection:
         self._connection: Connection = connect(address, lambda: self._gone("does not answer"))
         self._limit = timeout
         self.shares = not address.remote
-        """Whether arrays lie in memory that both see."""
+        """Whether arrays lie in memory shared with the server."""
         self._letters = Letters(self._connection, SHORT if self.shares else LONG)
         self.send(json.dumps(hello).encode())
         self.welcome: dict[str, Any] = json.loads(self.receive("the first answer"))
 
     def send(self, message: bytes, arrays: memoryview | None = None) -> None:
-        """Sends a message, with `arrays` in it where memory is not shared."""
+        """Sends a message, including `arrays` if memory is not shared."""
         try:
             self._letters.send(message, None if self.shares else arrays)
         except OSError as error:
             raise self._gone() from error
 
     def share(self, descriptor: int, size: int) -> None:
-        """Lets the server see memory, instead of what it saw before, where it can."""
+        """Shares memory with the server, replacing any shared before; does nothing over TCP."""
         if not self.shares:
             return
         self.send(MEMORY + SIZE.pack(size))
@@ -101,7 +102,7 @@ class ServerConnection:
         self.receive("shared memory")
 
     def receive(self, what: str, timeout: float | None = None) -> bytes:
-        """The next answer; what the server refused is raised."""
+        """The next answer; raises a `UserError` if the server refused the request."""
         if timeout is not None:
             self._limit = timeout
         limit = self._limit + GRACE
@@ -119,7 +120,7 @@ class ServerConnection:
         raise UserError(answer[1:].decode())
 
     def receive_memory(self, size: int) -> Any:
-        """Memory of a size that the server made: mapped, or as it comes."""
+        """Memory of `size` bytes made by the server: mapped, or received in pieces."""
         self.send(READY)
         if self.shares:
             return attach(recv_handle(self._connection), size)
@@ -129,7 +130,7 @@ class ServerConnection:
         return found
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self._connection.close()
 
     def _gone(self, end: str = "has gone") -> UserError:
@@ -137,6 +138,6 @@ class ServerConnection:
 
 
 def pieces(memory: Any, size: int) -> list[memoryview]:
-    """Memory in pieces that are each sent in one message."""
+    """Memory split into pieces of one message each."""
     view = memoryview(memory).cast("B")[:size]
     return [view[at : at + PIECE] for at in range(0, size, PIECE)]

@@ -1,4 +1,4 @@
-"""Who writes to which streams of a served table, so that several writers can share it."""
+"""Assigns streams of a served table to writers, so that several can share it."""
 
 import threading
 import time
@@ -7,11 +7,11 @@ from typing import Any
 from dovetail.errors import UserError
 
 PATIENCE = 5.0
-"""Seconds that a writer waits for streams to become free: one that was killed is noticed late."""
+"""Seconds that a writer waits for free streams: the death of another is noticed with a delay."""
 
 
 class Claims:
-    """Ranges of streams, each of one writer until it hangs up."""
+    """Ranges of streams, each held by one writer until it disconnects."""
 
     def __init__(self, streams: int) -> None:
         self._streams = streams
@@ -19,8 +19,7 @@ class Claims:
         self._changed = threading.Condition()
 
     def claim(self, writer: object, count: int, wanted: int) -> int:
-        """The first of `count` streams that are the writer's own from now on: from `wanted` on if
-        these are free."""
+        """Reserves `count` streams for the writer, at `wanted` if free; returns the first."""
         limit = time.monotonic() + PATIENCE
         with self._changed:
             while (first := self._free(count, wanted)) is None:
@@ -34,7 +33,7 @@ class Claims:
             return first
 
     def check(self, writer: object, first: int, last: int) -> None:
-        """Refuses to write to streams that are another writer's."""
+        """Raises if the streams belong to another writer."""
         if self._taken.get(id(writer)) == (first, last):
             return
         with self._changed:
@@ -46,7 +45,7 @@ class Claims:
                     )
 
     def release(self, writer: Any) -> None:
-        """A writer has hung up."""
+        """Frees the streams of a writer that has disconnected."""
         with self._changed:
             self._taken.pop(id(writer), None)
             self._changed.notify_all()

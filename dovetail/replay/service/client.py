@@ -1,7 +1,7 @@
-"""Clients of replay tables that are kept in other processes.
+"""Clients of replay tables in other processes.
 
-A client of several servers sees them as one table: each keeps the streams of some environments,
-every sample is taken from all of them alike, and priorities go back to where the items are.
+A client of several servers sees them as one table: each holds the streams of some environments,
+every sample takes equal parts from all of them, and priorities go back to the items' servers.
 """
 
 import json
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Server:
-    """One server, as a client of it sees it: what it keeps, and the channels to it."""
+    """A client's view of one server: its table, and the connections to it."""
 
     def __init__(
         self, address: Address, timeout: float | None, window: int, why: Callable[[], str] | None
@@ -51,17 +51,17 @@ class Server:
         self._in_order = isinstance(self.form.table.remover, Prioritized | Highest | Lowest)
 
     def open(self, what: str, **more: Any) -> ServerConnection:
-        """A new channel."""
+        """Opens a new connection."""
         return ServerConnection(self.address, {"channel": what, **more}, self._timeout, self._why)
 
     def claim(self, count: int, wanted: int) -> int:
-        """The first of so many streams that nobody else writes to from now on."""
+        """Reserves `count` streams for this client and returns the first."""
         channel = self.open("insert", claim=[count, wanted])
         self.inserts = Inserts(channel, self.form, self._window)
         return channel.welcome["first"]
 
     def insert(self, steps: IncomingSteps, first: int, last: int, timeout: float | None) -> None:
-        """Sends an insert."""
+        """Sends an insert without waiting for its acknowledgment."""
         if self.inserts is None:
             self.inserts = Inserts(self.open("insert"), self.form, self._window)
         if self._in_order:
@@ -75,25 +75,25 @@ class Server:
         self.control.send(message)
 
     def flush(self) -> None:
-        """Waits for every answer."""
+        """Waits for all outstanding answers."""
         if self.inserts is not None:
             self.inserts.flush()
         self.control.flush()
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connections."""
         self.control.channel.close()
         if self.inserts is not None:
             self.inserts.channel.close()
 
 
 class ReplayClient:
-    """Inserts to and samples from the table of a server, or of several as one.
+    """Inserts into and samples from the table of a server, or of several as one.
 
-    Inserts and changes of priorities are sent without waiting, up to `window` of them; each is
-    acknowledged, and what failed is raised by a later call, at the latest by `flush`. `sample` and
-    `size` wait for this client's own. A sample is valid until `buffers` further ones have been
-    taken. A client belongs to one thread; any number of clients may be connected.
+    Inserts and priority updates are sent without waiting, up to `window` of them. Each is
+    acknowledged, and a failure is raised by a later call, at the latest by `flush`. `sample` and
+    `size` wait for this client's own inserts. A sample is valid until `buffers` further ones have
+    been taken. A client belongs to one thread; any number of clients may be connected.
     """
 
     def __init__(
@@ -105,7 +105,8 @@ class ReplayClient:
         timeout: float | None = None,
         why: Callable[[int], str] | None = None,
     ) -> None:
-        """`example`: a row like those of the table; `why(i)`: what has become of server i."""
+        """`example`: a row like those of the table; `why(i)`: what became of server i, for
+        errors."""
         found = [addresses] if isinstance(addresses, Address) else list(addresses)
         self._servers = [
             Server(address, timeout, window, None if why is None else partial(why, at))
@@ -121,22 +122,22 @@ class ReplayClient:
 
     @property
     def epoch(self) -> int:
-        """A number that is another one when a server has lost what it acknowledged."""
+        """Changes when a server has lost acknowledged data."""
         return sum(server.epoch for server in self._servers)
 
     @property
     def size(self) -> int:
-        """Items that can be sampled."""
+        """Number of items that can be sampled."""
         return self.counts()["size"]
 
     @property
     def acknowledged(self) -> int:
-        """Inserts that are known to be in the table; a durable one keeps them come what may. Of
-        several servers, each counts its part of an insert."""
+        """Number of inserts known to be in the table, where a durable one keeps them. With several
+        servers, each counts its part of an insert."""
         return sum(s.inserts.acknowledged for s in self._servers if s.inserts is not None)
 
     def counts(self) -> dict[str, int]:
-        """Items that can be sampled (size), that were ever inserted, and ever sampled."""
+        """Number of items that can be sampled (size), ever inserted, and ever sampled."""
         self.flush()
         found = [json.loads(s.control.ask(wire.COUNTS, "counts")) for s in self._servers]
         return {name: sum(counts[name] for counts in found) for name in found[0]}
@@ -152,7 +153,7 @@ class ReplayClient:
         broken: Any = None,
         timeout: float | None = None,
     ) -> None:
-        """`HostTable.insert`, when the rate limiter lets it."""
+        """`HostTable.insert`, once the rate limiter allows it."""
         steps, first, last = self._incoming.steps(
             rows, ends, valid, final, priorities, envs, broken
         )
@@ -166,25 +167,25 @@ class ReplayClient:
                 server.insert(part, low - begin, high - begin, timeout)
 
     def flush(self) -> None:
-        """Waits until all that was sent is acknowledged."""
+        """Waits until everything sent is acknowledged."""
         for server in self._servers:
             server.flush()
 
     def claim(self, count: int, wanted: int = 0) -> int:
-        """The first of `count` environments that nobody else inserts for until this client hangs
-        up: from `wanted` on if these are free. Of one server, and before anything is inserted."""
+        """Reserves `count` environments for this client until it disconnects, and returns the
+        first: `wanted` if that range is free. Only with one server, and before any insert."""
         [server] = self._servers
         return server.claim(count, wanted)
 
     def sample(self, draws: Any, timeout: float | None = None) -> Sample:
-        """`HostTable.sample`, when there is something and the rate limiter lets it; of several
-        servers, each gives its share of the items."""
+        """`HostTable.sample`, once there are items and the rate limiter allows it; of several
+        servers, each provides its share of the items."""
         self.ask(draws, timeout)
         return self.take()
 
     def ask(self, draws: Any, timeout: float | None = None, now: bool = False) -> None:
-        """Asks for a sample, to be taken by `take`. `now`: while there is nothing to sample its
-        size is 0, and the rest of it means nothing."""
+        """Requests a sample, to be received by `take`. With `now`, an empty table answers at once
+        with size 0 and otherwise undefined contents."""
         self.flush()
         draws = np.asarray(draws)
         if self._samples is None or self._samples.count != draws.size:
@@ -194,14 +195,14 @@ class ReplayClient:
         self._samples.ask(draws, timeout, now)
 
     def take(self) -> Sample:
-        """The sample that was asked for."""
+        """Waits for the requested sample."""
         assert self._samples is not None
         return self._samples.take()
 
     def samples(
         self, count: int, seed: int = 0, ahead: int = 2, timeout: float | None = None
     ) -> SampleStream:
-        """Samples of `count` items without end, of which `ahead` are asked for in advance."""
+        """An endless stream of samples of `count` items, with `ahead` requested in advance."""
         found = self._open_samples(count, ahead)
         found.run(np.random.default_rng(seed), timeout)
         return found
@@ -211,7 +212,7 @@ class ReplayClient:
         return SampleStream(self.form, self._structure, channels, count, self._buffers, ahead)
 
     def update_priorities(self, keys: ItemKeys, priorities: Any) -> None:
-        """`HostTable.update_priorities`; what failed is raised by a later call."""
+        """`HostTable.update_priorities`; a failure is raised by a later call."""
         priorities = np.asarray(priorities)
         highest_of(priorities)
         slots, numbers = np.asarray(keys.slot, np.int64), np.asarray(keys.number, np.int64)
@@ -219,6 +220,7 @@ class ReplayClient:
         for at, server in enumerate(self._servers):
             given = [slots, numbers, priorities]
             if count > 1:
+                # Slots of several servers are interleaved, see `SampleStream._join`.
                 here = slots % count == at
                 given = [slots[here] // count, numbers[here], priorities[here]]
             packed = (np.asarray(given[2], PRIORITY).tobytes(),)
@@ -228,7 +230,7 @@ class ReplayClient:
                 server.update(b"".join(parts))
 
     def state(self) -> dict[str, Array]:
-        """A copy of all that the tables hold, with the limiters' counts: for a checkpoint."""
+        """A copy of the tables' contents with the limiters' counts: for a checkpoint."""
         self.flush()
         found: dict[str, Array] = {}
         for at, server in enumerate(self._servers):
@@ -240,7 +242,7 @@ class ReplayClient:
         return found
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Puts the tables into a state that `state` gave."""
+        """Restores the tables from the result of `state`."""
         self.flush()
         for at, server in enumerate(self._servers):
             start = f"{at}/"
@@ -261,14 +263,14 @@ class ReplayClient:
                 server.inserts.forget()
 
     def close(self) -> None:
-        """Waits until all that was sent is acknowledged, and hangs up."""
+        """Waits until everything sent is acknowledged, and disconnects."""
         try:
             self.flush()
         finally:
             self.hang_up()
 
     def hang_up(self) -> None:
-        """Hangs up, whatever is on its way; safe to call twice."""
+        """Disconnects without waiting; safe to call twice."""
         if self._samples is not None:
             self._samples.close()
         for server in self._servers:
@@ -281,10 +283,10 @@ class ReplayClient:
         if kind is None:
             self.close()
         else:
-            self.hang_up()  # what is raised already is not to be hidden
+            self.hang_up()  # must not hide the exception being raised
 
     def _check(self, leaves: Sequence[RowLeaf]) -> None:
-        """Refuses an example that is no row of the tables, and tables that differ."""
+        """Raises if the example is not a row of the tables, or if the tables differ."""
         for server in self._servers:
             theirs = server.form.leaves
             if list(leaves) != theirs:

@@ -1,7 +1,7 @@
-"""Messages on a socket, each behind its length.
+"""Messages on a socket, each preceded by its length.
 
-What has come is read in one go, however many messages that is: to ask the system for each of them
-takes longer than most of them take to answer. No length is believed beyond a bound.
+All available bytes are read in one call, however many messages they hold: one system call per
+message takes longer than most messages take to answer. Lengths beyond a bound are rejected.
 """
 
 import os
@@ -11,16 +11,16 @@ from multiprocessing.connection import Connection
 
 _LENGTH = struct.Struct("<Q")
 AT_ONCE = 1 << 16
-"""Bytes that are read at a time."""
+"""Bytes per read."""
 SHORT, LONG = 1 << 26, 1 << 33
-"""The most bytes of a message: without arrays in it, and with them."""
+"""Maximum bytes of a message: without arrays in it, and with them."""
 
 
 class Letters:
     """One end of a connection."""
 
     def __init__(self, connection: Connection, most: int = SHORT) -> None:
-        """`connection` stays its owner's, who closes it; messages have at `most` so many bytes."""
+        """The caller still owns `connection` and closes it; messages have at most `most` bytes."""
         self._connection, self._most = connection, most
         self._arrived = select.poll()
         self._arrived.register(connection.fileno(), select.POLLIN)
@@ -28,11 +28,11 @@ class Letters:
 
     @property
     def waiting(self) -> bool:
-        """Whether a message has been read that was not received yet."""
+        """Whether a whole message has been read but not yet received."""
         return self._end() <= len(self._data)
 
     def send(self, message: bytes, arrays: memoryview | None = None) -> None:
-        """Sends a message; `arrays` are its end, which is not copied."""
+        """Sends a message; `arrays` follow it without a copy."""
         size = len(message) + (0 if arrays is None else arrays.nbytes)
         self._write(memoryview(_LENGTH.pack(size) + message))
         if arrays is not None:
@@ -44,7 +44,7 @@ class Letters:
 
     def receive(self, limit: float | None = None) -> bytes:
         """The next message; raises TimeoutError if none comes within `limit` seconds, and EOFError
-        when the other end has hung up, or sends what is no message."""
+        when the other end has disconnected or sends an invalid length."""
         while (end := self._end()) > len(self._data):
             if end - self._at > self._most + _LENGTH.size:
                 raise EOFError(f"a message of {end - self._at} bytes")
@@ -57,7 +57,7 @@ class Letters:
         return message
 
     def _read(self, size: int, limit: float | None) -> bytes:
-        # Who sleeps in a read is woken by every message that the other end takes: hence poll.
+        # Poll first: a thread blocked in read wakes for every message that the other end takes.
         if limit is not None and not self._arrived.poll(1000 * limit):
             raise TimeoutError
         came = os.read(self._connection.fileno(), size)
@@ -66,7 +66,7 @@ class Letters:
         return came
 
     def _receive_long(self, end: int, limit: float | None) -> bytes:
-        """A message of which much is to come; joined once."""
+        """A message of which much is still to come; joined once."""
         parts, left = [self._data[self._at + _LENGTH.size :]], end - len(self._data)
         while left:
             parts.append(self._read(min(left, 1 << 20), limit))
@@ -75,7 +75,7 @@ class Letters:
         return b"".join(parts)
 
     def _end(self) -> int:
-        """Where the next message ends, as far as that is known."""
+        """Where the next message ends, as far as known."""
         begin = self._at + _LENGTH.size
         if begin > len(self._data):
             return begin

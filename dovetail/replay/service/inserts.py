@@ -1,7 +1,7 @@
-"""Inserts on their way to a server: their arrays lie in shared memory, where it reads them.
+"""Inserts sent to a server, with their arrays in shared memory.
 
-The common ones, of steps that are all rows within episodes, are written there as the table stores
-them: small leaves packed, and of a stack of frames the newest alone.
+The common ones, whose steps are all rows within episodes, are written in the table's storage
+format: small leaves packed, and only the newest frame of each stack.
 """
 
 import math
@@ -30,25 +30,25 @@ from dovetail.replay.table import Transitions
 Array = np.ndarray[Any, np.dtype[Any]]
 
 KNOWN = 64
-"""Forms of inserts that are kept ready."""
+"""Number of insert forms for which buffers are cached."""
 
 
 class InsertRoom(NamedTuple):
-    """Room for inserts of one form."""
+    """Buffers for inserts of one form."""
 
     head: bytes
     turns: list[list[Array]]
-    """For each turn, where the arrays go."""
+    """For each turn, the destinations of the arrays."""
     plain: list[list[Array]]
-    """Of a plain insert, for each turn all that is sent; the first is to be emptied before."""
+    """For a plain insert, everything sent in each turn; the first array must be cleared before."""
     start: RecordStart
-    """What a log's record of it begins with."""
+    """The start of its log record."""
     size: int
     """Bytes of its arrays."""
 
 
 class Inserts(Pipeline):
-    """The inserts of one client to one server, up to `window` of them on their way."""
+    """The inserts of one client to one server, with up to `window` in flight."""
 
     def __init__(self, channel: ServerConnection, form: RowForm, window: int) -> None:
         super().__init__(channel, window)
@@ -59,10 +59,10 @@ class Inserts(Pipeline):
         self._known: dict[InsertHead, InsertRoom] = {}
         self._summed: bool = channel.welcome["summed"]
         self._within = np.zeros(form.layout.envs, bool)
-        """Whether the next step of a stream is known to be within an episode."""
+        """Whether the next step of each stream is known to be within an episode."""
 
     def insert(self, steps: IncomingSteps, first: int, last: int, timeout: float | None) -> None:
-        """Sends an insert."""
+        """Sends an insert, after waiting for a free buffer."""
         head = head_of(steps, first, last)
         plain = self._plainly and head.length <= self._form.layout.chunk and is_plain(steps)
         if plain and (not self._form.stacks or self._within[first:last].all()):
@@ -76,6 +76,7 @@ class Inserts(Pipeline):
         self._turn = (self._turn + 1) % self.window
         sent = prepared.plain[self._turn] if prepared.plain else []
         if sent:
+            # The flag of final rows and the padding must be zero.
             sent[0].fill(0)
         for to, array in zip(prepared.turns[self._turn], arrays, strict=True):
             to[...] = array
@@ -87,7 +88,7 @@ class Inserts(Pipeline):
         self.send(wire.INSERT + fixed + prepared.head, timeout, arrays)
 
     def forget(self) -> None:
-        """The streams are no longer as they were known."""
+        """Discards what is known about the streams, because the table was replaced."""
         self._within[:] = False
 
     def _plain_arrays(self, steps: IncomingSteps) -> list[Array]:
@@ -100,10 +101,10 @@ class Inserts(Pipeline):
         return found if steps.priorities is None else [*found, steps.priorities]
 
     def _prepare(self, head: InsertHead) -> InsertRoom:
-        """Makes room for inserts of that form."""
+        """Allocates buffers for inserts of that form."""
         specs = insert_specs(self._form, head)
         if size_of(specs) > self._room:
-            self.flush()  # the server still reads the memory before
+            self.flush()  # the server may still read the old memory
             self._known.clear()
             self._room = max(size_of(specs), 2 * self._room)
             size = self._room * self.window
@@ -122,7 +123,7 @@ class Inserts(Pipeline):
         return prepared
 
     def _views(self, arrays: list[Array], head: InsertHead) -> list[Array]:
-        """Where each leaf of a plain insert goes [T, B, …]."""
+        """The destination of each leaf of a plain insert [T, B, …]."""
         form, axes = self._form, (head.length, head.envs)
         block, *rest = (x.reshape(*axes, *x.shape[1:]) for x in arrays)
         views = form.packing.views(block)
@@ -132,7 +133,7 @@ class Inserts(Pipeline):
 
 
 def within(steps: IncomingSteps, before: Array) -> Array:
-    """Whether the next step of each stream [B] is within an episode, as far as it is known."""
+    """Whether the next step of each stream [B] is within an episode, as far as known."""
     if steps.valid is None:
         return np.ones_like(before) if steps.ends is None else ~steps.ends[-1]
     known = before

@@ -1,6 +1,6 @@
-"""Inserts as bytes: a head of a few numbers, and arrays whose places follow from it.
+"""Inserts as bytes: a head of a few numbers, and arrays whose layout follows from it.
 
-The same form goes to a server, where the arrays lie in shared memory, and into a log, where they
+The same format goes to a server, with the arrays in shared memory, and into a log, where they
 follow the head. Nothing is pickled.
 """
 
@@ -18,29 +18,29 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _HEAD = struct.Struct("<BHIII")
 ENDS, VALID, PRIORITIES, PLAIN, BROKEN = 1, 2, 4, 8, 16
-"""What is there beside the rows. `PLAIN`: every step is a row and no episode begins or ends, and
-instead of the rows there is what a table stores of them."""
+"""Flags of the optional arrays. `PLAIN`: every step is a row and no episode starts or ends, and the
+arrays are in the table's storage format."""
 
 INSERT, SAMPLE, UPDATE, OLD = b"i", b"s", b"u", b"o"
-"""How the heads of a log's records begin. `OLD`: mapped rows that the next insert overwrites, and
-that items may need if it is not finished."""
+"""First byte of a log record's head. `OLD`: mapped rows that the next insert overwrites, and that
+items may need if that insert is not finished."""
 
 BOOLEAN, PRIORITY = np.dtype(bool), np.dtype(np.float32)
 
 
 class InsertHead(NamedTuple):
-    """What tells the arrays of an insert."""
+    """Describes the arrays of an insert."""
 
     given: int
     length: int
     first: int
     last: int
     final: tuple[int, ...]
-    """Which leaves are there of what episodes ended with."""
+    """Positions of the leaves given in `final`."""
 
     @property
     def envs(self) -> int:
-        """Environments of the insert."""
+        """Number of environments of the insert."""
         return self.last - self.first
 
     def packed(self) -> bytes:
@@ -72,7 +72,7 @@ def head_of(steps: IncomingSteps, first: int, last: int) -> InsertHead:
 
 
 def insert_start(head: InsertHead, arrays: list[Array]) -> RecordStart:
-    """What a log's record of an insert begins with."""
+    """The start of an insert's log record."""
     return start_of(INSERT + head.packed(), arrays)
 
 
@@ -87,7 +87,7 @@ def plain_of(
 
 
 def arrays_of(steps: IncomingSteps) -> list[Array]:
-    """The arrays of an insert, in their order."""
+    """The arrays of an insert, in order."""
     found = list(steps.leaves)
     beside = (steps.ends, steps.valid, steps.priorities, steps.broken)
     found += [x for x in beside if x is not None]
@@ -95,7 +95,7 @@ def arrays_of(steps: IncomingSteps) -> list[Array]:
 
 
 def insert_specs(form: RowForm, head: InsertHead) -> list[Spec]:
-    """The shapes and types of these arrays."""
+    """The shapes and dtypes of these arrays."""
     axes = (head.length, head.envs)
     if head.given & PLAIN:
         return plain_specs(form, head.length * head.envs, bool(head.given & PRIORITIES))
@@ -109,7 +109,7 @@ def insert_specs(form: RowForm, head: InsertHead) -> list[Spec]:
 
 
 def large_arrays(form: RowForm, head: InsertHead) -> list[bool]:
-    """Which of them hold leaves that are kept in arrays of their own, or frames."""
+    """Which of them hold separately stored leaves, or frames."""
     alone = {form.plain[at] for at in form.packing.alone}
     large = [at in alone or at in form.stacked for at in range(len(form.leaves))]
     given = [bool(head.given & bit) for bit in (ENDS, VALID, PRIORITIES, BROKEN)]
@@ -120,7 +120,7 @@ def large_arrays(form: RowForm, head: InsertHead) -> list[bool]:
 
 
 def plain_specs(form: RowForm, count: int, priorities: bool) -> list[Spec]:
-    """Those of a plain insert of so many rows."""
+    """Shapes and dtypes for a plain insert of `count` rows."""
     alone = (form.kept[at] for at in form.packing.alone)
     return [
         ((count, form.packing.words), WORD),
@@ -131,7 +131,7 @@ def plain_specs(form: RowForm, count: int, priorities: bool) -> list[Spec]:
 
 
 def steps_of(form: RowForm, head: InsertHead, arrays: list[Array]) -> IncomingSteps:
-    """The steps that an insert's arrays tell."""
+    """The steps of an insert, from its arrays."""
     leaves, rest = arrays[: len(form.leaves)], iter(arrays[len(form.leaves) :])
     ends, valid, priorities, broken = (
         next(rest) if head.given & bit else None for bit in (ENDS, VALID, PRIORITIES, BROKEN)

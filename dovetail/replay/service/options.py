@@ -26,7 +26,7 @@ KINDS = {
 
 
 def written(options: Any) -> Any:
-    """Options as JSON writes them: an object with its kind and its fields."""
+    """Options as JSON-compatible objects with their kind and fields."""
     if isinstance(options, tuple):
         return [written(part) for part in options]
     if not is_dataclass(options):

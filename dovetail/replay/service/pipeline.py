@@ -1,6 +1,6 @@
-"""Messages to a server that are sent before those before them are answered.
+"""Pipelined messages to a server: sent before earlier ones are answered.
 
-An answer is for the next one; or it acknowledges the next few, and says how many.
+An answer is for the next message, or acknowledges several at once and says how many.
 """
 
 from dovetail.errors import UserError
@@ -8,7 +8,7 @@ from dovetail.replay.service.channel import COUNT, ServerConnection
 
 
 class Pipeline:
-    """Messages that are sent before those before them are answered, up to a number of them."""
+    """Messages in flight to a server, up to `window` of them."""
 
     def __init__(self, channel: ServerConnection, window: int) -> None:
         self.channel, self.window = channel, window
@@ -17,26 +17,26 @@ class Pipeline:
         self._skipped = 0
         self.failures = 0
         self.acknowledged = 0
-        """Messages that were answered, and not refused."""
+        """Number of messages that were answered and not refused."""
         self._limit: float | None = None
 
     def send(
         self, message: bytes, timeout: float | None = None, arrays: memoryview | None = None
     ) -> None:
-        """Sends a message, when there is room for it; what failed before is raised first."""
+        """Sends a message once there is room for it; raises an earlier failure first."""
         self.make_room()
         self._limit = timeout
         self.channel.send(message, arrays)
         self._flying += 1
 
     def make_room(self) -> None:
-        """Waits for the oldest answer if no more may be on their way."""
+        """Waits for the oldest answer if the window is full."""
         if self._flying >= self.window:
             self._receive()
             self._raise()
 
     def flush(self) -> None:
-        """Waits for every answer; what failed is raised."""
+        """Waits for all answers; raises a failure."""
         while self._flying:
             self._receive()
         self._raise()
@@ -63,7 +63,7 @@ class Pipeline:
     def _raise(self) -> None:
         if self._failure is None:
             return
-        while self._flying:  # sent before this failure was known, and refused because of it
+        while self._flying:  # sent before the failure was known, and refused because of it
             self._receive()
         failure, skipped = self._failure, self._skipped
         self._failure, self._skipped = None, 0

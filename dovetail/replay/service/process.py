@@ -1,8 +1,8 @@
-"""The process of a replay server, started by `ReplayServer`:
-`python -m dovetail.replay.service.process`.
+"""The process of a replay server, started by `ReplayServer`: `python -m
+dovetail.replay.service.process`.
 
-It reads its options as one line of JSON, answers each channel in a thread, and ends when it is told
-to (SIGTERM), when its standard input is closed, and when whoever started it has died.
+It reads its options as one line of JSON and serves each connection in a thread. It ends on SIGTERM,
+when its standard input is closed, or when its parent process has died.
 """
 
 import contextlib
@@ -44,17 +44,17 @@ from dovetail.replay.service.service import ReplayService
 Array = np.ndarray[Any, np.dtype[Any]]
 
 TOGETHER = 4
-"""Inserts that are acknowledged in one message, if so many have come."""
+"""Maximum number of inserts acknowledged in one message."""
 WATCH = 0.5
-"""Seconds between two looks whether the parent is still there."""
+"""Seconds between checks that the parent is still alive."""
 
 
 def main() -> None:
-    """Serves until it is told to end."""
+    """Serves until told to end."""
     options = json.loads(sys.stdin.buffer.readline())
     stopped, stop = os.pipe()
     signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"!"))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and says when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this process
     leaves = [
         RowLeaf(path, tuple(shape), np.dtype(dtype)) for path, shape, dtype in options["leaves"]
     ]
@@ -87,11 +87,11 @@ def main() -> None:
     _wait_for_the_end(stopped, os.getppid())
     service.close()
     shutil.rmtree(address.folder, ignore_errors=True)
-    os._exit(0)  # threads that wait for a client need not be asked
+    os._exit(0)  # do not wait for threads blocked on clients
 
 
 def _listening(address: Address, listen: str | None) -> list[socket.socket]:
-    """A socket of this machine, and one for others if asked."""
+    """A Unix socket, and a TCP socket if requested."""
     own = socket.socket(socket.AF_UNIX)
     own.bind(address.socket)
     found = [own]
@@ -104,21 +104,21 @@ def _listening(address: Address, listen: str | None) -> list[socket.socket]:
 
 
 def _wait_for_the_end(stopped: int, parent: int) -> None:
-    """Until somebody writes, standard input is closed, or the parent is another."""
+    """Waits for a write to `stopped`, the end of standard input, or the parent's death."""
     while os.getppid() == parent:
         if select.select([stopped, sys.stdin], [], [], WATCH)[0]:
             return
 
 
 class Serving:
-    """Lets clients in, and answers each of their channels in a thread."""
+    """Accepts clients, and serves each of their connections in a thread."""
 
     def __init__(self, service: ReplayService, key: bytes) -> None:
         self._service, self._key = service, key
         self._claims = Claims(service.table.layout.envs)
 
     def accept(self, listener: socket.socket) -> None:
-        """Lets in whoever comes."""
+        """Accepts connections forever. Runs in one thread per listener."""
         while True:
             opened, _ = listener.accept()
             shares = listener.family == socket.AF_UNIX
@@ -134,38 +134,38 @@ class Serving:
             served = ClientConnection(self._service, connection, shares, self._claims)
             served.answer()
         except (AuthenticationError, EOFError, OSError):
-            return  # a client that has no key, or has gone
+            return  # a client without the key, or one that disconnected
         except Exception:
             traceback.print_exc()
             sys.stderr.flush()
-            os._exit(1)  # what it has done to the table nobody knows; a log has all before it
+            os._exit(1)  # the table may be inconsistent; a log has everything before this request
         finally:
             self._claims.release(served)
             connection.close()
 
 
 class ClientConnection:
-    """The server's end of a channel."""
+    """The server's end of a connection."""
 
     def __init__(
         self, service: ReplayService, connection: Connection, shares: bool, claims: Claims
     ) -> None:
-        """`shares`: arrays lie in memory that the client sees, not in messages."""
+        """`shares`: arrays lie in memory shared with the client, not in messages."""
         self._service, self._connection, self._shares = service, connection, shares
         self._claims = claims
         self._table = service.table
         self._form: RowForm = service.table.form
         self._letters = Letters(connection, SHORT if shares else LONG)
         self._unanswered = 0
-        """Inserts that are done and not acknowledged."""
+        """Number of inserts done but not yet acknowledged."""
         self._memory: mmap.mmap | None = None
         self._rooms: dict[tuple[int, ...], bytearray] = {}
-        """What is sent of samples where memory is not shared."""
+        """Buffers for samples sent in messages, where memory is not shared."""
         self._outputs: dict[tuple[int, ...], Output] = {}
         self._failures = 0
         packed = not (self._form.packing.alone or self._form.stacks)
         self._summed = packed and service.restored is not None
-        """Whether clients make the check sums of plain inserts for the log."""
+        """Whether clients compute the check sums of plain inserts for the log."""
         self._answers: dict[int, Callable[[bytes], bytes | None]] = {
             wire.SAMPLE[0]: self._sample,
             wire.UPDATE[0]: self._update,
@@ -176,7 +176,7 @@ class ClientConnection:
         }
 
     def answer(self) -> None:
-        """Answers until the client hangs up."""
+        """Serves until the client disconnects."""
         service, form = self._service, self._form
         hello = json.loads(self._letters.receive())
         welcome: dict[str, Any] = {
@@ -219,7 +219,7 @@ class ClientConnection:
                 self._reply(wire.REFUSED + str(error).encode())
 
     def _acknowledge(self) -> None:
-        """Tells of the inserts that are done."""
+        """Acknowledges the inserts done so far."""
         if self._unanswered:
             self._reply(wire.DONE + wire.COUNT.pack(self._unanswered))
             self._unanswered = 0
@@ -228,28 +228,31 @@ class ClientConnection:
         self._service.when_kept(partial(self._send, reply, arrays))
 
     def _send(self, reply: bytes, arrays: memoryview | None, failure: UserError | None) -> None:
-        """Sends an answer, once what it acknowledges is kept; not if it is not."""
+        """Sends an answer once its changes are durable; a refusal if they could not be written."""
         if failure is not None:
             reply, arrays = wire.REFUSED + str(failure).encode(), None
-        with contextlib.suppress(OSError):  # a client that has gone
+        with contextlib.suppress(OSError):  # the client has disconnected
             self._letters.send(reply, arrays)
 
     def _attach(self, request: bytes) -> bytes:
         (size,) = wire.SIZE.unpack(request)
+        # They are views of the old memory.
         self._outputs.clear()
+        # The client sends the descriptor only now: nothing else may be on the socket.
         self._letters.send(wire.DONE)
         self._memory = wire.attach(recv_handle(self._connection), size)
         return b""
 
     def _insert(self, request: bytes) -> None:
         offset, failures, limit, check = wire.INSERT_HEAD.unpack_from(request, 1)
+        # Sent before the client knew of a failure: refused, so that inserts stay in order.
         if failures != self._failures:
             raise UserError("An insert before this one has failed.")
         head = InsertHead.unpacked(request[1 + wire.INSERT_HEAD.size :])
         specs, memory = insert_specs(self._form, head), self._memory
         if not self._shares:
             at = 1 + wire.INSERT_HEAD.size + len(head.packed())
-            memory, offset = bytearray(request[at:]), 0  # a copy begins where arrays may
+            memory, offset = bytearray(request[at:]), 0  # a copy, for alignment
         if memory is None or offset + size_of(specs) > len(memory):
             raise UserError("An insert is longer than what came with it: use one version.")
         arrays = place(specs, memory, offset)
@@ -281,7 +284,7 @@ class ClientConnection:
         self._reply(reply, None if self._shares else memoryview(self._rooms[asked]))
 
     def _output(self, asked: tuple[int, int, int, int]) -> Output:
-        """Where the items of a sample go: into the client's memory, or what is sent to it."""
+        """The destination of a sample's items: the client's memory, or a buffer to send."""
         offset, count, first, last = asked
         memory = self._memory
         if not self._shares:
@@ -305,7 +308,7 @@ class ClientConnection:
         return json.dumps({"size": size, "inserted": inserted, "sampled": sampled}).encode()
 
     def _send_state(self, _: bytes) -> None:
-        """Sends all that the table holds, in memory of its own."""
+        """Sends the table's contents, in new memory."""
         state = self._service.state()
         specs = [(array.shape, array.dtype) for array in state.values()]
         size = max(size_of(specs), 1)

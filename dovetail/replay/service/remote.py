@@ -1,8 +1,8 @@
-"""A replay that servers keep: of a learner's state it is only the way there.
+"""A replay held by servers; the learner's state has only a reference to it.
 
-`inserting`, `sampling` and `updating` are plain Python for the graph: each opens connections of its
-own, so that every actor inserts straight into its shard and nothing is relayed. The same draws give
-the same items as a table in the learner does.
+`inserting`, `sampling` and `updating` are plain Python functions for the graph. Each opens its own
+connections, so that every actor inserts directly into its shard and nothing is relayed. The same
+draws give the same items as with a table in the learner.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from dovetail.replay.service.client import ReplayClient
 from dovetail.replay.table import Prioritized, Table
 
 NOBODY = -1
-"""The number of an item that is none."""
+"""The number of a nonexistent item."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,22 @@ class Served:
 
     shards: int
     place: str
-    """Where they are, in words."""
+    """Where they are, for display."""
     addresses: tuple[str, ...] = ()
-    """One for each, as text; none before they are started."""
+    """One per server, as text; empty before they are started."""
 
 
 @dataclass(frozen=True)
 class ServedForm:
-    """What the servers of a replay keep."""
+    """The table format of a replay's servers."""
 
     table: Table
-    """Of one shard."""
+    """Options of one shard."""
     streams: int
-    """Environments of one shard."""
+    """Number of environments of one shard."""
     leaves: tuple[RowLeaf, ...]
     tree: Any
-    """The structure of a row."""
+    """The tree structure of a row."""
 
     @property
     def example(self) -> Any:
@@ -55,7 +55,7 @@ class ServedForm:
         return self.tree.unflatten(shapes)
 
     def shapes(self, draws: tuple[int, int], shards: int) -> Sample:
-        """What a sample of draws [K, n] looks like: as that of a table in the learner."""
+        """The shapes of a sample of draws [K, n]: the same as for a table in the learner."""
 
         def sampled(draws: jax.Array) -> Sample:
             size = self.table.capacity * shards
@@ -68,51 +68,51 @@ class ServedForm:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RemoteReplay(Replay):
-    """The way to a replay that servers keep."""
+    """A reference to a replay held by servers."""
 
     turn: Any
-    """How often was inserted. What depends on it comes after the inserts and samples before it."""
+    """A token that orders operations: its users run after earlier inserts and samples."""
     form: ServedForm = field(metadata={"static": True})
     served: Served = field(metadata={"static": True})
 
     @staticmethod
     def reached(table: Table, example: Any, num_envs: int, served: Served) -> "RemoteReplay":
-        """For rows like `example` of so many environments."""
+        """A reference for rows like `example` of `num_envs` environments."""
         part, streams = shard_of(table, num_envs, served.shards)
         form = ServedForm(part, streams, tuple(leaves_of(example)), jax.tree.structure(example))
         return RemoteReplay(jnp.zeros((), jnp.int32), form, served)
 
     @property
     def table(self) -> Table:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of one shard."""
+        """Options of one shard."""
         return self.form.table
 
     @property
     def shards(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """How many servers there are."""
+        """Number of servers."""
         return self.served.shards
 
     @property
     def place(self) -> str:
-        """Where they are, in words."""
+        """Where they are, for display."""
         return self.served.place
 
     def after(self, turn: Any) -> "RemoteReplay":
-        """Once something is done."""
+        """The reference after an operation that returned `turn`."""
         return replace(self, turn=turn)
 
     def told(self, envs: int) -> Any:
-        """What the inserting of so many environments returns."""
+        """The result shape of an insert for `envs` environments."""
         return jax.ShapeDtypeStruct((1, envs), jnp.int32)
 
     def shapes(self, draws: jax.Array) -> tuple[Any, Sample]:
-        """What the sampling of draws [K, n] returns."""
+        """The result shapes of sampling draws [K, n]."""
         turn = jax.ShapeDtypeStruct((), jnp.int32)
         return turn, self.form.shapes((draws.shape[0], draws.shape[1]), self.shards)
 
     @property
     def inserting(self) -> "Way":
-        """Takes an `Insertion`, and returns ones [1, B] when it is acknowledged."""
+        """Takes an `Insertion`; returns ones [1, B] once it is acknowledged."""
         return Way("insert", self.form, self.served)
 
     @property
@@ -128,19 +128,19 @@ class RemoteReplay(Replay):
 
 @dataclass(frozen=True)
 class Way:
-    """Plain Python that reaches the servers."""
+    """A plain Python function that calls the servers."""
 
     does: str
     form: ServedForm
     served: Served
 
     def open(self) -> "Inserting | Sampling | Updating":
-        """With connections of its own."""
+        """The function with its own open connections."""
         kinds = {"insert": Inserting, "sample": Sampling, "update": Updating}
         return kinds[self.does](self.form, self.served)
 
     def __call__(self, *args: Any) -> Any:
-        """Opened for this call only."""
+        """Opens connections for this call only."""
         opened = self.open()
         try:
             return opened(*args)
@@ -149,20 +149,20 @@ class Way:
 
 
 class Clients:
-    """Connections to the servers of a replay, each opened when it is needed."""
+    """Connections to the servers of a replay, opened on demand."""
 
     def __init__(self, form: ServedForm, served: Served) -> None:
         self._form, self._served = form, served
         self._clients: dict[int, ReplayClient] = {}
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connections."""
         clients, self._clients = self._clients, {}
         for client in clients.values():
             client.hang_up()
 
     def client(self, shard: int) -> ReplayClient:
-        """The connection to a shard's server, once it was seen to keep this replay."""
+        """The connection to a shard's server, checked to hold this replay's table."""
         if shard not in self._clients:
             address = Address.from_text(self._served.addresses[shard])
             client = ReplayClient(address, self._form.example)
@@ -177,11 +177,11 @@ class Inserting(Clients):
     def __init__(self, form: ServedForm, served: Served) -> None:
         super().__init__(form, served)
         self._claimed: dict[int, tuple[int, np.ndarray]] = {}
-        """By shard, the first of the streams that are ours, and whether an episode is open [B];
-        that of what others left there is unknown."""
+        """By shard: the first of the streams we claimed, and whether an episode is open in each
+        [B], which is assumed at first, as others may have left one."""
 
     def __call__(self, sent: Insertion) -> np.ndarray:
-        """Returns when all is acknowledged."""
+        """Returns once everything is acknowledged."""
         numbers = np.asarray(sent.streams[0])
         first, streams = int(numbers[0]), self._form.streams
         assert numbers[-1] - first == numbers.size - 1, "an actor's environments are a range"
@@ -197,7 +197,7 @@ class Inserting(Clients):
         return np.ones((1, numbers.size), np.int32)
 
     def _insert(self, shard: int, wanted: int, sent: Insertion) -> None:
-        """One shard's part."""
+        """Inserts one shard's part."""
         client, count = self.client(shard), sent.streams.shape[1]
         if shard not in self._claimed:
             claimed = client.claim(count, wanted)
@@ -218,16 +218,16 @@ class Inserting(Clients):
         self._claimed[shard] = begin, was_open
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connections."""
         self._claimed.clear()
         super().close()
 
 
 class Sampling(Clients):
-    """Asks every server for its part of each batch."""
+    """Requests each server's part of every batch."""
 
     def __call__(self, turn: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, Sample]:
-        """A sample; without meaning, and of size 0, while there is nothing."""
+        """A sample; undefined and of size 0 while a table is empty."""
         shards = self._served.shards
         parts = np.split(draws, shards, axis=1)
         for shard, part in enumerate(parts):
@@ -239,7 +239,8 @@ class Sampling(Clients):
 
     @cached_property
     def _stratified(self) -> bool:
-        """Whether an item's place among the draws is its stratum: every batch is of all strata."""
+        """Whether an item's position among the draws is its stratum; batches must cover all
+        strata."""
         return isinstance(self._form.table.sampler, Prioritized)
 
     def _shaped(self, found: Sample, draws: np.ndarray) -> Sample:
@@ -270,7 +271,7 @@ class Updating(Clients):
     """Sends priorities to the servers of their items."""
 
     def __call__(self, turn: np.ndarray, keys: ItemKeys, priorities: np.ndarray) -> np.ndarray:
-        """Returns when all is acknowledged: the next sample knows them."""
+        """Returns once everything is acknowledged, so that the next sample uses them."""
         shards = self._served.shards
         split = [np.split(x, shards, axis=1) for x in (*keys, priorities)]
         for shard, (slot, number, given) in enumerate(zip(*split, strict=True)):
@@ -284,8 +285,8 @@ class Updating(Clients):
 
 
 def refuse_other_table(client: ReplayClient, form: ServedForm, name: str) -> None:
-    """Refuses a server whose table is another algorithm's, or for fewer environments; how much it
-    holds is its own."""
+    """Raises if a server's table belongs to a different algorithm or has too few environments; its
+    capacity may differ."""
     theirs, ours, room = client.form.table, form.table, client.form.layout.envs
     for option in ("items", "sampler", "remover", "max_times_sampled", "history"):
         if getattr(theirs, option) != getattr(ours, option):

@@ -1,4 +1,4 @@
-"""Samples that come from servers into shared memory, some of them ahead of their time."""
+"""Samples from servers in shared memory, prefetched."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,10 +18,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class SampleStream:
-    """Batches of `count` items, each server filling its part of one; an iterator without end.
+    """An endless iterator over batches of `count` items, each server filling its part.
 
-    Up to `ahead` batches are asked for before they are taken, so the oldest of them tells how the
-    table was then. One is valid until `buffers` further ones have been taken.
+    Up to `ahead` batches are requested before they are taken, so a batch reflects the table at the
+    time of its request. A batch is valid until `buffers` further ones have been taken.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class SampleStream:
         self._channels, self._ahead = list(channels), ahead
         bounds = [count * at // len(channels) for at in range(len(channels) + 1)]
         self._parts = list(pairwise(bounds))
+        # Batches in use, the one being taken, and those in flight each need a buffer.
         turns = buffers + 1 + ahead
         room = size_of(output_specs(form, count))
         descriptor = wire.create(room * turns)
@@ -56,13 +57,13 @@ class SampleStream:
         self._limit: float | None = None
 
     def run(self, random: np.random.Generator, timeout: float | None) -> None:
-        """Asks for the first batches; each that is taken leads to another."""
+        """Requests the first batches; taking one requests the next."""
         self._random, self._limit = random, timeout
         for _ in range(self._ahead + 1):
             self._ask_next()
 
     def ask(self, draws: Array, timeout: float | None, now: bool = False) -> None:
-        """Asks every server for its part of a batch; `now`: one without items answers at once."""
+        """Requests each server's part of a batch; with `now`, an empty one answers at once."""
         kind = np.dtype(np.float32 if draws.dtype == np.float32 else np.float64)
         packed = np.ascontiguousarray(draws, kind).tobytes()
         limit = math.nan if timeout is None else timeout
@@ -77,7 +78,7 @@ class SampleStream:
         self._asked += 1
 
     def take(self) -> Sample:
-        """The oldest batch that was asked for."""
+        """The oldest requested batch."""
         sizes: list[int] = []
         failure: UserError | None = None
         turn = self._turn(self._taken)
@@ -89,6 +90,7 @@ class SampleStream:
                     place = self._memory[self._offsets[turn] :]
                     copy_part(self._form, self.count, place, part, answer[wire.SIZE.size :])
             except UserError as error:
+                # Receive every server's answer before raising, or later answers would be mixed up.
                 failure = failure or error
         output = self._outputs[turn]
         self._taken += 1
@@ -101,7 +103,7 @@ class SampleStream:
         return Sample(output.tree, output.mask, keys, probabilities, size, output.times.copy())
 
     def _join(self, keys: ItemKeys, probabilities: Array) -> None:
-        """Makes keys and probabilities of one server those of all."""
+        """Converts keys and probabilities of single servers to the whole table's, in place."""
         for at, (first, last) in enumerate(self._parts):
             keys.slot[first:last] *= len(self._channels)
             keys.slot[first:last] += at
@@ -129,6 +131,6 @@ class SampleStream:
         self.close()
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connections."""
         for channel in self._channels:
             channel.close()

@@ -1,10 +1,10 @@
-"""Replay tables in processes of their own.
+"""Replay tables in separate processes.
 
     with ReplayServer(table, example, num_envs=64) as server:
         client = server.client()
 
-A server is a process that ends with whoever started it. Clients anywhere on the machine connect to
-its `address`.
+A server is a process that ends with its parent. Clients anywhere on the machine connect to its
+`address`.
 """
 
 import json
@@ -35,15 +35,15 @@ from dovetail.replay.service.service import GROWN
 from dovetail.replay.table import Table
 
 START = 60.0
-"""Seconds in which a server must be up, without what it restores."""
+"""Time limit in seconds for starting a server, without restoring."""
 RESTORE = 3600.0
-"""Seconds that it may take to restore."""
+"""Time limit in seconds for restoring."""
 END = 10.0
-"""Seconds in which it must end when it is told to."""
+"""Time limit in seconds for ending."""
 
 
 class ReplayServer:
-    """A table in a process of its own; `durable` is a folder in which it outlives that process."""
+    """A table in a separate process; with a `durable` folder it survives that process."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class ReplayServer:
         listen: str | None = None,
         key: str | None = None,
     ) -> None:
-        """`grown`: bytes of the log after which a durable server makes a snapshot. `listen`: the
-        host and port where it is reached from elsewhere too, port 0 for any; nowhere unless given.
-        `key`: who has it is let in; a new one unless given."""
+        """`grown`: log size in bytes after which a durable server makes a snapshot. `listen`: host
+        and port for access over TCP, port 0 for any; by default, none. `key`: the access key; by
+        default, a new one."""
         self._example = example
         leaves = leaves_of(example)
-        RowForm(table, leaves, num_envs)  # what is wrong with them is said here
+        RowForm(table, leaves, num_envs)  # raises here, not in the process, if options are invalid
         self._folder = tempfile.mkdtemp(prefix="dovetail-replay-")
         key = secrets.token_hex(32) if key is None else key
         write_key(Path(self._folder) / "key", key)
@@ -86,18 +86,19 @@ class ReplayServer:
             self.close()
             raise
         self.remote: Address | None = None
-        """Where it is found from elsewhere."""
+        """Its TCP address, if it listens."""
         if listen is not None:
             host = listen.rpartition(":")[0]
             self.remote = replace(self.address, host=host, port=ready["port"])
         self.epoch: int = ready["epoch"]
-        """Another number than before when what was acknowledged is lost."""
+        """Changes when acknowledged data were lost."""
         self.lost: str | None = ready["lost"]
-        """What a durable folder had lost; None if nothing."""
+        """Description of data lost from a durable folder; None if nothing was."""
         self.records: int = ready["records"]
-        """Records of its log that were done again."""
+        """Number of log records that were replayed."""
 
     def _start(self, options: dict[str, Any]) -> "subprocess.Popen[bytes]":
+        # The server must import this very copy of the package, installed or not.
         root = str(Path(__file__).resolve().parents[3])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with (Path(self._folder) / "errors.txt").open("wb") as errors:
@@ -127,16 +128,16 @@ class ReplayServer:
         return said
 
     def client(self, **options: Any) -> ReplayClient:
-        """A client in this process, told how the server ended if it does."""
+        """A client in this process, whose errors say how the server ended."""
         return ReplayClient(self.address, self._example, why=lambda _: self.obituary(), **options)
 
     @property
     def runs(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process is running."""
         return self._process.poll() is None
 
     def obituary(self) -> str:
-        """What has become of a server that does not answer, in a sentence, with its last words."""
+        """A sentence on what became of a server that does not answer, with its last errors."""
         return self.address.epitaph(self._end())
 
     def _end(self) -> str:
@@ -147,11 +148,12 @@ class ReplayServer:
         return f"was ended by signal {-code}" if code < 0 else f"has ended with code {code}"
 
     def close(self) -> None:
-        """Ends the server; a durable one keeps what it has."""
+        """Ends the server; a durable one keeps its data."""
         process = self._process
         for pipe in (process.stdin, process.stdout):
             if pipe is not None and not pipe.closed:
-                pipe.close()  # which it sees
+                pipe.close()  # the server ends when its stdin closes
+        # Escalates: closed stdin, SIGTERM, SIGKILL.
         for end in (lambda: None, process.terminate, process.kill):
             end()
             try:
@@ -169,8 +171,8 @@ class ReplayServer:
 
 
 class ReplayShards:
-    """One table over several servers: each keeps a range of the environments and its share of the
-    capacity, and holds its own share of the rate limiter."""
+    """One table over several servers: each has a range of the environments, and its share of the
+    capacity and of the rate limiter."""
 
     def __init__(
         self,
@@ -183,7 +185,7 @@ class ReplayShards:
         durable: Path | str | None = None,
         grown: int = GROWN,
     ) -> None:
-        """The options are those of `ReplayServer`, for all together."""
+        """The options are those of `ReplayServer`, for all servers together."""
         if not 1 <= shards <= num_envs:
             raise UserError(
                 f"A replay table of {num_envs} environments was to be kept by {shards} servers: "
@@ -213,22 +215,22 @@ class ReplayShards:
 
     @property
     def addresses(self) -> Sequence[Address]:
-        """Where the servers are found."""
+        """The servers' addresses."""
         return [server.address for server in self.servers]
 
     @property
     def epoch(self) -> int:
-        """Another number than before when what was acknowledged is lost."""
+        """Changes when acknowledged data were lost."""
         return sum(server.epoch for server in self.servers)
 
     @property
     def lost(self) -> str | None:
-        """What durable folders had lost; None if nothing."""
+        """Description of data lost from durable folders; None if nothing was."""
         found = [server.lost for server in self.servers if server.lost is not None]
         return "; ".join(found) or None
 
     def client(self, **options: Any) -> ReplayClient:
-        """A client of all servers, told how one ended if it does."""
+        """A client of all servers, whose errors say how one ended."""
         why = lambda at: self.servers[at].obituary()  # noqa: E731
         return ReplayClient(self.addresses, self._example, why=why, **options)
 
@@ -245,13 +247,13 @@ class ReplayShards:
 
 
 def shard_table(table: Table, share: float) -> Table:
-    """A table's share."""
+    """The options of a shard with this share of a table."""
     limit = None if table.max_bytes is None else int(table.max_bytes * share)
     return replace(table, capacity=max(int(table.capacity * share), 1), max_bytes=limit)
 
 
 def shard_limiter(limiter: RateLimiter, shards: int) -> RateLimiter:
-    """A limiter's share: as much of each number, but never less than a limiter can do with."""
+    """A shard's limiter: every number divided, but never below its valid minimum."""
     least = 0.0 if limiter.samples_per_insert is None else max(1.0, limiter.samples_per_insert)
     return RateLimiter(
         ceil(limiter.min_size / shards),

@@ -1,7 +1,7 @@
-"""A replay table for several threads: a lock, a rate limiter, and no wait without an end.
+"""A thread-safe replay table: a lock, a rate limiter, and time limits on every wait.
 
-Every wait has a time limit and says what it waited for. When nothing can move any more (both sides
-wait for each other, or nobody is left to insert), whoever waits is told so in one sentence.
+Errors say what a call waited for. When no progress is possible (inserting and sampling wait for
+each other, or all inserters have left), waiting calls raise.
 """
 
 import threading
@@ -25,16 +25,16 @@ from dovetail.replay.storage.save import check_saved, load, save
 Array = np.ndarray[Any, np.dtype[Any]]
 
 GROWN = 1 << 30
-"""Bytes of a durable service's log after which it makes a snapshot."""
+"""Log size in bytes after which a durable service makes a snapshot."""
 PATIENCE = 1.0
-"""Seconds without any progress after which two sides that wait for each other are told so."""
+"""Seconds without progress after which inserters and samplers waiting for each other raise."""
 
 
 class ReplayService:
-    """Inserts to and samples from one table, from any thread.
+    """Inserts into and samples from one table, from any thread.
 
     A sample is valid until the table's number of `buffers` further ones have been taken: make the
-    table with more buffers than there are samples in use at a time.
+    table with more buffers than samples are in use at a time.
     """
 
     def __init__(
@@ -46,21 +46,21 @@ class ReplayService:
         grown: int = GROWN,
         behind: bool = False,
     ) -> None:
-        """`behind`: what is done counts as kept when `when_kept` says so, not at once."""
+        """`behind`: changes are durable once `when_kept` says so, not when the call returns."""
         self.table = table
         self.limiter = limiter or RateLimiter()
         self._journal = None
         if durable is not None:
             self._journal = Journal(Path(durable), table, self.limiter, grown, behind)
         self.restored = None if self._journal is None else self._journal.restored
-        """How the durable folder was found."""
+        """The state in which the durable folder was found."""
         self.epoch = time.time_ns() if self.restored is None else self.restored.epoch
-        """Clients that knew another number have lost what they inserted."""
+        """Clients that know a different number have lost data they inserted."""
         self.timeout = timeout
         self._changed = threading.Condition()
         self._waiting = {"insert": 0, "sample": 0}
         self._wanted = {"insert": 1, "sample": 1}
-        """How many items those who waited last on each side wanted."""
+        """Number of items that the last waiting insert and sample wanted."""
         self._moves = 0
         self._stuck_since = (-1, 0.0)
         self._inserters: int | None = None
@@ -69,13 +69,13 @@ class ReplayService:
 
     @property
     def size(self) -> int:
-        """Items that can be sampled."""
+        """Number of items that can be sampled."""
         with self._changed:
             return self.table.size
 
     @contextmanager
     def inserting(self) -> Generator[None]:
-        """Announces somebody who inserts; when the last of them has left, samplers are told."""
+        """Registers an inserter; when the last one leaves, waiting samplers raise."""
         with self._changed:
             self._inserters = (self._inserters or 0) + 1
         try:
@@ -96,7 +96,7 @@ class ReplayService:
         broken: Any = None,
         timeout: float | None = None,
     ) -> None:
-        """`HostTable.insert`, when the rate limiter lets it."""
+        """`HostTable.insert`, once the rate limiter allows it."""
         self.insert_steps(
             *self.table.incoming.steps(rows, ends, valid, final, priorities, envs, broken), timeout
         )
@@ -104,19 +104,20 @@ class ReplayService:
     def insert_steps(
         self, steps: IncomingSteps, first: int, last: int, timeout: float | None = None
     ) -> None:
-        """`HostTable.insert_steps`, when the rate limiter lets it."""
+        """`HostTable.insert_steps`, once the rate limiter allows it."""
         self._insert(steps, steps.valid_count, first, last, timeout)
 
     def insert_plain(
         self, plain: Plain, first: int, last: int, timeout: float | None = None
     ) -> None:
-        """`HostTable.insert_plain`, when the rate limiter lets it."""
+        """`HostTable.insert_plain`, once the rate limiter allows it."""
         self._insert(plain, plain.length * (last - first), first, last, timeout)
 
     def _insert(
         self, steps: IncomingSteps | Plain, count: int, first: int, last: int, timeout: float | None
     ) -> None:
         with self._changed:
+            # An estimate: the exact number is known only after the insert.
             expected = self.table.items_of(count)
             if self._closed or not self.limiter.may_insert(expected):
                 self._wait("insert", expected, lambda: self.limiter.may_insert(expected), timeout)
@@ -128,13 +129,14 @@ class ReplayService:
             self.limiter.insert(completed - self._completed)
             self._completed = completed
             if self._journal is not None:
+                # Logged under the lock, so that the log has the table's order of operations.
                 self._journal.insert(steps, first, last)
             self._moved()
 
     def sample(
         self, draws: Any, timeout: float | None = None, output: Output | None = None
     ) -> Sample:
-        """`HostTable.sample`, when there is something and the rate limiter lets it."""
+        """`HostTable.sample`, once there are items and the rate limiter allows it."""
         found = self.sample_if_any(draws, timeout, output, wait=True)
         assert found is not None
         return found
@@ -142,7 +144,7 @@ class ReplayService:
     def sample_if_any(
         self, draws: Any, timeout: float | None, output: Output | None, wait: bool = False
     ) -> Sample | None:
-        """`sample`; if it is not to `wait` for the first items, None while there are none."""
+        """Like `sample`, but without `wait` returns None while there are no items yet."""
         count = len(draws)
         with self._changed:
             self.table.check_batch(count)
@@ -169,29 +171,31 @@ class ReplayService:
                 self._journal.update(keys, priorities)
 
     def when_kept(self, done: Callable[[UserError | None], None]) -> None:
-        """Calls `done` when all that was done so far is kept, with what went wrong if it is not."""
+        """Calls `done` once all changes so far are durable, with the error if they could not be
+        written. May call it from another thread."""
         if self._journal is None:
             done(None)
         else:
             self._journal.when_kept(done)
 
     def counts(self) -> tuple[int, int, int]:
-        """Items that can be sampled, items ever inserted, and items ever sampled."""
+        """Number of items that can be sampled, ever inserted, and ever sampled."""
         with self._changed:
             return self.table.size, self.limiter.inserted, self.limiter.sampled
 
     def state(self) -> dict[str, Array]:
-        """A copy of all that the table holds, with the limiter's counts: for a checkpoint."""
+        """A copy of the table's contents with the limiter's counts: for a checkpoint."""
         with self._changed:
             self._refuse_if_closed()
             counts = np.array([self.limiter.inserted, self.limiter.sampled])
             return {**save(self.table), "limiter": counts}
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """Puts table and limiter into a state that `state` gave."""
+        """Restores table and limiter from the result of `state`."""
         with self._changed:
             self._refuse_if_closed()
             held = {name: x for name, x in state.items() if name != "limiter"}
+            # Raises before anything is changed.
             check_saved(self.table, held)
             if self._journal is not None:
                 self._journal.move()
@@ -204,7 +208,7 @@ class ReplayService:
             self._moved()
 
     def close(self) -> None:
-        """Ends every wait; whoever comes later is refused."""
+        """Ends every wait; later calls raise."""
         with self._changed:
             if self._journal is not None and not self._closed:
                 self._journal.close()
@@ -219,7 +223,7 @@ class ReplayService:
     def _wait(
         self, side: str, count: int, ready: Callable[[], bool], timeout: float | None
     ) -> None:
-        """Until `ready`; the lock is held on the way in and out."""
+        """Waits until `ready`; the caller holds the lock."""
         limit = self.timeout if timeout is None else timeout
         began = still_since = time.monotonic()
         moves = self._moves
@@ -235,13 +239,14 @@ class ReplayService:
                     moves, still_since = self._moves, now
                 self._refuse_if_alone(side, count)
                 if now - still_since >= PATIENCE:
-                    self._stuck_since = (self._moves, now)  # the other side is told the same
+                    self._stuck_since = (self._moves, now)  # makes the other waiters raise as well
                     self._changed.notify_all()
                 if self._stuck_since[0] == self._moves and began <= self._stuck_since[1]:
                     self._refuse_both()
                 if now - began >= limit:
                     waited = f"Replay waited {limit:g} s to {side} {count} items"
                     self._refuse(waited, side, count)
+                # Wake up regularly to detect a standstill.
                 self._changed.wait(min(PATIENCE / 4, max(limit - (now - began), 0.001)))
         finally:
             self._waiting[side] -= 1

@@ -1,1 +1,1 @@
-"""Durable replay tables: logs, snapshots and how they are restored."""
+"""Durable replay tables: logs, snapshots and their restoration."""

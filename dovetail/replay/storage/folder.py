@@ -1,7 +1,7 @@
 """The files of a durable table: logs, snapshots, mapped rows and the epoch, by name and number.
 
-Every log and snapshot begins with the options that the folder is bound to, and with the number of
-the file that has its rows.
+Every log and snapshot starts with the options that the folder is bound to, and the number of the
+file with its rows.
 """
 
 import json
@@ -19,7 +19,7 @@ FORMAT = 4
 
 
 class Folder:
-    """A folder, made if there is none, for a table and a limiter."""
+    """The folder of a table and limiter, created if missing."""
 
     def __init__(self, path: Path, table: HostTable, limiter: RateLimiter) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -27,18 +27,18 @@ class Folder:
         self.options = json.loads(json.dumps(describe(table, limiter)))
 
     def path(self, kind: str, number: int) -> Path:
-        """Where a file is."""
+        """Path of a file."""
         return self.where / f"{kind}-{number:08d}"
 
     def part(self, kind: str) -> Path:
-        """Where a file is while it is written."""
+        """Path of a file while it is being written."""
         path = self.where / f"{kind}.part"
         path.unlink(missing_ok=True)
         return path
 
     @property
     def tail(self) -> Path:
-        """Where the newest records are."""
+        """Path of the file with the newest records."""
         return self.where / "tail"
 
     def files(self, kind: str) -> list[Path]:
@@ -46,27 +46,27 @@ class Folder:
         return sorted(self.where.glob(f"{kind}-" + "[0-9]" * 8))
 
     def rows_number(self) -> int:
-        """The number of the file that has the rows of what will be restored."""
+        """Number of the file with the rows that will be restored."""
         for path in [*self.files("snapshot")[-1:], *self.files("log")[:1]]:
             for record in Reading(path):
                 return int(said(record).get("rows", 0))
         return 0
 
     def remove_before(self, number: int, rows: int) -> None:
-        """Removes what a snapshot has taken the place of."""
+        """Removes files that a snapshot has superseded."""
         for path in self.files("snapshot") + self.files("log"):
             if number_of(path) < number:
                 path.unlink()
         self.remove_other_rows(rows)
 
     def remove_other_rows(self, rows: int) -> None:
-        """Removes all files of rows but one."""
+        """Removes all files of rows except one."""
         for path in self.files("rows"):
             if number_of(path) != rows:
                 path.unlink()
 
     def compare(self, record: StoredRecord, path: Path) -> None:
-        """Refuses a file of other options."""
+        """Raises if a file was made with different options."""
         found = said(record).get("options", {})
         if found != self.options:
             difference = first_difference(found, self.options)
@@ -81,7 +81,7 @@ class Folder:
         return int(json.loads(path.read_text())["epoch"]) if path.exists() else 0
 
     def write_epoch(self, epoch: int) -> None:
-        """Keeps the number of an epoch."""
+        """Stores the number of an epoch."""
         temporary = self.part("epoch")
         temporary.write_text(json.dumps({"epoch": epoch}))
         os.replace(temporary, self.where / "epoch.json")
@@ -93,12 +93,12 @@ def number_of(path: Path) -> int:
 
 
 def told(what: dict[str, Any]) -> bytes:
-    """The head of a record that is none of the table's doing."""
+    """The head of a record that is not an operation on the table."""
     return json.dumps(what).encode()
 
 
 def said(record: StoredRecord) -> dict[str, Any]:
-    """What such a head says; nothing if it is another."""
+    """The contents of such a head; empty for other records."""
     try:
         return dict(json.loads(record.head))
     except (ValueError, TypeError):
@@ -118,6 +118,6 @@ def describe(table: HostTable, limiter: RateLimiter) -> dict[str, Any]:
 
 
 def first_difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """The first option that differs, in words."""
+    """The first option that differs, for messages."""
     names = [name for name in wanted if found.get(name) != wanted[name]]
     return f"{names[0]} {found.get(names[0])}, not {wanted[names[0]]}"

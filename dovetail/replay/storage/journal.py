@@ -1,11 +1,11 @@
-"""What a durable replay service keeps in a folder: snapshots, and a log of all that came after.
+"""The folder of a durable replay service: snapshots, and a log of everything since.
 
-Every insert, sample and change of priorities is appended to the log before it is acknowledged;
-doing them again in order leads to the same table, priorities and counts, because a table has no
-chance of its own. Large leaves and frames lie in a mapped file wherever they can, and the log has
-their check sums alone. What was appended or mapped survives the process, killed or not (not a
-machine that loses power: neither is forced to the disk). When the log has grown, the table is
-copied, a new log begins, and the copy is written beside it while the service goes on.
+Every insert, sample and priority update is appended to the log before it is acknowledged. Replaying
+them in order restores the same table, priorities and counts, because a table has no randomness of
+its own. Large leaves and frames lie in a mapped file wherever possible, and the log has only their
+check sums. Appended and mapped data survive the process, even if it is killed (but not a power
+failure: neither is forced to disk). When the log has grown, the table is copied, a new log starts,
+and the copy is written in the background.
 """
 
 import os
@@ -49,27 +49,27 @@ from dovetail.replay.storage.write_behind import Behind, Done
 Array = np.ndarray[Any, np.dtype[Any]]
 
 KNOWN = 256
-"""Heads that are kept ready."""
+"""Number of record starts that are cached."""
 FEW = 1 << 16
-"""Bytes of a record up to which writing it takes less time than to let another thread do it."""
+"""Records up to this many bytes are faster to write directly than to hand to another thread."""
 PIECE = 1 << 28
-"""Bytes of an array that go into one record of a snapshot."""
+"""Bytes of an array per record of a snapshot."""
 
 
 @dataclass(frozen=True)
 class Restored:
-    """How a journal was found."""
+    """The state in which a journal was found."""
 
     records: int
-    """Records of the log that were done again."""
+    """Number of log records that were replayed."""
     lost: str | None
-    """What was acknowledged and is lost; None if nothing is."""
+    """Description of lost acknowledged data; None if nothing was lost."""
     epoch: int
-    """Grows when data were lost: clients that know another number must not rely on theirs."""
+    """Incremented when data were lost: clients that know another number must not rely on theirs."""
 
 
 class Journal:
-    """The folder of one durable table; a log larger than `grown` bytes leads to a snapshot."""
+    """The folder of one durable table; a log larger than `grown` bytes triggers a snapshot."""
 
     def __init__(
         self,
@@ -79,15 +79,16 @@ class Journal:
         grown: int,
         behind: bool = False,
     ) -> None:
-        """`behind`: large records may be written by another thread; see `when_kept`."""
+        """`behind`: another thread may write large records; see `when_kept`."""
         self._table, self._limiter, self._grown = table, limiter, grown
-        mapped = is_mapped(table.form)  # its rows are overwritten at once: so is the log written
+        # Mapped rows are overwritten at once, so their log records must be written at once too.
+        mapped = is_mapped(table.form)
         self._most = FEW if behind and not mapped else sys.maxsize
         self._behind: Behind | None = None
         self._packed = mapped or not (table.form.packing.alone or table.form.stacks)
         self._folder = Folder(folder, table, limiter)
         self._starts: dict[tuple[int, int, int, bool], RecordStart] = {}
-        self._stale = False  # whether the log lacks what the table has
+        self._stale = False  # whether the log lacks changes that the table has
         self._writer: threading.Thread | None = None
         self._unwritten: UserError | None = None
         self._begun = np.zeros(table.layout.envs, np.int64)
@@ -104,7 +105,7 @@ class Journal:
         return RowsFile(self._folder.path("rows", number), self._table.streams, self._guard)
 
     def _restore(self) -> Restored:
-        """Brings the table to where the folder's last acknowledged record left it."""
+        """Restores the table up to the folder's last acknowledged record."""
         folder = self._folder
         fresh = not folder.files("snapshot") and not folder.files("log")
         self._number, records, lost = restore(folder, self._table, self._limiter, self._rows)
@@ -115,11 +116,11 @@ class Journal:
         self._begun[:] = self._table.streams.counters.begun
         self._log = self._open(self._number)
         if lost is not None:
-            self.renew()  # what follows the damage can never be reached
+            self.renew()  # records after the damage can never be reached
         return Restored(records, lost, epoch)
 
     def _guard(self, store: Mapped, places: Array) -> None:
-        """Logs mapped rows that are to be overwritten, if an insert cut short would lose items."""
+        """Logs mapped rows before they are overwritten, if items would need them after a crash."""
         rows = self._rows
         if self._stale or rows is None or not rows.needed(store, places, self._begun):
             return
@@ -129,10 +130,10 @@ class Journal:
             self._log.append(head, [places.astype(np.int64), old])
             self._grew += old.nbytes
         except UserError:
-            self._stale = True  # the insert that is under way will be told
+            self._stale = True  # the current insert raises later
 
     def insert(self, steps: IncomingSteps | Plain, first: int, last: int) -> None:
-        """Logs an insert that the table has just taken; where it can, what was stored of it."""
+        """Logs an insert that the table has just made; if possible, in storage format."""
         written = self._table.streams.written
         if written is None:
             assert isinstance(steps, IncomingSteps)
@@ -149,11 +150,11 @@ class Journal:
         form = (plain.length, first, last, plain.priorities is not None)
         start = self._starts.get(form) or self._start(form, arrays)
         if steps is not plain and (self._behind is not None or start.size >= self._most):
-            arrays[0] = plain.block.copy()  # the table's own, which it uses again
+            arrays[0] = plain.block.copy()  # the table reuses its block
         self._put(start, arrays, plain.check)
 
     def _insert_steps(self, steps: IncomingSteps, first: int, last: int) -> None:
-        """Logs an insert as it came."""
+        """Logs an insert in the format it arrived in."""
         head, arrays = head_of(steps, first, last), arrays_of(steps)
         if self._rows is not None:
             arrays = small_of(arrays, large_arrays(self._table.form, head))
@@ -166,7 +167,7 @@ class Journal:
         return rows.sums.taken()
 
     def _start(self, form: tuple[int, int, int, bool], arrays: list[Array]) -> RecordStart:
-        """What records of plain inserts of a form begin with, kept."""
+        """The start of log records for plain inserts of a form, cached."""
         given = PLAIN | PRIORITIES if form[3] else PLAIN
         if len(self._starts) >= KNOWN:
             self._starts.clear()
@@ -178,7 +179,7 @@ class Journal:
         self._append(SAMPLE + draws.dtype.str.encode(), [draws])
 
     def update(self, keys: ItemKeys, priorities: Array) -> None:
-        """Logs a change of priorities."""
+        """Logs a priority update."""
         whole = np.int64
         numbers = [np.asarray(keys.slot, whole), np.asarray(keys.number, whole)]
         self._append(UPDATE, [*numbers, np.asarray(priorities, PRIORITY)])
@@ -187,9 +188,9 @@ class Journal:
         self._put(start_of(head, arrays), [in_one_piece(array) for array in arrays])
 
     def _put(self, start: RecordStart, arrays: list[Array], check: int | None = None) -> None:
-        """Logs a record: a large one, and those that follow it, by the thread behind."""
+        """Logs a record; a large one, and those after it, are written by the background thread."""
         if self._stale or (self._behind is not None and self._behind.failure is not None):
-            self.renew()  # which keeps this one too
+            self.renew()  # the snapshot includes this change
             return
         if start.size < self._most and (self._behind is None or self._behind.idle):
             try:
@@ -207,7 +208,7 @@ class Journal:
             self.snapshot()
 
     def when_kept(self, done: Done) -> None:
-        """Calls `done` when all that was logged so far is written, or could not be."""
+        """Calls `done` once everything logged so far is written, or could not be."""
         if self._behind is None:
             done(None)
         elif self._behind.idle:
@@ -216,7 +217,7 @@ class Journal:
             self._behind.then(done)
 
     def renew(self) -> None:
-        """Keeps the table as it is now, whatever was logged: a snapshot, and a new log."""
+        """Persists the current table regardless of the log: a snapshot, and a new log."""
         self._stale = True
         self.snapshot()
         self.wait()
@@ -227,13 +228,13 @@ class Journal:
             self._behind.failure = None
 
     def _warn(self) -> None:
-        """Says that the last snapshot was not written: the logs since the one before are kept."""
+        """Warns that the last snapshot was not written; logs since the previous one are kept."""
         if self._unwritten is not None:
             warnings.warn(f"{self._unwritten} Until then the log grows.", stacklevel=2)
 
     def move(self) -> None:
-        """Lets the table store its rows in another file from now on, which has none yet; until the
-        next snapshot is written, what was before can be restored."""
+        """Makes the table store its rows in a new, empty file; until the next snapshot is written,
+        the old state can be restored."""
         if self._rows is not None:
             self.wait()
             self._settle()
@@ -242,7 +243,7 @@ class Journal:
             self._rows = self._map(self._rows_number)
 
     def snapshot(self) -> None:
-        """Copies the table and begins a new log; the copy is written meanwhile."""
+        """Copies the table and starts a new log; a thread writes the copy."""
         self.wait()
         self._settle()
         state = save(self._table, whole=False)
@@ -254,6 +255,7 @@ class Journal:
             "floor": None if floor is None else floor.tolist(),
         }
         self._log.flush()
+        # Opened before the old log is closed: if that fails, the old one stays in use.
         begun = self._begin(self._number + 1)
         self._log.close()
         self._log, self._number, self._unwritten = begun, self._number + 1, None
@@ -263,7 +265,7 @@ class Journal:
         self._writer.start()
 
     def close(self) -> None:
-        """Waits for a snapshot under way and closes the log."""
+        """Waits for a snapshot in progress and closes the log."""
         self.wait()
         self._warn()
         self._settle()
@@ -272,17 +274,17 @@ class Journal:
             self._rows.close()
 
     def _settle(self) -> None:
-        """Waits until all that was logged is written."""
+        """Waits until everything logged is written."""
         if self._behind is not None:
             self._behind.flush()
 
     def wait(self) -> None:
-        """Waits for a snapshot under way."""
+        """Waits for a snapshot in progress."""
         if self._writer is not None:
             self._writer.join()
 
     def _begin(self, number: int) -> TailedFile:
-        """Another log; if it cannot be made, the present one goes on."""
+        """Starts another log; if that fails, the current one continues."""
         try:
             return self._open(number)
         except UserError:

@@ -1,10 +1,10 @@
-"""Files of records that tell what is whole: lengths, a check sum, a head, arrays; nothing pickled.
+"""Record files with check sums: lengths, a check sum, a head, arrays; nothing pickled.
 
 A record is a prefix and a body. The body has the lengths of its parts, a head, and the parts. The
 prefix has the body's check sum, the length of the head, the number of parts, the length of the
-body, and a check sum of these three, so that a file that stops within a record is told from one
-that is damaged. A check sum is a CRC-32; large parts enter it by the sums of their blocks of words,
-which takes a tenth of the time.
+body, and a check sum of these three, so that a truncated file can be told from a damaged one. A
+check sum is a CRC-32; large parts enter it through sums over blocks of words, which takes a tenth
+of the time.
 """
 
 import os
@@ -24,33 +24,33 @@ _SUM = 4
 _LENGTHS = struct.Struct("<IIQ")
 PREFIX = _SUM + _LENGTHS.size + _SUM
 LARGE = 1 << 14
-"""Bytes from which a part is checked by the sums of its blocks."""
+"""Parts of at least this many bytes are checked by sums over blocks."""
 MOST = 64
-"""Parts that are written at a time."""
+"""Maximum number of parts per write call."""
 BLOCK = 512
-"""Words of 8 bytes in a block."""
+"""8-byte words per block."""
 
 
 class StoredRecord(NamedTuple):
-    """What was read."""
+    """A record that was read."""
 
     head: bytes
     parts: list[memoryview]
 
 
 class RecordStart(NamedTuple):
-    """What records of one head and of parts of the same lengths begin with."""
+    """The common start of records with one head and parts of the same lengths."""
 
     data: bytes
-    """All that comes between the body's check sum and the parts."""
+    """Everything between the body's check sum and the parts."""
     check: int
-    """The check sum of what of it is the body's."""
+    """Check sum of the portion that belongs to the body."""
     size: int
-    """Bytes of the record."""
+    """Total bytes of the record."""
 
 
 def start_of(head: bytes, arrays: Sequence[Array]) -> RecordStart:
-    """That beginning."""
+    """The start of a record."""
     sizes = b"".join([x.nbytes.to_bytes(4, "little") for x in arrays if x.size])
     begun = sizes + head
     length = len(begun) + sum([x.nbytes for x in arrays])
@@ -60,7 +60,7 @@ def start_of(head: bytes, arrays: Sequence[Array]) -> RecordStart:
 
 
 class RecordFile:
-    """A file that records are appended to; one that was written outlives the process."""
+    """A file to which records are appended; written records survive the process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,12 +68,12 @@ class RecordFile:
         self.size = os.fstat(self._file).st_size
 
     def append(self, head: bytes, arrays: Sequence[Array]) -> None:
-        """Writes one record."""
+        """Appends one record."""
         self.write(start_of(head, arrays), [in_one_piece(array) for array in arrays])
 
     def write(self, start: RecordStart, arrays: Sequence[Any], check: int | None = None) -> None:
-        """Writes one record straight from its arrays, each of which is `in_one_piece`; `check`:
-        its check sum, if it is known."""
+        """Writes one record directly from its arrays, each of which is `in_one_piece`; `check` is
+        its check sum, if known."""
         if check is None:
             check = check_of(start.check, arrays)
         parts = [array for array in arrays if array.nbytes]
@@ -83,7 +83,7 @@ class RecordFile:
         try:
             self._write(written, size)
         except OSError as error:
-            os.ftruncate(self._file, self.size)  # what follows half a record could not be read
+            os.ftruncate(self._file, self.size)  # records after a partial one could not be read
             raise UserError(
                 f"{self._path} could not be written ({error.strerror}): make room and go on."
             ) from error
@@ -102,7 +102,7 @@ class RecordFile:
             written = os.writev(self._file, rest[:MOST])
 
     def sync(self) -> None:
-        """Waits until the disk has it all."""
+        """Waits until the data are on disk."""
         os.fsync(self._file)
 
     def close(self) -> None:
@@ -116,16 +116,16 @@ class RecordFile:
 
 
 class Reading:
-    """Reads a file's records until its end, or until one is not whole."""
+    """Reads a file's records up to its end or the first incomplete one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.good = 0
-        """Bytes of the records that were whole."""
+        """Bytes of the intact records."""
         self.damage: str | None = None
-        """What was wrong with the next one; None at the end of the file."""
+        """What is wrong with the next record; None at the end of the file."""
         self.cut = False
-        """Whether the file just stops within it, as when its writer was killed."""
+        """Whether the file ends within it, as when its writer was killed."""
 
     def __iter__(self) -> Iterator[StoredRecord]:
         with self._path.open("rb") as file:
@@ -155,19 +155,19 @@ class Reading:
 
 
 def check_of(begun: int, parts: Sequence[Any]) -> int:
-    """The check sum of a body, from that of what it begins with; `parts` are in one piece."""
+    """The check sum of a body, continued from that of its start; `parts` are contiguous."""
     for part in parts:
         begun = crc32(part, begun) if part.nbytes < LARGE else _by_blocks(part, begun)
     return begun
 
 
 def summed(check: int) -> bytes:
-    """A check sum as it is written."""
+    """A check sum as bytes."""
     return check.to_bytes(_SUM, "little")
 
 
 def in_one_piece(array: Array) -> Array:
-    """An array that can be written as it lies: in one piece, and of a type that has a buffer."""
+    """An array that can be written directly: contiguous, and of a dtype with a buffer."""
     if array.flags.c_contiguous and array.dtype.kind in "fiub":
         return array
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

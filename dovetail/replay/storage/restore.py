@@ -1,4 +1,4 @@
-"""A durable table, brought to where the last acknowledged record of its folder left it."""
+"""Restores a durable table up to the last acknowledged record of its folder."""
 
 import json
 import os
@@ -34,18 +34,18 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Found(NamedTuple):
-    """What was found in a folder."""
+    """The state of a folder."""
 
     number: int
-    """That of the newest log."""
+    """Number of the newest log."""
     records: int
-    """Records of logs that were done again."""
+    """Number of log records that were replayed."""
     lost: str | None
-    """What was acknowledged and is lost; None if nothing is."""
+    """Description of lost acknowledged data; None if nothing was lost."""
 
 
 def restore(folder: Folder, table: HostTable, limiter: RateLimiter, rows: RowsFile | None) -> Found:
-    """Brings a table that is still empty to where the folder's last record left it."""
+    """Restores an empty table up to the folder's last record."""
     empty = save(table, whole=False)
     restoring = Restoring(folder, table, limiter, rows)
     found = restoring.run()
@@ -53,6 +53,7 @@ def restore(folder: Folder, table: HostTable, limiter: RateLimiter, rows: RowsFi
         return found
     damage = rows.damage()
     if damage.record and found.lost is None:
+        # Start over, and stop before the first record whose rows are damaged.
         load(table, empty, whole=False)
         limiter.inserted = limiter.sampled = 0
         found = restoring.run(damage.record - 1)
@@ -73,7 +74,7 @@ def restore(folder: Folder, table: HostTable, limiter: RateLimiter, rows: RowsFi
 
 
 class Restoring:
-    """Does again what a folder's files say."""
+    """Replays the files of a folder."""
 
     def __init__(
         self, folder: Folder, table: HostTable, limiter: RateLimiter, rows: RowsFile | None
@@ -81,10 +82,10 @@ class Restoring:
         self._folder, self._table, self._limiter, self._rows = folder, table, limiter, rows
         self._old: list[tuple[int, Array, memoryview]] = []
         self.floor: Array | None = None
-        """That of the streams, when the snapshot was made."""
+        """The streams' floor at the time of the snapshot."""
 
     def run(self, most: int | None = None) -> Found:
-        """Loads the newest snapshot, and does again at `most` so many records of logs."""
+        """Loads the newest snapshot, and replays at most `most` log records."""
         snapshots, logs = self._folder.files("snapshot"), self._folder.files("log")
         first, records = 0, 0
         lost: str | None = None
@@ -98,7 +99,7 @@ class Restoring:
         return Found(max([first, *map(number_of, logs)]), records, lost)
 
     def _load_snapshot(self, path: Path) -> str | None:
-        """Loads a snapshot; what is lost if it is damaged."""
+        """Loads a snapshot; returns a description of the loss if it is damaged."""
         reading = Reading(path)
         pieces: dict[str, list[Array]] = {}
         shapes: dict[str, Any] = {}
@@ -130,8 +131,7 @@ class Restoring:
     def _follow(
         self, path: Path, last: bool, records: int, most: int | None
     ) -> tuple[int, str | None]:
-        """Does again what a log says: how many records with those before, and what is lost if it is
-        damaged."""
+        """Replays a log: (number of records so far, description of the loss if it is damaged)."""
         reading = Reading(path)
         for at, record in enumerate(reading):
             if at == 0:
@@ -145,7 +145,7 @@ class Restoring:
             return records, None
         _refuse_if_foreign(reading, path)
         os.truncate(path, reading.good)
-        if reading.cut and last:  # its writer was killed before it could acknowledge
+        if reading.cut and last:  # the writer was killed before it could acknowledge the record
             return records, None
         return records, f"what came after {records} records, as {reading.damage}"
 
@@ -190,7 +190,7 @@ class Restoring:
         self._limiter.insert(table.completed - before)
 
     def _put_back(self) -> None:
-        """Undoes an insert that was begun and never logged."""
+        """Undoes an insert that was started and never logged."""
         for at, places, data in self._old:
             assert self._rows is not None
             store = self._rows.stores[at]
@@ -200,7 +200,7 @@ class Restoring:
 
 
 def _refuse_if_foreign(reading: Reading, path: Path) -> None:
-    """Leaves alone what does not even begin as it should."""
+    """Raises, leaving the file alone, if not even its start is valid."""
     if reading.damage is not None and reading.good == 0 and not reading.cut:
         raise UserError(
             f"{path} is no file of this version's replay tables, or is damaged at its very "
@@ -209,5 +209,5 @@ def _refuse_if_foreign(reading: Reading, path: Path) -> None:
 
 
 def small_of(arrays: Sequence[Array], large: Sequence[bool]) -> list[Array]:
-    """Those arrays of an insert that a log has where large leaves are mapped."""
+    """The arrays of an insert that are logged where large leaves are mapped."""
     return [array for array, left_out in zip(arrays, large, strict=True) if not left_out]

@@ -1,7 +1,7 @@
-"""The file in which a durable table keeps its large leaves and frames, mapped into memory.
+"""The memory-mapped file with a durable table's large leaves and frames.
 
-Only rings are kept so, in which a row is overwritten when its items have left, or nearly so; where
-items own their rows, and where they are compressed, a log has the rows themselves.
+Only rings are stored this way, in which a row is overwritten when its items have left, or nearly
+so. Where items own their rows, or rows are compressed, the log has the rows themselves.
 """
 
 import mmap
@@ -26,16 +26,16 @@ def is_mapped(form: RowForm) -> bool:
 
 
 class Damage(NamedTuple):
-    """What rows that are not as they should be lead to."""
+    """The consequences of damaged rows."""
 
     floor: Array
-    """The number of each stream's first item that has none of them."""
+    """Number of each stream's first item after all damaged rows."""
     record: int
-    """The first record of the log that told of a newer one of them; 0: none did."""
+    """The first log record that wrote one of the newer damaged rows; 0 if none did."""
 
 
 class RowsFile:
-    """The mapped rows of a table's streams, which from now on store them there."""
+    """The mapped rows of a table's streams, which store them there from now on."""
 
     def __init__(self, path: Path, streams: Streams, guard: Guard) -> None:
         form, layout = streams.form, streams.layout
@@ -53,8 +53,8 @@ class RowsFile:
         self._streams = streams
 
     def needed(self, store: Mapped, places: Array, begun: Array) -> bool:
-        """Whether items that can be sampled may need rows; `begun`: how many items of each stream
-        have."""
+        """Whether items that can be sampled may need rows at `places`; `begun` is the number of
+        items each stream has started."""
         layout = self._streams.layout
         first = begun[places % layout.envs] - layout.slots  # older ones have left
         return bool(
@@ -62,21 +62,21 @@ class RowsFile:
         )
 
     def _last(self, store: Mapped, places: Array) -> Array:
-        """The numbers of the last items that rows belong to, or higher ones."""
+        """Upper bounds on the numbers of the last items that use rows."""
         if not store.frames:
             return self._streams.begun_at[places]
         return self._streams.frame_begun[places] + (self._streams.layout.stack - 1)
 
     def sync(self) -> None:
-        """Waits until the disk has it all."""
+        """Waits until the data are on disk."""
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Closes the file; its arrays stay."""
+        """Closes the file; its arrays stay mapped."""
         os.close(self._file)
 
     def damage(self) -> Damage:
-        """Which rows are not as they should be."""
+        """Finds damaged rows."""
         layout = self._streams.layout
         floor = np.zeros(layout.envs, np.int64)
         record = 0
@@ -94,7 +94,7 @@ class RowsFile:
 
 
 def _made(path: Path, size: int) -> int:
-    """A file of that size, opened; its room on the disk is taken at once."""
+    """Opens a file of that size, with its disk space allocated up front."""
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         os.posix_fallocate(file, 0, size)

@@ -1,4 +1,4 @@
-"""A host table as a dictionary of arrays, and back: what a checkpoint keeps of it."""
+"""Saves a host table as a dictionary of arrays, and loads it: for checkpoints."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +16,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def save(table: HostTable, whole: bool = True) -> dict[str, Array]:
-    """A copy of all that a table holds; the same table loaded from it goes on the same way. Of rows
-    that lie in a mapped file there are the check sums alone, if it is not to be the `whole`."""
+    """A copy of a table's contents; a table loaded from it continues identically. Unless `whole`,
+    mapped rows are represented by their check sums alone."""
     table.settle()
     saved = {name: array.copy() for name, array in _arrays(table, whole).items()}
     saved["numbers"] = np.array(_numbers(table))
@@ -27,11 +27,11 @@ def save(table: HostTable, whole: bool = True) -> dict[str, Array]:
 
 
 def check_saved(table: HostTable, saved: Mapping[str, Array], whole: bool = True) -> None:
-    """Refuses a saved state that is not of the same options and rows."""
+    """Raises if a saved state has different options or rows."""
     arrays, compressed = _arrays(table, whole), _compressed(table)
     wanted = {name: (x.shape, x.dtype) for name, x in arrays.items()}
     wanted["numbers"] = ((5,), np.dtype(np.float64))
-    own = {f"{name}/data" for name in compressed}  # of whatever length
+    own = {f"{name}/data" for name in compressed}  # of any length
     found = {name: (x.shape, x.dtype) for name, x in saved.items() if name not in own}
     for name, store in compressed.items():
         wanted[f"{name}/lengths"] = ((store.shape[0],), np.dtype(np.int64))
@@ -44,7 +44,7 @@ def check_saved(table: HostTable, saved: Mapping[str, Array], whole: bool = True
 
 
 def load(table: HostTable, saved: Mapping[str, Array], whole: bool = True) -> None:
-    """Puts a table into a saved state, which must be of the same options and rows."""
+    """Restores a table from a saved state of the same options and rows."""
     check_saved(table, saved, whole)
     arrays, compressed = _arrays(table, whole), _compressed(table)
     for name, array in arrays.items():
@@ -78,7 +78,7 @@ def _numbers(table: HostTable) -> list[float]:
 
 
 def _arrays(table: HostTable, whole: bool) -> dict[str, Array]:
-    """The arrays that a table consists of, by name; not copies."""
+    """A table's arrays by name; not copies."""
     streams, index, owned = table.streams, table.index, table.owned
     found: dict[str, Array] = {
         "begun_at": streams.begun_at,
@@ -126,7 +126,7 @@ def _stores(name: str, rows: PackedRows, frames: HostFrames) -> dict[str, Store]
 
 
 def _compressed(table: HostTable) -> dict[str, Compressed]:
-    """What is kept compressed, by name."""
+    """The compressed stores, by name."""
     streams, owned = table.streams, table.owned
     found = _stores("rows", streams.rows, streams.frames)
     if owned is not None:

@@ -1,9 +1,9 @@
-"""A log whose newest records lie in a small mapped file, to be written many at a time.
+"""A log whose newest records lie in a small mapped file, from which they are written in bulk.
 
-What is in mapped memory outlives the process, as what is in a file does, and to put a small record
-there takes a quarter of the time of a write. The tail says to which log it belongs, from which byte
-on, and how many bytes are in use: they are set in such an order that whoever is killed between two
-of them loses nothing.
+Data in mapped memory survive the process, as data in a file do, and storing a small record there
+takes a quarter of the time of a write. The tail records its log, the offset at which it continues
+that log, and its number of used bytes. They are updated in an order such that a process killed in
+between loses nothing.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from dovetail.errors import UserError
 from dovetail.replay.storage.records import RecordFile, RecordStart, check_of, summed
 
 TAIL = 1 << 18
-"""Bytes of records that a tail has room for."""
+"""Capacity of a tail in bytes of records."""
 HEAD = 64
-"""Bytes before them."""
+"""Bytes before the records."""
 NUMBER, BASE, USED = range(3)
-"""Its numbers: the log's, where its file ends without the tail, and the bytes in use."""
+"""Header fields: number of the log, size of its file without the tail, and bytes in use."""
 
 
 class Tail:
-    """The mapped file, made if there is none."""
+    """The mapped file, created if missing."""
 
     def __init__(self, path: Path) -> None:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -44,13 +44,13 @@ class Tail:
         self.used = int(self.numbers[USED])
 
     def begin(self, number: int, base: int) -> None:
-        """From now on it has what comes after so many bytes of a log."""
+        """Empties the tail, which now continues log `number` at byte `base`."""
         self.used = 0
-        self.numbers[USED] = 0  # before the others: nothing of it counts
+        self.numbers[USED] = 0  # first, so that old records never count under the new header
         self.numbers[NUMBER], self.numbers[BASE] = number, base
 
     def add(self, begin: bytes, arrays: Sequence[Any]) -> None:
-        """Keeps a record: what it begins with, and arrays in one piece; there must be room."""
+        """Appends a record: its start, and contiguous arrays. It must fit."""
         memory, at = self._memory, HEAD + self.used
         end = at + len(begin)
         memory[at:end] = begin
@@ -60,11 +60,11 @@ class Tail:
         self.used = self.numbers[USED] = end - HEAD
 
     def data(self) -> bytes:
-        """All that is in use."""
+        """All used bytes."""
         return self._memory[HEAD : HEAD + self.used]
 
     def put_back(self, log: Path) -> None:
-        """Writes what is in use to the log that it belongs to, where it may be in part already."""
+        """Writes the used bytes to their log, which may already have some of them."""
         if not self.used:
             return
         base = int(self.numbers[BASE])
@@ -86,11 +86,11 @@ class TailedFile(RecordFile):
         self.take_tail()
 
     def take_tail(self) -> None:
-        """From now on the tail is this file's; what it has must be written."""
+        """Takes over the tail, whose contents must already be written."""
         self._tail.begin(self._number, self.size)
 
     def write(self, start: RecordStart, arrays: Sequence[Any], check: int | None = None) -> None:
-        """Writes one record straight from its arrays, to the tail where it has room."""
+        """Writes one record directly from its arrays, to the tail if it fits."""
         if start.size > TAIL - self._tail.used:
             super().write(start, arrays, check)
             return
@@ -115,7 +115,7 @@ class TailedFile(RecordFile):
             self.take_tail()
 
     def close(self) -> None:
-        """Closes the file; what could not be written stays in the tail."""
+        """Closes the file; records that could not be written stay in the tail."""
         with contextlib.suppress(UserError):
             self.flush()
         super().close()

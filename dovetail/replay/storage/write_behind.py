@@ -1,4 +1,4 @@
-"""A thread that writes behind: what is put to it is done in order, while others go on."""
+"""A background thread that performs writes in order while callers continue."""
 
 import threading
 from collections import deque
@@ -11,31 +11,31 @@ Done = Callable[[UserError | None], None]
 
 
 class Behind:
-    """Writes one thing after the other; when one fails, those behind it are left out."""
+    """Performs writes one after another; after a failure, later ones are skipped."""
 
     def __init__(self) -> None:
         self._queue: deque[tuple[Write | None, Done | None]] = deque()
         self._changed = threading.Condition()
         self._busy = False
         self.failure: UserError | None = None
-        """Why something could not be written."""
+        """Why a write failed."""
         threading.Thread(target=self._work, daemon=True).start()
 
     @property
     def idle(self) -> bool:
-        """Whether all that was put is done."""
+        """Whether everything queued is done."""
         return not self._queue and not self._busy
 
     def write(self, write: Write) -> None:
-        """Something to be written."""
+        """Queues a write."""
         self._put(write, None)
 
     def then(self, done: Done) -> None:
-        """Something to be called when all that was put before is written, or could not be."""
+        """Queues a callback that the thread calls once all earlier writes are done or failed."""
         self._put(None, done)
 
     def flush(self) -> None:
-        """Waits until all is done."""
+        """Waits until everything queued is done."""
         with self._changed:
             while not self.idle:
                 self._changed.wait()
@@ -53,7 +53,7 @@ class Behind:
                     self._changed.notify_all()
                 while not self._queue:
                     self._changed.wait()
-                self._busy = True  # before it is taken: at no time does it look idle
+                self._busy = True  # before popping, so that it never looks idle in between
                 write, done = self._queue.popleft()
             if write is not None and self.failure is None:
                 try:
