@@ -16,7 +16,7 @@ from benchmarks import ours
 from benchmarks.handwritten import fused_ppo, impala_update, ppo_update
 from benchmarks.protocol import Job
 from dovetail.algorithm import Task, Timestep, Trajectory
-from dovetail.blocks.actor_critic import Acted, ActorCarry
+from dovetail.blocks.actor_critic import ActorCarry, ActorCriticExtras
 
 UPDATES = 5
 
@@ -84,7 +84,7 @@ def trajectory(batch: Any, last: np.ndarray) -> Trajectory:
         first=jnp.zeros_like(batch.valid),
         valid=batch.valid,
         next_observation=batch.observation,
-        extras=Acted(batch.log_prob, batch.value, ()),
+        extras=ActorCriticExtras(batch.log_prob, batch.value, ()),
         bootstrap=batch.bootstrap,
         carry=ActorCarry((), ()),
         last=Timestep(last, nothing, nothing > 0),

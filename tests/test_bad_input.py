@@ -17,8 +17,10 @@ from dovetail.cli.main import main
 from dovetail.run.folder import Run
 from dovetail.strategies.fused import Fused
 
-TINY = f"--num-envs 4 --unroll-length {LENGTH} --hidden-sizes 8 --total-steps 64 --episodes 2"
-TINY += " --no-video"
+TINY = (
+    f"--num-envs 4 --unroll-length {LENGTH} --hidden-sizes 8 --total-steps 64 --episodes 2"
+    " --no-video"
+)
 OWN = '''
 from dataclasses import dataclass
 

@@ -16,9 +16,9 @@ import optax
 
 from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Timestep, Trajectory
 from dovetail.blocks.actor_critic import (
-    Acted,
-    Acting,
     ActorCarry,
+    ActorCriticExtras,
+    ActorCriticParams,
     Samples,
     advantages_and_targets,
     first_row,
@@ -139,41 +139,41 @@ class A3C(Algorithm):
         returned = jnp.zeros(()) if self.normalize_rewards else ()
         return ActorCarry(self.network.initial_carry(), returned)
 
-    def acting(self, state: A3CState) -> Acting:
+    def acting(self, state: A3CState) -> ActorCriticParams:
         """Weights and moments."""
-        return Acting(state.params, state.moments)
+        return ActorCriticParams(state.params, state.moments)
 
     def policy_and_value(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep
     ) -> tuple[Distribution, jax.Array, Any]:
         """π(·|s), V(s) and the network's next memory, for one environment."""
         observation = normalized(timestep.observation, params.moments, self.normalize_observations)
         return self.network.step(params.network, carry.memory, observation)
 
     def act(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep, key: jax.Array
-    ) -> tuple[Any, Acted, ActorCarry]:
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, key: jax.Array
+    ) -> tuple[Any, ActorCriticExtras, ActorCarry]:
         """Samples from the policy."""
         distribution, value, memory = self.policy_and_value(params, carry, timestep)
         action = distribution.sample(key)
         returned = discounted_return(carry.discounted_return, timestep.reward, self.gamma)
-        extras = Acted(distribution.log_prob(action), value, returned)
+        extras = ActorCriticExtras(distribution.log_prob(action), value, returned)
         return action, extras, ActorCarry(memory, returned)
 
     def greedy(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep
     ) -> tuple[Any, ActorCarry]:
         """The policy's mode."""
         distribution, _, memory = self.policy_and_value(params, carry, timestep)
         return distribution.mode(), carry._replace(memory=memory)
 
     def log_prob(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep, action: Any
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, action: Any
     ) -> jax.Array:
         """log π(action|s)."""
         return self.policy_and_value(params, carry, timestep)[0].log_prob(action)
 
-    def value(self, params: Acting, carry: ActorCarry, timestep: Timestep) -> jax.Array:
+    def value(self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep) -> jax.Array:
         """V(s), the bootstrap where an unroll or an episode is cut."""
         return self.policy_and_value(params, carry, timestep)[1]
 
@@ -191,7 +191,7 @@ class A3C(Algorithm):
         return loss, {"loss": loss, "policy_loss": policy, "value_loss": value, "entropy": entropy}
 
     def contribute(
-        self, params: Acting, return_moments: Moments, batch: Trajectory
+        self, params: ActorCriticParams, return_moments: Moments, batch: Trajectory
     ) -> Contribution:
         """The actor's part: gradients of its own unroll, at the weights it was sent."""
         valid = batch.valid.astype(jnp.float32)

@@ -17,7 +17,7 @@ from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Timest
 from dovetail.blocks.options import check_network, check_options
 from dovetail.blocks.value_based import (
     LEAST_PRIORITY,
-    Batch,
+    ItemBatch,
     Learned,
     batches_of,
     new_priorities,
@@ -50,7 +50,7 @@ class ApeXState(NamedTuple):
     updates: jax.Array
 
 
-class Acted(NamedTuple):
+class ApeXExtras(NamedTuple):
     """What `act` adds to the trajectory."""
 
     taken: jax.Array
@@ -171,12 +171,12 @@ class ApeX(Algorithm):
 
     def act(
         self, params: jax.Array, carry: Carry, timestep: Timestep, key: jax.Array
-    ) -> tuple[jax.Array, Acted, Carry]:
+    ) -> tuple[jax.Array, ApeXExtras, Carry]:
         """ε-greedy, with the values that were acted on."""
         values, epsilon = self.q_values(params, timestep), self.epsilon(timestep)
         action = epsilon_greedy(key, values, epsilon)
         log_prob = epsilon_greedy_log_prob(values, epsilon, action)
-        return action, Acted(values[action], values.max(), log_prob), carry
+        return action, ApeXExtras(values[action], values.max(), log_prob), carry
 
     def greedy(
         self, params: jax.Array, carry: Carry, timestep: Timestep
@@ -208,7 +208,7 @@ class ApeX(Algorithm):
         return jnp.abs(returns - steps.extras.taken) + LEAST_PRIORITY
 
     def loss(
-        self, params: jax.Array, target: jax.Array, batch: Batch
+        self, params: jax.Array, target: jax.Array, batch: ItemBatch
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """(loss, (errors [n], metrics)) of n transitions: how far Q(s, a) is from r + γ Q'(s', a'),
         where a' is the best action by Q (`double`) or by Q'."""
@@ -234,7 +234,7 @@ class ApeX(Algorithm):
         before the replay holds `learning_starts` items."""
         grad, adam = jax.grad(self.loss, has_aux=True), self.optimizer()
 
-        def step(old: Learned, batch: Batch) -> tuple[Learned, Any]:
+        def step(old: Learned, batch: ItemBatch) -> tuple[Learned, Any]:
             gradients, found = grad(old.params, old.target, batch)
             updates, optimizer = adam.update(rl.mean(gradients), old.optimizer, old.params)
             params = optax.apply_updates(old.params, updates)

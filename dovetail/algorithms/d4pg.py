@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Task, Timestep
-from dovetail.blocks.exploring import Acting, check_bounded, random_action
+from dovetail.blocks.exploring import PolicyParams, check_bounded, random_action
 from dovetail.blocks.gradient_loop import apply_gradients, gradient_keys, gradient_loop
 from dovetail.blocks.learner_state import LearnerState
 from dovetail.blocks.offline import recorded_rows
@@ -137,12 +137,12 @@ class D4PG(Algorithm):
         """Q(s, a), the mean of the critic's distribution, [1, n]."""
         return expected(self.critic.apply(params, observation, action), self.support)
 
-    def acting(self, state: LearnerState) -> Acting:
+    def acting(self, state: LearnerState) -> PolicyParams:
         """The policy's weights; actions are random until the first gradient step."""
-        return Acting(state.params["actor"], state.moments, state.steps < 1)
+        return PolicyParams(state.params["actor"], state.moments, state.steps < 1)
 
     def act(
-        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
+        self, params: PolicyParams, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, tuple[()], Carry]:
         """The policy's action with noise; a random action at first."""
         action, _ = self.greedy(params, carry, timestep)
@@ -150,7 +150,9 @@ class D4PG(Algorithm):
         random = random_action(self.task.env.action, key)
         return jnp.where(params.warming, random, action), (), carry
 
-    def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+    def greedy(
+        self, params: PolicyParams, carry: Carry, timestep: Timestep
+    ) -> tuple[jax.Array, Carry]:
         """The policy's action."""
         seen = self.sampling.normalized(params.moments, timestep.observation)
         return self.policy(params.network, seen), carry

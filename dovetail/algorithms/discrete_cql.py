@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Timestep
-from dovetail.blocks.exploring import Acted, Acting
+from dovetail.blocks.exploring import PolicyExtras, PolicyParams
 from dovetail.blocks.gradient_loop import apply_gradients, gradient_keys, gradient_loop
 from dovetail.blocks.learner_state import LearnerState
 from dovetail.blocks.offline import recorded_rows
@@ -105,33 +105,35 @@ class DiscreteCQL(Algorithm):
         """Q(s, a) of all actions, [n, actions]."""
         return self.critic.apply(params, observation)[0]
 
-    def acting(self, state: LearnerState) -> Acting:
+    def acting(self, state: LearnerState) -> PolicyParams:
         """The Q-network's weights; it learns from recorded data first, so it never warms up."""
-        return Acting(state.params["critics"], state.moments, state.steps < 0)
+        return PolicyParams(state.params["critics"], state.moments, state.steps < 0)
 
     def act(
-        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
-    ) -> tuple[jax.Array, Acted, Carry]:
+        self, params: PolicyParams, carry: Carry, timestep: Timestep, key: jax.Array
+    ) -> tuple[jax.Array, PolicyExtras, Carry]:
         """ε-greedy."""
         values, epsilon = self._now(params, timestep), self._epsilon(params)
         action = epsilon_greedy(key, values, epsilon)
-        return action, Acted(epsilon_greedy_log_prob(values, epsilon, action)), carry
+        return action, PolicyExtras(epsilon_greedy_log_prob(values, epsilon, action)), carry
 
     def log_prob(
-        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+        self, params: PolicyParams, carry: Carry, timestep: Timestep, action: jax.Array
     ) -> jax.Array:
         """Log-probability of an action of the ε-greedy policy."""
         values, epsilon = self._now(params, timestep), self._epsilon(params)
         return epsilon_greedy_log_prob(values, epsilon, action)
 
-    def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+    def greedy(
+        self, params: PolicyParams, carry: Carry, timestep: Timestep
+    ) -> tuple[jax.Array, Carry]:
         """The action of the highest value."""
         return jnp.argmax(self._now(params, timestep)).astype(jnp.int32), carry
 
-    def _epsilon(self, params: Acting) -> jax.Array:
+    def _epsilon(self, params: PolicyParams) -> jax.Array:
         return jnp.where(params.warming, 1.0, self.epsilon)
 
-    def _now(self, params: Acting, timestep: Timestep) -> jax.Array:
+    def _now(self, params: PolicyParams, timestep: Timestep) -> jax.Array:
         seen = self.sampling.normalized(params.moments, timestep.observation)
         return self.values(params.network, jax.tree.map(lambda x: x[None], seen))[0]
 

@@ -19,11 +19,11 @@ import optax
 from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Timestep
 from dovetail.blocks.options import check_network, check_options
 from dovetail.blocks.value_based import (
-    Acted,
-    Acting,
-    Batch,
+    ItemBatch,
+    ItemRow,
     Learned,
-    Row,
+    QExtras,
+    QParams,
     batches_of,
     new_priorities,
     recorded_draws,
@@ -187,18 +187,18 @@ class DQN(Algorithm):
             data=self.task.recorded(row, self.n_step),
         )
 
-    def acting(self, state: DQNState) -> Acting:
+    def acting(self, state: DQNState) -> QParams:
         """The weights and ε, the share of random actions by now: 0 where the weights are random."""
         if self.noisy:
-            return Acting(state.params, jnp.zeros(()))
+            return QParams(state.params, jnp.zeros(()))
         # Recorded data already holds what random actions would find at first.
         start = self.epsilon_start if self.task.data is None else self.epsilon_end
         steps = state.updates * (self.unroll_length * self.task.num_envs)
         over = self.exploration_fraction * self.task.steps
-        return Acting(state.params, linear(start, self.epsilon_end, over, steps))
+        return QParams(state.params, linear(start, self.epsilon_end, over, steps))
 
     def act(
-        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
+        self, params: QParams, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, Any, Carry]:
         """ε-greedy, or greedy under random weights."""
         if self.noisy:
@@ -207,14 +207,14 @@ class DQN(Algorithm):
             return jnp.argmax(values, axis=-1).astype(jnp.int32), (), carry
         values, epsilon = self.q_values(params, timestep), params.epsilon
         action = epsilon_greedy(key, values, epsilon)
-        return action, Acted(epsilon_greedy_log_prob(values, epsilon, action)), carry
+        return action, QExtras(epsilon_greedy_log_prob(values, epsilon, action)), carry
 
-    def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+    def greedy(self, params: QParams, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
         """The action of the highest value."""
         return jnp.argmax(self.q_values(params, timestep), axis=-1).astype(jnp.int32), carry
 
     def log_prob(
-        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+        self, params: QParams, carry: Carry, timestep: Timestep, action: jax.Array
     ) -> jax.Array:
         """The log-probability of an action; unknown where the weights are random."""
         if self.noisy:
@@ -224,7 +224,7 @@ class DQN(Algorithm):
             )
         return epsilon_greedy_log_prob(self.q_values(params, timestep), params.epsilon, action)
 
-    def q_values(self, params: Acting, timestep: Timestep, noise: Any = None) -> jax.Array:
+    def q_values(self, params: QParams, timestep: Timestep, noise: Any = None) -> jax.Array:
         """Q(s, ·) [actions] of the state that `timestep` shows."""
         weights = self.weights(params.network)
         return self.values(self.network.apply(weights, timestep.observation, noise))
@@ -239,7 +239,7 @@ class DQN(Algorithm):
         return atoms(self.v_min, self.v_max, self.atoms)
 
     def loss(
-        self, params: jax.Array, target: jax.Array, batch: Batch, noise: jax.Array | None
+        self, params: jax.Array, target: jax.Array, batch: ItemBatch, noise: jax.Array | None
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """(loss, (errors [n], metrics)) of n transitions: how far Q(s, a) is from r + γ Q'(s', a'),
         where a' is the best action by Q (`double`) or by Q'."""
@@ -284,7 +284,7 @@ class DQN(Algorithm):
         unless there is `enough` in the replay."""
         grad, adam = jax.grad(self.loss, has_aux=True), self.optimizer()
 
-        def step(old: Learned, batch: Batch, noise: Any) -> tuple[Learned, Any]:
+        def step(old: Learned, batch: ItemBatch, noise: Any) -> tuple[Learned, Any]:
             gradients, found = grad(old.params, old.target, batch, noise)
             updates, optimizer = adam.update(rl.mean(gradients), old.optimizer, old.params)
             params = optax.apply_updates(old.params, updates)
@@ -340,6 +340,6 @@ class DQN(Algorithm):
         """Recorded items of an iteration."""
         return self.gradient_steps * self.recorded_items
 
-    def recorded_row(self, rows: Any) -> Row:
+    def recorded_row(self, rows: Any) -> ItemRow:
         """The fields of recorded rows that the replay has too."""
-        return Row(rows.observation, rows.action, rows.reward, rows.terminated)
+        return ItemRow(rows.observation, rows.action, rows.reward, rows.terminated)

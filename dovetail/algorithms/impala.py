@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Timestep, Trajectory
-from dovetail.blocks.actor_critic import Acted, Acting, ActorCarry
+from dovetail.blocks.actor_critic import ActorCarry, ActorCriticExtras, ActorCriticParams
 from dovetail.blocks.normalizing import discounted_return, normalized, normalized_batch
 from dovetail.blocks.optimizers import adam_with_clipping, annealed, apply_gradients, updates_in
 from dovetail.blocks.options import check_network, check_options
@@ -144,41 +144,41 @@ class IMPALA(Algorithm):
         returned = jnp.zeros(()) if self.normalize_rewards else ()
         return ActorCarry(self.network.initial_carry(), returned)
 
-    def acting(self, state: IMPALAState) -> Acting:
+    def acting(self, state: IMPALAState) -> ActorCriticParams:
         """Weights and moments."""
-        return Acting(state.params, state.moments)
+        return ActorCriticParams(state.params, state.moments)
 
     def policy_and_value(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep
     ) -> tuple[Distribution, jax.Array, Any]:
         """π(·|s), V(s) and the network's next memory, for one environment."""
         observation = normalized(timestep.observation, params.moments, self.normalize_observations)
         return self.network.step(params.network, carry.memory, observation)
 
     def act(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep, key: jax.Array
-    ) -> tuple[Any, Acted, ActorCarry]:
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, key: jax.Array
+    ) -> tuple[Any, ActorCriticExtras, ActorCarry]:
         """Samples from the policy."""
         distribution, value, memory = self.policy_and_value(params, carry, timestep)
         action = distribution.sample(key)
         returned = discounted_return(carry.discounted_return, timestep.reward, self.gamma)
-        extras = Acted(distribution.log_prob(action), value, returned)
+        extras = ActorCriticExtras(distribution.log_prob(action), value, returned)
         return action, extras, ActorCarry(memory, returned)
 
     def greedy(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep
     ) -> tuple[Any, ActorCarry]:
         """The policy's mode."""
         distribution, _, memory = self.policy_and_value(params, carry, timestep)
         return distribution.mode(), carry._replace(memory=memory)
 
     def log_prob(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep, action: Any
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, action: Any
     ) -> jax.Array:
         """log π(action|s)."""
         return self.policy_and_value(params, carry, timestep)[0].log_prob(action)
 
-    def value(self, params: Acting, carry: ActorCarry, timestep: Timestep) -> jax.Array:
+    def value(self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep) -> jax.Array:
         """V(s), the bootstrap where an unroll or an episode is cut."""
         return self.policy_and_value(params, carry, timestep)[1]
 

@@ -15,7 +15,13 @@ import jax.numpy as jnp
 import optax
 
 from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Task, Timestep
-from dovetail.blocks.exploring import Acted, Acting, check_bounded, random_action, random_log_prob
+from dovetail.blocks.exploring import (
+    PolicyExtras,
+    PolicyParams,
+    check_bounded,
+    random_action,
+    random_log_prob,
+)
 from dovetail.blocks.gradient_loop import apply_gradients, gradient_keys, gradient_loop
 from dovetail.blocks.learner_state import LearnerState
 from dovetail.blocks.offline import (
@@ -174,34 +180,36 @@ class IQL(Algorithm):
         """V(s) [n]."""
         return self.valuer.apply(params, observation)[0, :, 0]
 
-    def acting(self, state: LearnerState) -> Acting:
+    def acting(self, state: LearnerState) -> PolicyParams:
         """The policy's weights; no action is random, since it learns from recorded data first."""
-        return Acting(state.params["actor"], state.moments, state.steps < 0)
+        return PolicyParams(state.params["actor"], state.moments, state.steps < 0)
 
-    def acting_policy(self, params: Acting, timestep: Timestep) -> Categorical | Gaussian:
+    def acting_policy(self, params: PolicyParams, timestep: Timestep) -> Categorical | Gaussian:
         """π at an actor's observation."""
         seen = self.sampling.normalized(params.moments, timestep.observation)
         return self.policy(params.network, seen)
 
     def act(
-        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
-    ) -> tuple[jax.Array, Acted, Carry]:
+        self, params: PolicyParams, carry: Carry, timestep: Timestep, key: jax.Array
+    ) -> tuple[jax.Array, PolicyExtras, Carry]:
         """An action of the policy, clipped to its bounds."""
         policy, space = self.acting_policy(params, timestep), self.task.env.action
         action = bounded_sample(policy, key)
         log_prob = bounded_log_prob(policy, action)
         action = jnp.where(params.warming, random_action(space, key), action)
         log_prob = jnp.where(params.warming, random_log_prob(space), log_prob)
-        return action, Acted(log_prob), carry
+        return action, PolicyExtras(log_prob), carry
 
     def log_prob(
-        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+        self, params: PolicyParams, carry: Carry, timestep: Timestep, action: jax.Array
     ) -> jax.Array:
         """Log-probability with which `act` takes an action."""
         own = bounded_log_prob(self.acting_policy(params, timestep), action)
         return jnp.where(params.warming, random_log_prob(self.task.env.action), own)
 
-    def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+    def greedy(
+        self, params: PolicyParams, carry: Carry, timestep: Timestep
+    ) -> tuple[jax.Array, Carry]:
         """The policy's mode."""
         return self.acting_policy(params, timestep).mode(), carry
 

@@ -15,15 +15,15 @@ import optax
 
 from dovetail.algorithm import RL, Algorithm, Correction, Metrics, Timestep, Trajectory
 from dovetail.blocks.actor_critic import (
-    Acted,
-    Acting,
     ActorCarry,
+    ActorCriticExtras,
+    ActorCriticParams,
     Samples,
     advantages_and_targets,
     first_row,
 )
 from dovetail.blocks.minibatches import (
-    Progress,
+    MinibatchProgress,
     environment_groups,
     epochs_of_minibatches,
     stop_at_divergence,
@@ -149,41 +149,41 @@ class PPO(Algorithm):
         returned = jnp.zeros(()) if self.normalize_rewards else ()
         return ActorCarry(self.network.initial_carry(), returned)
 
-    def acting(self, state: PPOState) -> Acting:
+    def acting(self, state: PPOState) -> ActorCriticParams:
         """Weights and moments."""
-        return Acting(state.params, state.moments)
+        return ActorCriticParams(state.params, state.moments)
 
     def policy_and_value(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep
     ) -> tuple[Distribution, jax.Array, Any]:
         """π(·|s), V(s) and the network's next memory, for one environment."""
         observation = normalized(timestep.observation, params.moments, self.normalize_observations)
         return self.network.step(params.network, carry.memory, observation)
 
     def act(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep, key: jax.Array
-    ) -> tuple[Any, Acted, ActorCarry]:
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, key: jax.Array
+    ) -> tuple[Any, ActorCriticExtras, ActorCarry]:
         """Samples from the policy."""
         distribution, value, memory = self.policy_and_value(params, carry, timestep)
         action = distribution.sample(key)
         returned = discounted_return(carry.discounted_return, timestep.reward, self.gamma)
-        extras = Acted(distribution.log_prob(action), value, returned)
+        extras = ActorCriticExtras(distribution.log_prob(action), value, returned)
         return action, extras, ActorCarry(memory, returned)
 
     def greedy(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep
     ) -> tuple[Any, ActorCarry]:
         """The policy's mode."""
         distribution, _, memory = self.policy_and_value(params, carry, timestep)
         return distribution.mode(), carry._replace(memory=memory)
 
     def log_prob(
-        self, params: Acting, carry: ActorCarry, timestep: Timestep, action: Any
+        self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, action: Any
     ) -> jax.Array:
         """log π(action|s)."""
         return self.policy_and_value(params, carry, timestep)[0].log_prob(action)
 
-    def value(self, params: Acting, carry: ActorCarry, timestep: Timestep) -> jax.Array:
+    def value(self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep) -> jax.Array:
         """V(s), the bootstrap where an unroll or an episode is cut."""
         return self.policy_and_value(params, carry, timestep)[1]
 
@@ -219,8 +219,8 @@ class PPO(Algorithm):
         }
 
     def gradient_step(
-        self, rl: RL, progress: Progress, samples: Samples
-    ) -> tuple[Progress, Metrics]:
+        self, rl: RL, progress: MinibatchProgress, samples: Samples
+    ) -> tuple[MinibatchProgress, Metrics]:
         """One gradient step on a minibatch, undone if the policy has moved too far."""
         if self.recurrent:
             gradients, metrics = jax.grad(self.loss, has_aux=True)(progress.params, samples)
@@ -229,7 +229,7 @@ class PPO(Algorithm):
         params, optimizer = apply_gradients(
             self.optimizer(), rl.mean(gradients), progress.optimizer, progress.params
         )
-        after = Progress(params, optimizer, progress.going)
+        after = MinibatchProgress(params, optimizer, progress.going)
         if self.target_kl:
             kl = rl.mean(metrics["approx_kl"])
             after = stop_at_divergence(progress, after, kl, self.target_kl)
@@ -266,7 +266,7 @@ class PPO(Algorithm):
         split = environment_groups if self.recurrent else time_rows
         after, metrics = epochs_of_minibatches(
             lambda progress, minibatch: self.gradient_step(rl, progress, minibatch),
-            Progress(state.params, state.optimizer, jnp.array(True)),
+            MinibatchProgress(state.params, state.optimizer, jnp.array(True)),
             split(samples, self.num_minibatches, type(self).__name__),
             self.epochs,
             jax.random.fold_in(state.key, state.updates),

@@ -19,7 +19,7 @@ import optax
 from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Timestep, Trajectory
 from dovetail.blocks.options import check_network, check_options
 from dovetail.blocks.value_based import (
-    Batch,
+    ItemBatch,
     Learned,
     batches_of,
     new_priorities,
@@ -66,7 +66,7 @@ class SequenceRow(NamedTuple):
     """The actor's memory before the step."""
 
 
-class Acted(NamedTuple):
+class R2D2Extras(NamedTuple):
     """What `act` adds to the trajectory."""
 
     memory: Carry
@@ -202,12 +202,12 @@ class R2D2(Algorithm):
 
     def act(
         self, params: jax.Array, carry: Carry, timestep: Timestep, key: jax.Array
-    ) -> tuple[jax.Array, Acted, Carry]:
+    ) -> tuple[jax.Array, R2D2Extras, Carry]:
         """ε-greedy, with the memory before the step."""
         values, after = self.q_values(params, carry, timestep)
         epsilon = self.epsilon(timestep)
         action = epsilon_greedy(key, values, epsilon)
-        return action, Acted(carry, epsilon_greedy_log_prob(values, epsilon, action)), after
+        return action, R2D2Extras(carry, epsilon_greedy_log_prob(values, epsilon, action)), after
 
     def greedy(
         self, params: jax.Array, carry: Carry, timestep: Timestep
@@ -237,7 +237,7 @@ class R2D2(Algorithm):
         return rows, SequenceRow(*final, first=None, memory=None)
 
     def loss(
-        self, params: jax.Array, target: jax.Array, batch: Batch
+        self, params: jax.Array, target: jax.Array, batch: ItemBatch
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """(loss, (errors [n], metrics)) of n sequences: how far Q(s, a) is from the n-step return,
         on the scale of `rescale`. A sequence's error mixes the largest and the mean of its steps'.
@@ -280,7 +280,7 @@ class R2D2(Algorithm):
         before the replay holds `learning_starts` items."""
         grad, adam = jax.grad(self.loss, has_aux=True), self.optimizer()
 
-        def step(old: Learned, batch: Batch) -> tuple[Learned, Any]:
+        def step(old: Learned, batch: ItemBatch) -> tuple[Learned, Any]:
             gradients, found = grad(old.params, old.target, batch)
             updates, optimizer = adam.update(rl.mean(gradients), old.optimizer, old.params)
             params = optax.apply_updates(old.params, updates)

@@ -17,7 +17,13 @@ import jax.numpy as jnp
 import optax
 
 from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Task, Timestep
-from dovetail.blocks.exploring import Acted, Acting, check_bounded, random_action, random_log_prob
+from dovetail.blocks.exploring import (
+    PolicyExtras,
+    PolicyParams,
+    check_bounded,
+    random_action,
+    random_log_prob,
+)
 from dovetail.blocks.gradient_loop import apply_gradients, delayed, gradient_keys, gradient_loop
 from dovetail.blocks.learner_state import LearnerState
 from dovetail.blocks.offline import recorded_rows
@@ -157,33 +163,35 @@ class SAC(Algorithm):
         mean, log_std = jnp.split(self.actor.apply(params, observation), 2, axis=-1)
         return SquashedGaussian(mean, jnp.clip(log_std, *LOG_STD))
 
-    def acting(self, state: LearnerState) -> Acting:
+    def acting(self, state: LearnerState) -> PolicyParams:
         """The policy's weights; actions are random until the first gradient step."""
-        return Acting(state.params["actor"], state.moments, state.steps < 1)
+        return PolicyParams(state.params["actor"], state.moments, state.steps < 1)
 
-    def acting_policy(self, params: Acting, timestep: Timestep) -> SquashedGaussian:
+    def acting_policy(self, params: PolicyParams, timestep: Timestep) -> SquashedGaussian:
         """π at an actor's observation."""
         seen = self.sampling.normalized(params.moments, timestep.observation)
         return self.policy(params.network, seen)
 
     def act(
-        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
-    ) -> tuple[jax.Array, Acted, Carry]:
+        self, params: PolicyParams, carry: Carry, timestep: Timestep, key: jax.Array
+    ) -> tuple[jax.Array, PolicyExtras, Carry]:
         """An action of the policy; a random action at first."""
         space = self.task.env.action
         action, log_prob = self.acting_policy(params, timestep).sample(key)
         action = jnp.where(params.warming, random_action(space, key), action)
         log_prob = jnp.where(params.warming, random_log_prob(space), log_prob)
-        return action, Acted(log_prob), carry
+        return action, PolicyExtras(log_prob), carry
 
     def log_prob(
-        self, params: Acting, carry: Carry, timestep: Timestep, action: jax.Array
+        self, params: PolicyParams, carry: Carry, timestep: Timestep, action: jax.Array
     ) -> jax.Array:
         """log π(a|s); that of a random action at first."""
         own = self.acting_policy(params, timestep).log_prob(action)
         return jnp.where(params.warming, random_log_prob(self.task.env.action), own)
 
-    def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+    def greedy(
+        self, params: PolicyParams, carry: Carry, timestep: Timestep
+    ) -> tuple[jax.Array, Carry]:
         """The policy's mode."""
         return self.acting_policy(params, timestep).mode(), carry
 

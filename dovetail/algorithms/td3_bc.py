@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from dovetail.algorithm import RL, Algorithm, Carry, Correction, Metrics, Task, Timestep
-from dovetail.blocks.exploring import Acting, check_bounded, random_action
+from dovetail.blocks.exploring import PolicyParams, check_bounded, random_action
 from dovetail.blocks.gradient_loop import apply_gradients, delayed, gradient_keys, gradient_loop
 from dovetail.blocks.learner_state import LearnerState
 from dovetail.blocks.offline import recorded_rows
@@ -136,12 +136,12 @@ class TD3BC(Algorithm):
         """Q(s, a) of every critic, [2, n]."""
         return self.critic.apply(params, observation, action)[..., 0]
 
-    def acting(self, state: LearnerState) -> Acting:
+    def acting(self, state: LearnerState) -> PolicyParams:
         """The policy's weights; no action is random, since it learns from recorded data first."""
-        return Acting(state.params["actor"], state.moments, state.steps < 0)
+        return PolicyParams(state.params["actor"], state.moments, state.steps < 0)
 
     def act(
-        self, params: Acting, carry: Carry, timestep: Timestep, key: jax.Array
+        self, params: PolicyParams, carry: Carry, timestep: Timestep, key: jax.Array
     ) -> tuple[jax.Array, tuple[()], Carry]:
         """The policy's action with noise."""
         action, _ = self.greedy(params, carry, timestep)
@@ -149,7 +149,9 @@ class TD3BC(Algorithm):
         random = random_action(self.task.env.action, key)
         return jnp.where(params.warming, random, action), (), carry
 
-    def greedy(self, params: Acting, carry: Carry, timestep: Timestep) -> tuple[jax.Array, Carry]:
+    def greedy(
+        self, params: PolicyParams, carry: Carry, timestep: Timestep
+    ) -> tuple[jax.Array, Carry]:
         """The policy's action."""
         seen = self.sampling.normalized(params.moments, timestep.observation)
         return self.policy(params.network, seen), carry

@@ -14,7 +14,7 @@ from dovetail.functions.returns import generalized_advantages, successor_values
 from dovetail.trajectory import Trajectory
 
 
-class Acting(NamedTuple):
+class ActorCriticParams(NamedTuple):
     """What the learner broadcasts: the network's weights and the observations' moments."""
 
     network: Any
@@ -29,7 +29,7 @@ class ActorCarry(NamedTuple):
     """A scalar; empty unless rewards are normalized."""
 
 
-class Acted(NamedTuple):
+class ActorCriticExtras(NamedTuple):
     """What acting records beside the action."""
 
     log_prob: jax.Array

@@ -15,7 +15,7 @@ from dovetail.errors import UserError
 from dovetail.functions.normalization import Moments
 
 
-class Acting(NamedTuple):
+class PolicyParams(NamedTuple):
     """What actors need of the learner's state."""
 
     network: Any
@@ -26,7 +26,7 @@ class Acting(NamedTuple):
     """Whether actions are still uniformly random."""
 
 
-class Acted(NamedTuple):
+class PolicyExtras(NamedTuple):
     """What an actor adds to a step for recordings; learning does not use it."""
 
     log_prob: jax.Array

@@ -27,7 +27,7 @@ class Minibatches:
     """Minibatches per epoch."""
 
 
-class Progress(NamedTuple):
+class MinibatchProgress(NamedTuple):
     """What goes round the loop of gradient steps."""
 
     params: Any
@@ -77,12 +77,12 @@ def environment_groups(samples: Samples, count: int, algorithm: str) -> Minibatc
 
 
 def epochs_of_minibatches(
-    step: Callable[[Progress, Samples], tuple[Progress, Metrics]],
-    start: Progress,
+    step: Callable[[MinibatchProgress, Samples], tuple[MinibatchProgress, Metrics]],
+    start: MinibatchProgress,
     minibatches: Minibatches,
     epochs: int,
     key: jax.Array,
-) -> tuple[Progress, Metrics]:
+) -> tuple[MinibatchProgress, Metrics]:
     """Takes a gradient step on every minibatch of every epoch, each epoch in another random order.
 
     Returns the progress after the last step, and the metrics averaged over all steps.
@@ -96,8 +96,8 @@ def epochs_of_minibatches(
 
 
 def stop_at_divergence(
-    before: Progress, after: Progress, kl: jax.Array, target_kl: float
-) -> Progress:
+    before: MinibatchProgress, after: MinibatchProgress, kl: jax.Array, target_kl: float
+) -> MinibatchProgress:
     """`after` a gradient step, or `before` once a step's divergence exceeds 1.5 × `target_kl`."""
     going = before.going & (kl <= 1.5 * target_kl)
     kept = jax.tree.map(lambda new, old: jnp.where(going, new, old), after, before)

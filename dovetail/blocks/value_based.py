@@ -19,7 +19,7 @@ LEAST_PRIORITY = 1e-6
 """Added to every error, so that an item without error can still be sampled."""
 
 
-class Row(NamedTuple):
+class ItemRow(NamedTuple):
     """One step in the replay."""
 
     observation: Any
@@ -28,18 +28,18 @@ class Row(NamedTuple):
     terminated: Any
 
 
-class Batch(NamedTuple):
+class ItemBatch(NamedTuple):
     """The items of a gradient step [n, …]; those of K gradient steps are [K, n, …]."""
 
     rows: Any
-    """The window of steps of each item, as `Row` or with more fields [n, W, …]."""
+    """The window of steps of each item, as `ItemRow` or with more fields [n, W, …]."""
     mask: jax.Array
     """Which rows of a window are steps [n, W]. The row behind the last step shows where it led."""
     weights: jax.Array
     """The weight of each item in the loss [n]."""
 
 
-class Acting(NamedTuple):
+class QParams(NamedTuple):
     """The parameters of an ε-greedy actor."""
 
     network: jax.Array
@@ -48,7 +48,7 @@ class Acting(NamedTuple):
     """The probability of a random action."""
 
 
-class Acted(NamedTuple):
+class QExtras(NamedTuple):
     """What an ε-greedy `act` adds to the trajectory; only recordings read it."""
 
     log_prob: jax.Array
@@ -64,9 +64,9 @@ class Learned(NamedTuple):
     optimizer: Any
 
 
-def row_shapes(env: EnvSpec) -> Row:
+def row_shapes(env: EnvSpec) -> ItemRow:
     """The shapes and dtypes of a row, for an empty replay or dataset."""
-    return Row(
+    return ItemRow(
         observation=env.observation,
         action=jax.ShapeDtypeStruct((), jnp.int32),
         reward=jax.ShapeDtypeStruct((), jnp.float32),
@@ -74,13 +74,13 @@ def row_shapes(env: EnvSpec) -> Row:
     )
 
 
-def rows_of(steps: Trajectory) -> tuple[Row, Row]:
+def rows_of(steps: Trajectory) -> tuple[ItemRow, ItemRow]:
     """(rows, final rows) of a trajectory [T, B, …], as `rl.insert` takes them.
 
     The final rows hold the observation after each step, which is stored where an episode ends.
     """
-    rows = Row(steps.observation, steps.action, steps.reward, steps.terminated)
-    return rows, Row(steps.next_observation, None, None, None)
+    rows = ItemRow(steps.observation, steps.action, steps.reward, steps.terminated)
+    return rows, ItemRow(steps.next_observation, None, None, None)
 
 
 def recorded_items(task: Task, batch_size: int, share: float) -> int:
@@ -100,7 +100,7 @@ def recorded_draws(key: jax.Array, gradient_steps: int, items: int) -> jax.Array
 
 def batches_of(
     rl: RL, samples: Sequence[Sample], importance_exponent: float | None = None
-) -> Batch:
+) -> ItemBatch:
     """The items of samples [K, n, …] from several sources, joined to K batches.
 
     With an exponent, items are weighted by their probability of being sampled: β of
@@ -112,14 +112,14 @@ def batches_of(
     return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *batches)
 
 
-def _batches(rl: RL, sample: Sample, importance_exponent: float | None) -> Batch:
+def _batches(rl: RL, sample: Sample, importance_exponent: float | None) -> ItemBatch:
     # An item whose episode broke off before its first step ended has no step: its weight is 0.
     weights = jnp.asarray(sample.mask[:, :, 0], jnp.float32)
     if importance_exponent is not None:
         weights *= importance_weights(
             sample.probabilities, sample.size, importance_exponent, rl.max
         )
-    return Batch(sample.rows, jnp.asarray(sample.mask), weights)
+    return ItemBatch(sample.rows, jnp.asarray(sample.mask), weights)
 
 
 def new_priorities(errors: jax.Array, keys: ItemKeys) -> jax.Array:

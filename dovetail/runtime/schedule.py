@@ -13,7 +13,7 @@ from dovetail.runtime.packing import Bundle, bundles_of
 from dovetail.runtime.placement import copies_on, fragment_of, home_of, hosted
 from dovetail.runtime.programs import compiled_together
 from dovetail.runtime.remote import RemoteChain, RemoteWorker, RemoteWorkers
-from dovetail.runtime.worker import Chain, Operation, Put, RunningWorker, RunProgram, Take
+from dovetail.runtime.worker import Operation, ProgramChain, Put, RunningWorker, RunProgram, Take
 
 
 class Workers:
@@ -169,15 +169,15 @@ class Workers:
 
     def _chains(
         self, schedule: list[Operation], worker: RunningWorker, away: RemoteWorker
-    ) -> list[Operation | Chain]:
+    ) -> list[Operation | ProgramChain]:
         """Replaces the programs between two channels by one call to the worker's process."""
-        made: list[Operation | Chain] = []
+        made: list[Operation | ProgramChain] = []
         for number, chain in enumerate(chains_of(schedule)):
             made += chain.takes
             shared = [put.away for put in chain.puts]
             program = RemoteChain(worker.name, away, number, shared)
             self.remote.append((program, worker))
-            made.append(Chain(program, chain.puts))
+            made.append(ProgramChain(program, chain.puts))
         ends = [o for o in schedule if isinstance(o, Take) and o.report]
         return [*made, *ends]
 

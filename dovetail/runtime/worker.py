@@ -64,7 +64,7 @@ Operation = Take | RunProgram | Put
 
 
 @dataclass(frozen=True)
-class Chain:
+class ProgramChain:
     """Consecutive programs of a worker in another process, run with one call."""
 
     program: RemoteChain
@@ -97,7 +97,7 @@ class RunningWorker:
         self.track = Track(name)
         self.held: Values = {}
         self.seconds: dict[str, float] = {}
-        self.schedule: list[Operation | Chain] = []
+        self.schedule: list[Operation | ProgramChain] = []
         """The operations of one turn."""
         self.bundles: list[Bundle] = []
         """Parts of the state that it holds as one array each."""
@@ -242,7 +242,7 @@ class RunningWorker:
         elif not operation.noted:
             self.track.add(COMPUTE, program.name, began, spent, version=turn.version)
 
-    def _run_away(self, operation: Chain, turn: Turn, payloads: list[Payload]) -> None:
+    def _run_away(self, operation: ProgramChain, turn: Turn, payloads: list[Payload]) -> None:
         program, host = operation.program, self.host
         assert host is not None
         self.watch.doing(f"running {program.name}")

@@ -23,7 +23,7 @@ from dovetail.graph.show import count
 from dovetail.keys import seed_key
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.service.address import Address, read_key, write_key
-from dovetail.replay.service.remote import RemoteReplay, Sampling, Served, ServedForm, Way
+from dovetail.replay.service.remote import RemoteReplay, RemoteSampling, Served, ServedForm, Way
 from dovetail.replay.service.server import ReplayServer
 from dovetail.replay.table import Sequences
 
@@ -131,7 +131,7 @@ def refuse_unreachable(graph: Graph) -> None:
     Raises for a server that does not answer, rejects the key, or holds another table.
     """
     way = next(node.function for node in graph.reaching if isinstance(node.function, Way))
-    clients = Sampling(way.form, way.served)
+    clients = RemoteSampling(way.form, way.served)
     try:
         for shard in range(way.served.shards):
             clients.client(shard)

@@ -10,7 +10,7 @@ from small import Started
 
 import dovetail as dt
 from dovetail.algorithms import ApeX
-from dovetail.algorithms.apex import Acted
+from dovetail.algorithms.apex import ApeXExtras
 from dovetail.errors import UserError
 from dovetail.strategies import Fused, Local
 
@@ -41,7 +41,7 @@ def test_priorities_by_hand() -> None:
         first=none,
         valid=none,
         next_observation=none,
-        extras=Acted(column(1, 2, 3, 4, 5), column(7, 7, 8, 7, 7), log_prob=none),
+        extras=ApeXExtras(column(1, 2, 3, 4, 5), column(7, 7, 8, 7, 7), log_prob=none),
         bootstrap=column(0, 0, 0, 6, 10),
         carry=none,
         last=none,

@@ -12,7 +12,7 @@ from small import Started
 
 import dovetail as dt
 from dovetail.algorithms import DQN
-from dovetail.blocks.value_based import Batch, Row
+from dovetail.blocks.value_based import ItemBatch, ItemRow
 from dovetail.errors import UserError
 from dovetail.functions.vectors import to_vector
 from dovetail.replay.data import DataSpec
@@ -30,14 +30,14 @@ def test_the_error_is_that_of_the_chosen_action() -> None:
     algorithm = bound(double=False, gamma=0.5)
     params = algorithm.network.init(jax.random.key(1))
     observation = jnp.stack([jnp.full((2, 4), 0.1), jnp.full((2, 4), -0.2)])
-    rows = Row(
+    rows = ItemRow(
         observation=observation,
         action=jnp.array([[1, 0], [0, 0]]),
         reward=jnp.array([[2.0, 0.0], [3.0, 0.0]]),
         terminated=jnp.array([[False, False], [True, False]]),
     )
     mask = jnp.array([[True, False], [True, False]])
-    batch = Batch(rows, mask, jnp.ones(2))
+    batch = ItemBatch(rows, mask, jnp.ones(2))
     vector = to_vector(params)
     _, (errors, metrics) = algorithm.loss(vector, vector, batch, None)
     values = algorithm.network.apply(params, observation[:, 0])[..., 0]
@@ -85,7 +85,7 @@ def with_parts(**on: bool) -> tuple[DQN, Any, Any]:
     n_step = 3 if on.pop("n_step") else 1
     algorithm = bound(**on, n_step=n_step, atoms=3, activation="tanh", gradient_steps=1)
     window = 1 + n_step
-    rows = Row(
+    rows = ItemRow(
         observation=jnp.linspace(-1, 1, 2 * window * 4).reshape(2, window, 4),
         action=jnp.tile(jnp.array([[0], [1]]), (1, window)),
         reward=jnp.tile(jnp.array([[1.0], [0.1]]), (1, window)),
@@ -93,7 +93,7 @@ def with_parts(**on: bool) -> tuple[DQN, Any, Any]:
     )
     mask = jnp.ones((2, window), bool).at[:, -1].set(False)
     noise = algorithm.noise(jax.random.key(1))
-    batch = Batch(rows, mask, jnp.array([1.0, 0.5]))
+    batch = ItemBatch(rows, mask, jnp.array([1.0, 0.5]))
     return algorithm, batch, None if noise is None else noise[0]
 
 

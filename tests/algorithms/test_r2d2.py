@@ -11,7 +11,7 @@ from small import Started
 import dovetail as dt
 from dovetail.algorithms import R2D2
 from dovetail.algorithms.r2d2 import SequenceRow
-from dovetail.blocks.value_based import Batch
+from dovetail.blocks.value_based import ItemBatch
 from dovetail.errors import UserError
 from dovetail.functions.rescaling import rescale, restore
 from dovetail.functions.vectors import to_vector
@@ -66,7 +66,7 @@ def test_errors_by_hand(double: bool) -> None:
     target = algorithm.network.init(jax.random.key(1))
     rows, mask = sequence()
     loss, (priorities, _) = jax.jit(algorithm.loss)(
-        to_vector(params), to_vector(target), Batch(rows, mask, jnp.full(1, 0.5))
+        to_vector(params), to_vector(target), ItemBatch(rows, mask, jnp.full(1, 0.5))
     )
     found, later = read(algorithm, params, rows), read(algorithm, target, rows)
     reward = np.asarray(rows.reward[0])
@@ -105,7 +105,7 @@ def test_the_burn_in_is_read_but_not_learned_from() -> None:
     @jax.grad
     def grad(params: Any, rows: Any) -> jax.Array:
         vector = to_vector(params)
-        return algorithm.loss(vector, vector, Batch(rows, mask, weights))[0]
+        return algorithm.loss(vector, vector, ItemBatch(rows, mask, weights))[0]
 
     params = algorithm.network.init(jax.random.key(0))
     whole = grad(params, rows)

@@ -8,7 +8,7 @@ import pytest
 
 from dovetail.blocks.actor_critic import Samples
 from dovetail.blocks.minibatches import (
-    Progress,
+    MinibatchProgress,
     environment_groups,
     epochs_of_minibatches,
     stop_at_divergence,
@@ -61,12 +61,12 @@ def test_what_does_not_divide_is_refused() -> None:
 def test_every_epoch_sees_every_sample_once_in_its_own_order(split: Any, size: int) -> None:
     epochs, count = 3, 18 // size
 
-    def step(progress: Progress, taken: Samples) -> Any:
+    def step(progress: MinibatchProgress, taken: Samples) -> Any:
         seen, number = progress.params
         seen = seen.at[number].set(jnp.sort(taken.action.ravel()))
         return progress._replace(params=(seen, number + 1)), {"steps": number}
 
-    start = Progress((jnp.zeros((epochs * count, size)), 0), (), jnp.array(True))
+    start = MinibatchProgress((jnp.zeros((epochs * count, size)), 0), (), jnp.array(True))
     minibatches = split(samples(9, 2), count, "PPO")
     after, metrics = epochs_of_minibatches(step, start, minibatches, epochs, jax.random.key(1))
     seen, steps = after.params
@@ -78,10 +78,10 @@ def test_every_epoch_sees_every_sample_once_in_its_own_order(split: Any, size: i
 
 
 def test_steps_stop_for_good_once_the_divergence_is_past_its_limit() -> None:
-    def progress(weight: float, going: bool = True) -> Progress:
-        return Progress(jnp.float32(weight), jnp.float32(-weight), jnp.array(going))
+    def progress(weight: float, going: bool = True) -> MinibatchProgress:
+        return MinibatchProgress(jnp.float32(weight), jnp.float32(-weight), jnp.array(going))
 
-    def after(before: Progress, kl: float) -> list[float]:
+    def after(before: MinibatchProgress, kl: float) -> list[float]:
         new = progress(2.0)
         return [float(x) for x in stop_at_divergence(before, new, jnp.float32(kl), 0.5)]
 

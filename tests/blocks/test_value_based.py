@@ -9,8 +9,8 @@ import pytest
 
 import dovetail as dt
 from dovetail.blocks.value_based import (
+    ItemRow,
     Learned,
-    Row,
     batches_of,
     new_priorities,
     recorded_draws,
@@ -52,7 +52,7 @@ def test_a_row_is_the_step_and_the_final_row_where_it_led() -> None:
         observation="s", action="a", reward="r", terminated="end", next_observation="s'",  # type: ignore[arg-type]
         truncated=none, first=none, valid=none, extras=none, bootstrap=none, carry=none, last=none,
     )  # fmt: skip
-    assert rows_of(steps) == (Row("s", "a", "r", "end"), Row("s'", None, None, None))
+    assert rows_of(steps) == (ItemRow("s", "a", "r", "end"), ItemRow("s'", None, None, None))
 
 
 def test_the_shapes_of_a_row_are_those_of_the_environment() -> None:

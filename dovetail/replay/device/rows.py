@@ -25,7 +25,7 @@ FINAL = np.uint32(1)
 
 
 @dataclass(frozen=True)
-class RowForm:
+class DeviceRowForm:
     """Where each leaf of a row is stored."""
 
     tree: Any
@@ -115,7 +115,7 @@ class DeviceRows:
     """[rows, W]"""
     alone: tuple[jax.Array, ...]
     """Separately stored leaves: [rows, …], or [frames, …] with a history."""
-    form: RowForm = field(metadata={"static": True})
+    form: DeviceRowForm = field(metadata={"static": True})
 
     @staticmethod
     def empty(
@@ -125,7 +125,7 @@ class DeviceRows:
         the shape of its frames."""
         leaves = tuple(leaves_of(example))
         stacked = frozenset(i for i, leaf in enumerate(leaves) if leaf.path in shapes)
-        form = RowForm(jax.tree.structure(example), leaves, stacked)
+        form = DeviceRowForm(jax.tree.structure(example), leaves, stacked)
 
         def zeros(i: int) -> jax.Array:
             leaf = leaves[i]

@@ -134,9 +134,9 @@ class Way:
     form: ServedForm
     served: Served
 
-    def open(self) -> "Inserting | Sampling | Updating":
+    def open(self) -> "Inserting | RemoteSampling | Updating":
         """The function with its own open connections."""
-        kinds = {"insert": Inserting, "sample": Sampling, "update": Updating}
+        kinds = {"insert": Inserting, "sample": RemoteSampling, "update": Updating}
         return kinds[self.does](self.form, self.served)
 
     def __call__(self, *args: Any) -> Any:
@@ -223,7 +223,7 @@ class Inserting(Clients):
         super().close()
 
 
-class Sampling(Clients):
+class RemoteSampling(Clients):
     """Requests each server's part of every batch."""
 
     def __call__(self, turn: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, Sample]:
