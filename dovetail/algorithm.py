@@ -75,7 +75,7 @@ class Task:
     """The servers that hold the replay; None if the replay is part of the state."""
 
     def __post_init__(self) -> None:
-        if self.all_envs == 0:
+        if self.all_envs == 0:  # a frozen dataclass can set its own field only this way
             object.__setattr__(self, "all_envs", self.num_envs)
 
     def replay(self, table: Table, example: Any) -> Replay:

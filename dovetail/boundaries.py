@@ -217,7 +217,8 @@ class RL:
         """Actors → replay: inserts `rows` [T, B, …] made from `trajectory`.
 
         The trajectory tells where episodes end. `final` holds the values that follow each row, as a
-        part of the rows' tree; `priorities` [T, B] belong to the items that begin at each row.
+        part of the rows' tree; it is read where an episode ends. `priorities` [T, B] belong to the
+        items that begin at each row; unless given, new items get the highest priority so far.
         """
         rows_sent = insertion(trajectory, rows, final, priorities)
         if isinstance(replay, RemoteReplay):
@@ -239,6 +240,7 @@ class RL:
         told = replay.told(sent.first.shape[BATCH_AXIS])
         done = self.python("insert", ACTOR, replay.inserting, (sent,), told, reach)
         done = self.send(done, LEARNER, How.JOIN, source=ACTOR, name="inserted")
+        # The turn depends on every actor's insertion, so later samples come after it.
         return replay.after(replay.turn + jnp.min(done))
 
     def sample(self, replay: Replay, draws: jax.Array) -> tuple[Replay, Sample]:

@@ -19,6 +19,7 @@ from dovetail.errors import UserError
 
 Words = tuple[jax.Array, jax.Array]
 
+# The rotation distances and the key schedule's parity word of Threefry-2×32.
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 TAG = "dvt"
 PARITY = np.uint32(0x1BD11BDA)
@@ -84,6 +85,7 @@ def _bits(words: Words, width: int) -> jax.Array:
     high, low = words
     if width == 64:
         return (high.astype(jnp.uint64) << np.uint64(32)) | low.astype(jnp.uint64)
+    # JAX's partitionable threefry also combines the two words by xor.
     return (high ^ low).astype({8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}[width])
 
 

@@ -50,8 +50,8 @@ def _load(path: Path, changed: int) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UserError(f"{path} is not a Python file: give one that ends in .py.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    if str(path.parent) not in sys.path:
+    sys.modules[spec.name] = module  # before it runs: dataclasses look their module up there
+    if str(path.parent) not in sys.path:  # appended, so that it shadows no installed package
         sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)

@@ -94,6 +94,7 @@ def _place(base: str, file: Path) -> tuple[Path, str] | None:
         return None
     if module == "dovetail" or module.startswith("dovetail."):
         return _own_place(module, name)
+    # A class of another module: importing it finds its source file.
     sys.path.insert(0, str(file.resolve().parent))
     source = inspect.getsourcefile(getattr(importlib.import_module(module), name))
     return (Path(source), name) if source else None

@@ -74,6 +74,7 @@ def _number(value: object, kind: type) -> int | float:
     """Converts a number; integers may be written as 200_000 or 2e5."""
     if not isinstance(value, int | float | str):
         raise TypeError
+    # Plain digits do not go through float, which would round large integers.
     if kind is int and isinstance(value, str) and value.replace("_", "").lstrip("+-").isdigit():
         return int(value)
     number = float(value)

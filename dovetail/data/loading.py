@@ -110,6 +110,7 @@ def _grids(
         if not any(parts):
             return
         columns = [_column(reader, pieces, chunk) for pieces in parts]
+        # Streams that have run out are padded with invalid copies of another one.
         empty = next(column for column in columns if column is not None)
         full = [_nothing(empty) if column is None else column for column in columns]
         yield jax.tree.map(lambda *x: np.stack(x, axis=1), *full)

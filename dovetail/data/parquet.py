@@ -52,6 +52,7 @@ def write_parquet(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) 
     for groups, (first, batch) in enumerate(_grouped(episodes, metadata.row_bytes), 1):
         table = _table(metadata, first, batch)
         if writer is None:
+            # Parquet's own check sums: `read` verifies them.
             writer = pq.ParquetWriter(temporary, table.schema, write_page_checksum=True)
         writer.write_table(table, row_group_size=table.num_rows)
         counts[0] += len(batch)

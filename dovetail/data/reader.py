@@ -96,6 +96,7 @@ class Reader:
         last = np.zeros(total, np.bool_)
         last[last_rows(pieces, self.episodes.lengths)] = True
         info = {name: arrays[f"infos/{name}"] for name in self.metadata.infos}
+        # Rows have the same leaves for every dataset; missing infos are filled in.
         unsaid = {LOG_PROBABILITY: np.float32(np.nan), VERSION: np.int32(-1)}
         for name, value in unsaid.items():
             info.setdefault(name, np.broadcast_to(value, total))
@@ -164,6 +165,7 @@ class Reader:
         within = np.asarray(steps) - starts[numbers]
         pieces = [Piece(int(e), int(t), int(t) + 2) for e, t in zip(numbers, within, strict=True)]
         both = self.pieces(pieces)
+        # Each piece has two rows: the step and its successor.
         rows = jax.tree.map(lambda x: x[::2], both)
         return rows, jax.tree.map(lambda x: x[1::2], both.observation)
 

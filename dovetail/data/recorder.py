@@ -131,6 +131,7 @@ class Recorder:
                 ended += [(time, env, episode) for time, episode in found]
         for _, _, episode in sorted(ended, key=lambda one: one[:2]):
             self.writer.write(episode)
+        # Bounds the memory when episodes are very long.
         while sum(lane.bytes for lane in self._lanes.values()) > OPEN_BYTES:
             largest = max(self._lanes.values(), key=lambda lane: lane.bytes)
             self.writer.write(self._finished(largest, cut=True))

@@ -60,6 +60,7 @@ class Rounds:
 
     def read(self, number: int) -> Data:
         """Round `number`, in numpy arrays."""
+        # `check` has already read the only round.
         checked, self._checked = self._checked, None
         if checked is not None:
             return checked

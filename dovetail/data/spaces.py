@@ -194,6 +194,7 @@ class Codec:
         both = (space.bounded_below & space.bounded_above).ravel()
         low = np.where(both, space.low.ravel(), -1.0).astype(np.float64)
         high = np.where(both, space.high.ravel(), 1.0).astype(np.float64)
+        # Equal bounds would divide by zero.
         half = np.where(high > low, (high - low) / 2, 1.0)
         flat = own.reshape(len(own), -1)
         return ((flat - (high + low) / 2) / half).astype(np.float32)

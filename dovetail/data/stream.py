@@ -75,6 +75,7 @@ class Stream:
         lengths, per_row = reader.episodes.lengths, self._rows.row_bytes
         block, count = fitting(lengths, steps, per_row, STEP_BYTES, memory * 5 // 16)
         self._blocks, self._at_once = Blocks(lengths, block, steps), max(count, -(-batch // block))
+        # A window has one more row than steps.
         per_batch = batch * (steps + 1) * per_row
         self._together = max(min(TOGETHER // batch, memory // 16 // per_batch), 1)
         ahead = max(min(ahead, memory // 8 // per_batch), 1)

@@ -82,6 +82,7 @@ def info(dataset: str | Path, *, check: bool = False, tell: Tell | None = None) 
             np.add.at(returns, numbers, rows["rewards"])
             terminated += int(rows["terminations"].sum())
             step = np.ones(len(rows["rewards"]), np.bool_)
+            # The extra row after an episode is not a step.
             step[last_rows(pieces, lengths)] = False
             if "infos/log_probability" in rows:
                 known += int((~np.isnan(rows["infos/log_probability"][step])).sum())

@@ -106,6 +106,7 @@ def check_shares(shares: Sequence[float], outs: Sequence[str | Path]) -> None:
 def _assign(count: int, shares: Sequence[float], seed: int) -> Array:
     """The part of each episode; sizes are the rounded shares."""
     order = np.random.default_rng(seed).permutation(count)
+    # Rounding the cumulative shares makes the parts add up to `count`.
     bounds = np.rint(np.cumsum(shares) * count).astype(np.int64)
     parts = np.empty(count, np.int64)
     parts[order] = np.searchsorted(bounds, np.arange(count), side="right")

@@ -38,6 +38,7 @@ def check_values(
             continue
         array = arrays[path]
         wrong = (array < bounds[0]) | (array > bounds[1])
+        # The extra row after an episode holds no action.
         if wrong.any() and path.startswith("actions"):
             wrong[last_rows(pieces, lengths)] = False
         if wrong.any():

@@ -27,6 +27,7 @@ def names() -> list[str]:
 
 def game_of(name: str) -> str:
     """The ROM name of a game written as "Pong", "MsPacman-v5" or "ms_pacman"."""
+    # "MsPacmanNoFrameskip-v4" → "MsPacman" → "ms_pacman".
     bare = re.sub(r"(NoFrameskip)?-v\d+$", "", name.removeprefix("ALE/"))
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
 

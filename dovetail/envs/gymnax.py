@@ -46,6 +46,7 @@ class GymnaxEnv:
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> JaxStep:
         """One transition."""
+        # `step_env` does not reset, unlike `step`.
         raw, after, reward, terminated, _ = self._env.step_env(
             key, state, self._spaces.decode(action), self._params
         )

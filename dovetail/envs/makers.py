@@ -44,6 +44,7 @@ class Alone(SyncVectorEnv):
             else:
                 self._autoreset_envs[i] = True
         shown: Any = self._observations
+        # "same_kind" rejects observations of an incompatible dtype.
         np.copyto(shown[i], seen, casting="same_kind")
         ends = np.array([terminated], np.bool_), np.array([truncated], np.bool_)
         return shown, np.array([reward], np.float64), *ends, infos

@@ -76,6 +76,7 @@ def of_same_name(name: str, options: Mapping[str, Any], **more: Any) -> gymnasiu
     from dovetail.envs.gymnasium import find, maker
 
     renamed = {"limit": "max_episode_steps"}
+    # Our CartPole calls its time limit `limit`.
     kwargs = {renamed.get(key, key): value for key, value in options.items()}
     return maker(find(name), kwargs)(**more)
 

@@ -222,6 +222,7 @@ class VectorHost:
                 f"returned a final observation outside its space ({error})"
             ) from error
         if self._single:
+            # A copy: `observation` already holds the new episodes' first observations.
             final = observation.copy()
             final[ended] = last
         else:

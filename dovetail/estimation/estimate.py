@@ -191,6 +191,7 @@ def _note(name: str, effective: float) -> str:
 def _by_values(fitted: Values, values: Array, begun: Array) -> Estimate:
     """The first member's mean value over the first states of `begun` episodes; the spread of the
     others gives the interval."""
+    # Values of states within an episode are not returns of a whole one.
     weights = fitted.weights * begun
     means = (weights * values).sum(axis=1) / np.maximum(weights.sum(axis=1), 1)
     half = DEVIATIONS * float(means[1:].std(ddof=1)) if len(means) > 2 else np.nan

@@ -212,6 +212,7 @@ def fit(
     scale = max(_typical_reward(reader) * horizon, 1e-6)
     rule = _Rule(network, options.gamma, epsilon, scale)
     advance = jax.jit(_advance(rule, optimizer, options), donate_argnums=0)
+    # A sample's slot is the number of its step; this finds its episode.
     ends = np.cumsum(reader.episodes.lengths)
 
     def batch(sample: Any) -> _Batch:

@@ -129,6 +129,7 @@ def _windows(rows: Rows, number: int, sizes: Array, lanes: _Lanes, limit: int) -
     """Windows of at most `limit` positions, in order of time, of rows numbered from `number`."""
     first = np.zeros(len(lanes.step), np.bool_)
     first[np.cumsum(sizes) - sizes] = True
+    # A timestep holds the reward of the action before it.
     reward = np.where(first, 0, np.roll(rows.reward, 1)).astype(np.float32)
     alone = np.zeros(len(first), np.int32)
     timestep = Timestep(rows.observation, reward, first, alone)  # type: ignore[arg-type]

@@ -287,6 +287,7 @@ def _jax_play(algorithm: Algorithm, env: JaxEnv, episodes: int, seed: int, manne
         ended = jax.tree.map(jnp.add, now.ended, turn.episodes)
         return _Now(turn.actor, ended), played(turn)
 
+    # Stops early once every episode is over.
     @jax.jit
     def some(params: Params, now: _Now) -> tuple[_Now, jax.Array]:
         until = now.actor.step[0] + STEPS_PER_CALL
@@ -297,6 +298,7 @@ def _jax_play(algorithm: Algorithm, env: JaxEnv, episodes: int, seed: int, manne
         )
         return now, now.actor.env.over.all()
 
+    # A scan, not a while loop: recorded steps need a static length.
     @jax.jit
     def recorded(params: Params, now: _Now) -> tuple[_Now, jax.Array, Played]:
         now, played = jax.lax.scan(lambda now, _: advance(params, now), now, length=STEPS_PER_CALL)

@@ -80,6 +80,7 @@ class Policy:
         elif batch is None:
             carry = tuple(x[None] for x in carry)
         action, carry = self._act(self._weights, carry, leaves, rewards.astype(np.float32), begins)
+        # A copy of the action: views of JAX arrays are read-only.
         action, carry = np.array(action), tuple(np.asarray(x) for x in carry)
         return (action, carry) if batch is not None else (action[0], tuple(x[0] for x in carry))
 
@@ -179,6 +180,7 @@ def _program(algorithm: Algorithm, params: Params, carry: Any) -> tuple[Any, boo
     trees = (jax.tree.structure(params), jax.tree.structure(carry), jax.tree.structure(specs))
     one = _flat_greedy(algorithm, carry, trees)
     many = jax.vmap(one, in_axes=(None, 0, 0, 0, 0))
+    # From the most general export to the most restricted; the first that works is taken.
     failures = []
     for platforms in (PLATFORMS, (_platform(),)):
         for function, lead in ((many, export.symbolic_shape("b")), (one, ())):

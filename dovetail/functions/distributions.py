@@ -125,6 +125,7 @@ class Gaussian(NamedTuple):
         beyond it; elsewhere the log-density."""
         z = (x - self.mean) * jnp.exp(-self.log_std)
         density = -0.5 * z * z - self.log_std - 0.5 * math.log(2 * math.pi)
+        # log_ndtr stays finite far in the tail, where log(1 - cdf) would be -inf.
         beyond = log_ndtr((jnp.sign(x) * self.mean - 1.0) * jnp.exp(-self.log_std))
         return jnp.sum(jnp.where(jnp.abs(x) == 1, beyond, density), axis=-1)
 

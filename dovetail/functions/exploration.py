@@ -28,6 +28,7 @@ def epsilon_greedy_log_prob(
     values: jax.Array, epsilon: jax.Array | float, action: jax.Array
 ) -> jax.Array:
     """Log-probability that `epsilon_greedy` takes an action."""
+    # The greedy action can also be drawn at random.
     best = action == jnp.argmax(values, axis=-1)
     return jnp.log((1.0 - epsilon) * best + epsilon / values.shape[-1])
 

@@ -45,6 +45,7 @@ def batch_sums(moments: Moments, x: Any, weights: jax.Array) -> Sums:
 
     def powers(leaf: jax.Array, mean: jax.Array) -> tuple[jax.Array, jax.Array]:
         if _is_image(leaf):
+            # Images have no statistics: their entries are empty arrays.
             return mean, mean
         axes = tuple(range(weights.ndim))
         w = jnp.expand_dims(weights, tuple(range(weights.ndim, leaf.ndim)))

@@ -78,6 +78,7 @@ def weighted_per_decision(ratios: Each, rewards: Each, discount: float) -> Contr
         alive[:steps] += weights
         ended[steps] += weights[-1]
     mean = (alive + np.cumsum(ended))[:-1] / count
+    # Steps without any weight left contribute nothing.
     inverse = np.divide(1.0, mean, out=np.zeros_like(mean), where=mean > LEAST)
     if not inverse.any():
         return Contributions(np.full(count, np.nan), np.ones(count))

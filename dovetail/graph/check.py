@@ -58,6 +58,7 @@ def same_carry(algorithm: Algorithm, function: str, before: Any, after: Any) -> 
                 f"{type(algorithm).__name__}.{function} changes carry{jax.tree_util.keystr(path)} "
                 f"from shape {list(old.shape[1:])} to {list(new.shape[1:])}; keep its shape."
             )
+    # A scan needs the same dtypes in and out.
     return jax.tree.map(lambda old, new: new.astype(old.dtype), before, after)
 
 

@@ -26,6 +26,7 @@ def _equation(eqn: JaxprEqn) -> int:
             depth = prod(shapes_in[0][axis] for axis in contract[0])
             return 2 * depth * prod(shapes_out[0])
         case "conv_general_dilated":
+            # Each output element takes one multiply-add per weight of its output channel.
             kernel = shapes_in[1]
             out_axis = params["dimension_numbers"].rhs_spec[0]
             return 2 * prod(shapes_out[0]) * prod(kernel) // kernel[out_axis]
@@ -37,6 +38,7 @@ def _equation(eqn: JaxprEqn) -> int:
             return max(flops(branch.jaxpr) for branch in params["branches"])
         case _:
             pass
+    # jit, custom_jvp, remat and the like hold their jaxpr in some parameter.
     inner = [_open(value) for value in params.values() if hasattr(_open(value), "eqns")]
     if inner:
         return sum(flops(jaxpr) for jaxpr in inner)

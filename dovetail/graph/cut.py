@@ -89,7 +89,7 @@ class _Cut:
 
     def graph(self, algorithm: Algorithm, env: EnvSpec) -> Graph:
         """Builds pieces, then nodes, then edges, then the inputs and outputs."""
-        for var in self.jaxpr.invars:
+        for var in self.jaxpr.invars:  # the inputs get the first numbers
             self._value(var)
         for eqn in self.jaxpr.eqns:
             if id(eqn) in self.places:
@@ -160,6 +160,7 @@ class _Cut:
         stage: dict[Var, int] = dict.fromkeys([*self.jaxpr.invars, *self.jaxpr.constvars], 0)
         fires: dict[int, int] = {}
         earliest: dict[int, int] = {}
+        # Forward: an equation can run once its inputs exist; a boundary delivers one stage later.
         for eqn in self.jaxpr.eqns:
             at = max((stage[v] for v in eqn.invars if not isinstance(v, Literal)), default=0)
             boundary = eqn.primitive in BOUNDARIES
@@ -172,6 +173,7 @@ class _Cut:
             if id(eqn) in earliest and side is not None:
                 last[side] = max(last.get(side, 0), earliest[id(eqn)])
         answers = self._answers(fires)
+        # Backward: an equation may run as late as its first reader.
         latest: dict[Var, int] = {}
         places: dict[int, Place] = {}
         for eqn in reversed(self.jaxpr.eqns):
@@ -248,6 +250,7 @@ class _Cut:
         steps: list[tuple[int, int, Place | JaxprEqn]] = [
             (stage, self.order.index(side), (stage, side)) for stage, side in self.pieces
         ]
+        # In its stage a region runs last: it may read the outputs of any fragment there.
         steps += [(self.fires[id(eqn)], len(self.order), eqn) for eqn in regions]
         nodes: list[Node] = []
         taken: dict[str, int] = {}
@@ -299,6 +302,7 @@ class _Cut:
         ]
         invars = [v for v in read if v not in self.consts]
         outvars = [v for eqn in piece.eqns for v in eqn.outvars if v in needed]
+        # The debug names belong to the arguments of the whole iteration, so drop them.
         program = Jaxpr(
             constvars=constvars,
             invars=invars,
@@ -394,6 +398,7 @@ class _Cut:
             if eqn.primitive is not send_p:
                 continue
             crossed = [self._resolve(v) for v in eqn.invars]
+            # A value that is sent twice crosses once; a constant does not cross.
             values = [
                 self._value(v)
                 for v in dict.fromkeys(a for a in crossed if isinstance(a, Var))

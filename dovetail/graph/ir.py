@@ -13,7 +13,7 @@ A side is just a name; only `home`, the side of unmarked state, has a meaning he
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class Tree(Protocol):
         """The number of leaves."""
         ...
 
-    def unflatten(self, leaves: Iterable[object], /) -> object:
+    def unflatten(self, leaves: Iterable[object], /) -> Any:  # only the caller knows its type
         """Builds the pytree with these leaves."""
         ...
 

@@ -91,6 +91,7 @@ def _collective(name: str, reduce: Callable[[jax.Array, str], jax.Array]) -> Pri
     primitive.multiple_results = True
     primitive.def_impl(lambda *leaves: leaves)
     primitive.def_abstract_eval(lambda *leaves: leaves)
+    # Elementwise in every array, so batch dimensions pass through.
     batching.primitive_batchers[primitive] = lambda leaves, dims: (primitive.bind(*leaves), dims)
 
     def all_reduce(*leaves: jax.Array) -> list[jax.Array]:
@@ -100,7 +101,7 @@ def _collective(name: str, reduce: Callable[[jax.Array, str], jax.Array]) -> Pri
     def lower(ctx: mlir.LoweringRuleContext, *leaves: Any) -> Any:
         context = ctx.module_context.axis_context
         if REPLICA_AXIS not in getattr(context, "manual_axes", ()):
-            return leaves
+            return leaves  # not in a shard_map over replicas: there is one
         size = context.mesh.shape[REPLICA_AXIS]  # type: ignore[union-attr]
         with extend_axis_env_nd([(REPLICA_AXIS, size)]):
             return mlir.lower_fun(all_reduce, multiple_results=True)(ctx, *leaves)
@@ -109,6 +110,7 @@ def _collective(name: str, reduce: Callable[[jax.Array, str], jax.Array]) -> Pri
     return primitive
 
 
+# The mean is linear, and its transpose is again a mean.
 mean_p = _collective("mean", jax.lax.pmean)
 ad.deflinear2(mean_p, lambda cotangents, *_: mean_p.bind(*map(ad.instantiate_zeros, cotangents)))
 max_p = _collective("max", jax.lax.pmax)

@@ -58,6 +58,7 @@ def settle(jaxpr: Jaxpr, state_sides: Sequence[Side]) -> Settled:
     sides: Sides = dict.fromkeys(jaxpr.constvars)
     for position, var in enumerate(jaxpr.invars):
         sides[var] = state_sides[position] if position < len(state_sides) else ACTOR
+    # `same` maps the result of a crossing to its operand where they live on the same side.
     settled, same = Settled(jaxpr, sides), dict[Var, Atom]()
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:

@@ -83,6 +83,7 @@ INTERNAL = (
     os.path.join("training", "planning.py"),
 )
 """Files of Dovetail that error messages skip to find the user's line."""
+# JAX's source info, which side errors quote, skips these files too.
 for _name in INTERNAL:
     jex.source_info_util.register_exclusion(os.path.join(PACKAGE, _name))
 
@@ -329,6 +330,7 @@ class Tracing(RL):
         replicas = self.copies(LEARNER)
         if replicas == 1:
             return keys
+        # `part` of [0, 1, …] is this replica's index: `axis_index` is not bound while tracing.
         number = primitives.part(jnp.arange(replicas)[None], replicas)[0, 0]
         return part_keys(keys, number, items, replicas, axis)
 
@@ -440,6 +442,7 @@ class Tracing(RL):
         value = over_batch(bootstrap) if bootstrap is not None else None
         served = jax.tree.map(self._served, (actor.carry, actor.timestep, actor.keys))
         act_inner, act_captured = _inner("act", whole_act, params, *served)
+        # FLOPs are per step of all the actor's environments, which may take several calls.
         calls = actor.step.shape[0] / jax.tree.leaves(served)[0].shape[0]
         act_inner = dataclasses.replace(act_inner, flops=round(calls * act_inner.flops))
         value_inner, value_captured = None, []

@@ -62,6 +62,7 @@ def environment_keys(seed_key: jax.Array, num_envs: int) -> jax.Array:
 
 def act_key(key: jax.Array, step: jax.Array) -> jax.Array:
     """The key for acting in one environment at its `step`."""
+    # Even numbers act and odd ones step, so that the two never share a key.
     return jax.random.fold_in(key, 2 * step)
 
 
@@ -142,10 +143,10 @@ def step_once(
     acting_keys, stepping_keys = keys
     action, extras, carry = act(params, actor.carry, actor.timestep, acting_keys)
     after = step(actor.env, action, stepping_keys)
-    arrays: Any = after.reward.__array_namespace__()
+    arrays: Any = after.reward.__array_namespace__()  # numpy or jax.numpy
     done = after.terminated | after.truncated
     episode_return = actor.episode_return + after.reward
-    episode_length = actor.episode_length + after.valid
+    episode_length = actor.episode_length + after.valid  # reset-only steps do not count
     episodes = EpisodeSums(
         done.astype(np.int32),
         arrays.where(done, episode_return, 0),
@@ -200,6 +201,7 @@ def unroll_scan(
     `act` must reset carries itself (see `resetting`). `scan` has the interface of `jax.lax.scan`.
     """
     steps = actor.step[None] + jnp.arange(length, dtype=jnp.int32)[:, None]
+    # The keys of all steps, [T, B], before the loop.
     over_time = jax.vmap(jax.vmap(act_key), (None, 0)), jax.vmap(jax.vmap(env_key), (None, 0))
     keys = (over_time[0](actor.keys, steps), over_time[1](actor.keys, steps))
 

@@ -208,6 +208,7 @@ class SupervisedWorker:
         return unpack_values(self._within.wait(process, call, self._worker, lambda: None))
 
     def _there(self) -> HostProcess:
+        # A process that replaced ours does not have the state this worker began with.
         within, process = self._within, self._process
         if process is None or within.process is not process:
             raise WorkerLost(f"{within.name}, the process of {self._worker}, is gone.")
@@ -272,7 +273,7 @@ class Processes:
         self._stopping.set()
         running = [s.process for s in self._supervised.values() if s.process is not None]
         calls = [process.call("close") for process in running]
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = time.monotonic() + CLOSE_SECONDS  # one for all of them
         for call in calls:
             with contextlib.suppress(Exception):
                 call.get(max(0.0, deadline - time.monotonic()))

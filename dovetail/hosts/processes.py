@@ -71,7 +71,7 @@ class SpawnedProcess:
         )
         with starting_process(b"__main__" in order):
             self._process.start()
-        there.close()
+        there.close()  # else reading from a dead process would block instead of raising EOFError
         self._numbers = itertools.count()
         self._pending: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
@@ -87,6 +87,7 @@ class SpawnedProcess:
     def call(self, method: str, *args: Any) -> "SpawnedCall":
         """Calls a method of its workers."""
         answer: Future[Any] = Future()
+        # Under the lock, so that either `_hear` finds this call pending or we see `_gone`.
         with self._lock:
             number = next(self._numbers)
             self._pending[number] = answer
@@ -136,7 +137,7 @@ class SpawnedProcess:
             self._gone = why
             pending, self._pending = self._pending, {}
             self._connection.close()
-        for answer in pending.values():
+        for answer in pending.values():  # no answer will come
             answer.set_exception(WorkerLost(why))
 
 

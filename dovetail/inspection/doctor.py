@@ -248,10 +248,10 @@ def _is_alive(status: dict[str, Any]) -> bool:
     if status["host"] != socket.gethostname():
         return time.time() - status["time"] < LATE
     try:
-        os.kill(status["pid"], 0)
+        os.kill(status["pid"], 0)  # signal 0 only tests whether the process exists
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # it exists, but belongs to another user
         return True
     return True
 

@@ -62,6 +62,7 @@ class Critics:
         ensemble works too). Dropout is applied only if `key` is given."""
         x = self._features(params, observation)
         if action is not None:
+            # All critics see the same actions.
             x = jnp.concatenate([x, jnp.broadcast_to(action, (len(x), *action.shape))], axis=-1)
         for i in range(len(self.hidden)):
             x = dense_each(params["critic"][f"layer_{i}"], x)

@@ -57,6 +57,7 @@ class Encoder:
             return cnn.as_floats(array).reshape(*batch, -1)
         shape = _image_shape(leaf)
         if leaf.shape != shape and len(leaf.shape) == 3:
+            # Channels come first in this observation.
             array = jnp.moveaxis(array, -3, -1)
         return cnn.for_image(shape).apply(params, array.reshape(*batch, *shape))
 

@@ -18,6 +18,7 @@ def make_plan(strategy: "Strategy", graphs: Graphs, resources: Resources) -> tup
     Raises `UserError` if the plan is not sound.
     """
     plan = strategy.plan(graphs.whole, resources)
+    # First, because tracing the shares divides by the plan's numbers of copies.
     check_placement(plan, graphs.whole, resources.devices)
     graph = graphs.at(plan.traced_copies, plan.update_envs, plan.batch or None)
     for one_pass in PASSES:

@@ -29,9 +29,11 @@ def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
             links.append(Link(edge.boundary, source, target, kind, edge.nbytes, times))
     for unroll in graph.unrolls:
         act, step = f"{unroll.name}.act", f"{unroll.name}.step"
+        # An actor with several groups of environments makes more, smaller transfers.
         shares = max(1, len(plan.instances_of(step)) // max(1, plan.actors))
         calls = unroll.length * plan.joined * shares
         kind = _kind(plan, graph, act, step)
+        # A host environment cannot be compiled, even on a fused worker.
         if unroll.step.program is None and kind is LinkKind.FUSED:
             kind = LinkKind.HANDOFF
         for boundary, ends, nbytes in zip(
@@ -84,10 +86,12 @@ def _kind(plan: Plan, graph: Graph, source: str, target: str, side: Side = "") -
     known = {worker.name: worker for worker in plan.workers}
     kinds = {known[name].kind for name in workers if name in known}
     if WorkerKind.PROCESS in kinds:
+        # Per-step traffic uses shared memory, per-update traffic a pipe.
         steps = any(end.endswith(".step") for end in (source, target))
         return LinkKind.SHARED_MEMORY if steps else LinkKind.PIPE
     if any(one.worker != other.worker for one, other in joined):
         return LinkKind.QUEUE
+    # Consecutive fragments on one device form one program even if the worker is not fused.
     if joined and _is_next(graph, source, target) and len(known[joined[0][0].worker].devices) == 1:
         return LinkKind.FUSED
     fused = joined and all(known[name].fused for name in workers if name in known)

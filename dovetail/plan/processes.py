@@ -238,6 +238,7 @@ def place(
         ]
         actors = sum(not (other.learns or other.keeps) for other in placed)
         acts = not (process.learns or process.keeps)
+        # An optional actor without room keeps an empty node and joins later.
         if not fitting and acts and min_actors is not None and actors >= min_actors:
             placed.append(process)
             continue

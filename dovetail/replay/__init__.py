@@ -1,7 +1,7 @@
 """Replay tables: stored experience that a learner samples many times.
 
 **Streams.** Each environment is a stream of rows; a row is any pytree. `insert` appends rows
-[T, B, …] to the streams of B environments. Where `ends` marks the last step of an episode, the last
+[T, B, …] to the streams of B environments. Where `ends` marks an episode's last step, the final
 observation (or any other part of a row, given as `final`) is stored as one extra row after it, and
 the next row starts the next episode. Steps that are not `valid` (an environment that only resets)
 are skipped. So the row after a step always holds its successor, and nothing is stored twice.

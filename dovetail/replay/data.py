@@ -93,5 +93,6 @@ def with_data(state: Any, data: Data | None) -> Any:
 def data_leaves(state: Any) -> tuple[int, ...]:
     """Indices of the dataset's leaves among a state's leaves."""
     parts = jax.tree.leaves(state, is_leaf=is_data)
+    # One entry per leaf of each part, in the order of the state's leaves.
     owned = [is_data(part) for part in parts for _ in jax.tree.leaves(part)]
     return tuple(i for i, own in enumerate(owned) if own)

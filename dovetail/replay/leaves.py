@@ -60,6 +60,7 @@ def check_leaves(expected: Sequence[RowLeaf], given: Any, axes: tuple[int, ...],
     arrays = dict(with_paths(given))
     missing = [leaf.path for leaf in expected if leaf.path not in arrays]
     unknown = [path for path in arrays if path not in by_path]
+    # `final` may leave out leaves, rows may not.
     if unknown or (missing and what == "rows"):
         differs = f"has {unknown[0]!r}, unlike" if unknown else f"lacks {missing[0]!r} of"
         raise UserError(

@@ -33,6 +33,7 @@ class RateLimiter:
             raise UserError(
                 f"samples_per_insert is {self.samples_per_insert}: give a positive number, or None."
             )
+        # A single item inserted or sampled must fit into the tolerance.
         if not self.tolerance >= max(1.0, self.samples_per_insert):
             raise UserError(
                 f"The rate limiter's tolerance is {self.tolerance}: give at least "

@@ -45,4 +45,5 @@ def importance_weights(
     https://arxiv.org/abs/1511.05952. A learner copy that holds only part of the batch passes
     `over=rl.max` to take the maximum over the whole batch."""
     weights = (size * probabilities) ** -exponent
+    # At most 1, so that weights only ever shrink an update.
     return weights / over(weights.max())

@@ -79,6 +79,7 @@ class Checkpoints:
         if not self._known:
             self._refuse_other_run(step)
         leaves, arrays = _snapshot(tree)
+        # Through JSON: a deep copy that compares equal with restored metadata.
         request = _Request(step, leaves, arrays, json.loads(json.dumps(dict(meta))))
         with self._changed:
             self._known = {known for known in self._known if known < step} | {step}
@@ -412,6 +413,7 @@ def _read_record(folder: Path, place: str) -> dict[str, Any]:
 
 
 def _check_meta(meta: Mapping[str, Any], expect: Mapping[str, Any], place: str) -> None:
+    # Through JSON, like the saved metadata, where tuples have become lists.
     for name, value in json.loads(json.dumps(dict(expect))).items():
         if name != "options" and meta.get(name) != value:
             raise UserError(

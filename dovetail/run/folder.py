@@ -130,7 +130,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         with temporary.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # before the rename: a crash must not leave an empty file
         os.replace(temporary, path)
         sync(path.parent)
     except OSError as error:

@@ -45,9 +45,11 @@ class ActProgram:
         action, _, carry = inner.out_tree.unflatten(range(count))
         self._action = jax.tree.structure(action)
         self._carry = jax.tree.structure(carry)
+        # Extras that are not read are not computed; the action and the carry always are.
         wanted = [True] * self._action.num_leaves + live_extras + [True] * self._carry.num_leaves
         jaxpr, used = pe.dce_jaxpr(inner.program.jaxpr, wanted)
         self._function = jaxpr_as_fun(ClosedJaxpr(jaxpr, inner.program.consts))
+        # Inputs are: weights, carry, observation, then reward, first, number and key.
         weights = len(used) - self._carry.num_leaves - num_observations - 4
         ends = [weights, weights + self._carry.num_leaves, len(used) - 4]
         self._weights, self._carries = used[: ends[0]], used[ends[0] : ends[1]]
@@ -163,6 +165,7 @@ class ActProgram:
         words: list[Any],
     ) -> Any:
         """`_act` for the environments at `slots` of the carry; out-of-range slots are padding."""
+        # Padding slots read the last row (clip) and write nowhere (drop).
         own = jax.tree.map(lambda x: x.at[slots].get(mode="clip"), carry)
         made, after = self._act(weights, own, sees, last, words)
         put = lambda x, new: x.at[slots].set(new, mode="drop")  # noqa: E731

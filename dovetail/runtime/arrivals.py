@@ -54,6 +54,7 @@ class Arrivals:
             self._weights.setdefault(version, {})[number] = message
             if not last:
                 return
+            # These weights are the result of update `version - 1`, so its unrolls are used up.
             if self._latest is not None and version - 1 in self._chosen:
                 self._outstanding = [begun - self._each for begun in self._outstanding]
             self._latest = version
@@ -95,6 +96,7 @@ class Arrivals:
             while turn not in self._chosen:
                 fresh = self._fresh(turn)
                 if all(len(group) >= self._each for group in fresh):
+                    # The first receiver to get here chooses for all.
                     chosen = [ticket for group in fresh for ticket in group[: self._each]]
                     self._arrived = [t for t in self._arrived if t not in chosen]
                     self._chosen[turn] = chosen
@@ -131,6 +133,7 @@ class Arrivals:
             self.dropped += len(late)
             for ticket in late:
                 self._outstanding[self.group_of(ticket.copy)] -= 1
+                # Release the buffers of a dropped unroll, or its actor would never reuse them.
                 for message in ticket.messages.values():
                     if message.lease is not None:
                         message.lease.done()
@@ -165,7 +168,7 @@ class Weights:
         """Does nothing: weights are dropped by age."""
 
     def close(self) -> None:
-        """Wakes everyone who waits."""
+        """Wakes all waiting workers, which raise `Closed`."""
         self._arrivals.close()
 
 
@@ -186,6 +189,7 @@ class Arriving:
         message.sent = time.perf_counter()
         turn.ticket.messages[self._number] = message
         if self._last:
+            # From here on the unroll counts as arrived, so a failure must not cancel it.
             turn.undo.clear()
             self._arrivals.arrive(turn.ticket)
 
@@ -199,5 +203,5 @@ class Arriving:
         self._arrivals.finish(turn)
 
     def close(self) -> None:
-        """Wakes everyone who waits."""
+        """Wakes all waiting workers, which raise `Closed`."""
         self._arrivals.close()

@@ -63,6 +63,7 @@ class ActBatch:
         acting = compiled.acting
         self.acting, self._turns, self._carries = acting, turns, compiled.carries
         self._all = len(turns.reward)
+        # Buffers of a fixed size: every call has the same shapes, so nothing recompiles.
         rows: Any = turns.rows.trajectory
         seen = compress(jax.tree.leaves(rows.observation), acting.observed)
         self._seen = [_room(size, leaf[0]) for leaf in seen]
@@ -158,6 +159,7 @@ class Groups:
         ready, flying, groups = self._ready, self._flying, self._actor_envs.groups
         heard, deadline = self._actor_envs.heard, time.perf_counter() + self._unroll.limit
         while flying and len(ready) < min(self._unroll.groups_per_call, len(ready) + len(flying)):
+            # With no group ready there is nobody to serve, so the limit does not apply.
             left = deadline - time.perf_counter() if ready else LONGEST_WAIT
             if left > 0 and heard(True, min(left, LONGEST_WAIT)):
                 done = [g for g in flying if groups[g].port.ready()]

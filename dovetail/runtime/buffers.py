@@ -33,6 +33,7 @@ class UnrollBuffers:
     ) -> None:
         self.memory, arrays = (None, {}) if slab is None else slab.buffers()
         """The memory block of the buffers; None without a slab."""
+        # A leaf that is not written is a broadcast zero: it has its shape but no memory.
         written = {value.id for value in written_values(unroll)}
         self.trajectory: Trajectory = unroll.trajectory_tree.unflatten(
             [

@@ -38,6 +38,7 @@ class Programs:
         self.envs_of: dict[str, ActorEnvironments] = {}
         """Their environments, by the name of the acting worker."""
         self._graph, self._plan, self._env, self._patience = graph, plan, env, patience
+        # On a single device nothing has to be moved, which saves a check per array and call.
         self._devices = jax.devices() if names_many_devices(plan) else None
         self._built: list[Any] = []
         self._python: list[PythonProgram] = []

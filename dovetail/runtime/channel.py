@@ -41,6 +41,7 @@ class Lease:
         with self._lock:
             self._left -= 1
             last = self._left == 0
+        # Outside the lock, which only guards the count.
         for release in self._releases if last else ():
             release()
 
@@ -182,6 +183,7 @@ class Waiters:
         """Releases the mutex until `wake`; raises `Closed` when the run ends."""
         if self.closed:
             raise Closed(what)
+        # Registered before the mutex is released, so no `wake` in between is lost.
         self._asleep.append(watch)
         self.mutex.release()
         try:
@@ -233,6 +235,7 @@ class Lockstep:
 
     def take(self, turn: Turn, taker: int, watch: Watch) -> list[Message]:
         """The messages of `lag` turns before; of the first turn, if that is later."""
+        # The first `lag` turns have no older messages, so they all take those of the first turn.
         wanted = max(self._first, turn.number - self._lag)
         senders, sleepers = self.edge.senders_of(taker), self._sleepers
         with sleepers.mutex:

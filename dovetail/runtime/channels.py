@@ -83,6 +83,8 @@ class Channels:
         )
         if self.arrivals is not None and acts:
             return Arriving(made, self.arrivals, position, last=False)
+        # Staleness is the lag of the weights, prefetch that of samples. The depth keeps actors at
+        # most `staleness` turns ahead of the learner.
         lag = plan.staleness if weights else 0
         if edge.from_side in graph.tables and edge.to_side == graph.home:
             lag = plan.prefetch

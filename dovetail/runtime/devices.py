@@ -41,6 +41,7 @@ def to_device(array: Any, device: Device) -> Any:
         return array
     if not array.is_fully_replicated and array.is_fully_addressable:
         return jax.device_put(array, device)  # gathers the shards
+    # A replicated array may have a copy on the device already.
     shards = array.addressable_shards
     near = next((shard.data for shard in shards if shard.device == device), None)
     if near is not None and near.shape == array.shape:
@@ -64,7 +65,7 @@ def split_over(pieces: Any, mesh: Mesh) -> jax.Array:
     devices = own_devices(mesh)
     if not isinstance(pieces, list):
         pieces = [pieces]
-    if len(pieces) < len(devices):
+    if len(pieces) < len(devices):  # split on the host
         whole = _concatenated([np.asarray(piece) for piece in pieces])
         pieces = np.split(whole, len(devices), axis=BATCH_AXIS)
     each = len(pieces) // len(devices)

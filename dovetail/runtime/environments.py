@@ -332,5 +332,6 @@ def begin_episodes(
 
 def initial_observation(env: HostEnv, keys: jax.Array) -> Any:
     """Resets host environments, each with a seed drawn from its key."""
+    # Seeds are non-negative 31-bit integers: drop one bit.
     bits = np.asarray(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))
     return jax.tree.map(np.copy, env.reset([int(word) >> 1 for word in bits]))

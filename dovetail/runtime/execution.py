@@ -130,6 +130,7 @@ class Execution:
         """Lets the workers run that many more updates."""
         self._ends.add(self._limit + iterations)
         if self._workers.is_one:
+            # It runs right here: the updates are done when this returns.
             [worker] = self._workers.all
             worker.watch.begin()
             if worker.track.paused is not None:
@@ -173,7 +174,7 @@ class Execution:
             if self._failure is None and not self._stopping.is_set():
                 self._failure = worker.name, error
             self._broken = True
-            self._workers.channels.close()
+            self._workers.channels.close()  # else the others would wait for this worker forever
 
     def _join(self, worker: RunningWorker) -> None:
         """Waits for the process of a worker that may join late."""
@@ -204,7 +205,7 @@ class Execution:
             except Closed:
                 raise
             except Exception as error:
-                self._lost += worker.away is not None
+                self._lost += worker.away is not None  # the unroll it had begun
                 self._recovery.recover(worker, error)
                 continue
             if worker is self._workers.home:
@@ -296,6 +297,7 @@ class Execution:
 
     def close(self) -> None:
         """Stops every thread, process and environment; safe to call twice."""
+        # First end every wait, then join the threads, then free what they used.
         self._stopping.set()
         if self._host is not None:
             self._host.stop()

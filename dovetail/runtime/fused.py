@@ -98,6 +98,7 @@ class FusedRun:
 
     def advance(self, iterations: int) -> "Dispatched":
         """Dispatches that many iterations: at once, or one by one if the graph has a tap."""
+        # A dispatch returns the tapped values of its last iteration only.
         counts = [iterations] if self._graph.tap is None else [1] * iterations
         rows = [self._dispatch(count) for count in counts]
         metrics, episodes, _ = rows[-1]
@@ -116,6 +117,7 @@ class FusedRun:
 
     def _dispatch(self, count: int) -> Shown:
         """Dispatches `count` iterations as one call."""
+        # The count is a traced argument: one compilation serves any number.
         self._state, self._actor, *shown = self._call(
             self._state, self._data, self._actor, np.int32(count)
         )

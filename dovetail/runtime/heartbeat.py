@@ -31,6 +31,7 @@ class Watch:
         """Total seconds spent waiting for other workers."""
         self._began_to_wait = 0.0
         self._thread: int | None = None
+        # Held from the start: `sleep` acquires it again and blocks until `wake` releases it.
         self._bed = threading.Lock()
         self._bed.acquire()
 

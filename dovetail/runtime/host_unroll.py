@@ -51,6 +51,7 @@ class OwnEnvironments:
         self._call, self._keep = acting.call, turns.rows.writer.put
         [self._share] = turns.rows.shares
         self._carries = compiled.carries
+        # Build the argument lists of all steps here, to keep the loop lean.
         reward = [turns.reward] if acting.rewarded else []
         number = [turns.number] if acting.numbered else []
         begins = [[first] if acting.begun else [] for first in self._share.firsts]
@@ -199,7 +200,7 @@ def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[EpisodeSums, A
     done = rows.terminated | rows.truncated
     reward, valid = np.asarray(rows.reward), np.asarray(rows.valid)
     returns, lengths = np.asarray(actor.episode_return), np.asarray(actor.episode_length)
-    if not np.count_nonzero(done):
+    if not np.count_nonzero(done):  # the common case with long episodes
         returns, lengths = returns + reward.sum(0), lengths + valid.sum(0, np.int32)
         none = EpisodeSums(np.zeros_like(lengths), np.zeros_like(returns), np.zeros_like(lengths))  # type: ignore[arg-type]
         return none, actor._replace(episode_return=returns, episode_length=lengths)

@@ -85,6 +85,7 @@ class LocalRuntime:
         begun = self._run.load(state, actor, keys, turn, watched)
         warm_up = _timed(self._run.warm_up)
         assert self._compiling is not None
+        # The two overlap, so the longer one counts.
         self.compile_seconds = max(warm_up, self._compiling.result())
         return begun
 

@@ -112,7 +112,7 @@ def bundles_of_state(graph: Graph, leaves: Sequence[Any]) -> list[Bundle]:
     return _bundles(plain, graph, set(), 0)
 
 
-def _is_key(array: Any) -> bool:
+def _is_key(array: Any) -> bool:  # keys have extended dtypes, which cannot be concatenated
     return jnp.issubdtype(array.dtype, jax.dtypes.extended)
 
 
@@ -153,7 +153,7 @@ class Slab:
         end = 0
         for value in values:
             places[value.id] = value, end
-            end += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
+            end += -(-value.nbytes // ALIGNMENT) * ALIGNMENT  # rounded up
         return Slab(places, end) if end <= LARGEST_SLAB else None
 
     def buffers(self) -> tuple[np.ndarray, dict[int, np.ndarray]]:
@@ -181,7 +181,7 @@ class Slab:
 def _read(memory: Any, value: Value, begin: int) -> jax.Array:
     """Reads a value from the bytes of a slab, inside a compiled program."""
     own = memory[begin : begin + value.nbytes]
-    if value.dtype == np.bool_:
+    if value.dtype == np.bool_:  # bitcasts do not support booleans
         return own.reshape(value.shape) != 0
     size = value.dtype.itemsize
     words = own if size == 1 else own.reshape(-1, size)

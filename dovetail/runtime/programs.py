@@ -444,7 +444,7 @@ def run_unroll(unroll: Unroll, env: JaxEnv, graph: Graph, values: Values) -> Non
         lambda state, action, keys: batched.step(env, state, action, keys),
         bootstrap_function(unroll, inputs),
         unroll.length,
-        (),
+        (),  # the weights are among the inputs that are filled in
         actor,
     )
     outputs = [*jax.tree.leaves(trajectory), *jax.tree.leaves(actor), *episodes]
@@ -540,6 +540,7 @@ def many_iterations(
             state, *rest = once(parts.whole(state, data), actor)
             return (parts.apart(state)[0], *rest)
 
+        # The loop carries the sums, so it needs zeros of their shapes to start with.
         shapes = jax.eval_shape(step, state, actor)
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes[2:])
 

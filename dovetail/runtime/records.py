@@ -47,9 +47,9 @@ class Records:
 
         Calls `look` meanwhile, which raises if a worker has failed.
         """
-        look()
+        look()  # raises a failure from before this call
         self._wanted = count
-        self._enough.clear()
+        self._enough.clear()  # before counting, so that no record in between is missed
         while len(self._records) < count:
             if not self._enough.wait(LOOK_SECONDS):
                 look()

@@ -109,6 +109,7 @@ class RemoteChain:
         answered = time.perf_counter()
         begun, done = reply.clock
         track.extend(on_clock(reply.spans, clock_ahead(called, answered, begun, done)))
+        # The round trip without the remote work is the cost of the message.
         spent = answered - called - (done - begun)
         track.add(LINK, "message", called, spent, items=1)
         self.calls += 1

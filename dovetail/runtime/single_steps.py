@@ -166,6 +166,7 @@ class StepRun:
         begun = begin_episodes(self._env, self._actor_envs, actor, episode_keys)
         leaves = jax.tree.leaves(state)
         self.refill([leaves[i] for i in self._graph.data])
+        # The program donates its state, and the caller keeps these arrays: copy them.
         own = jax.tree.map(jnp.copy, self._together(leaves))
         self._held = own, None, self._no_metrics()
         for place, leaf in zip(_leaves(self._now), _leaves(begun.timestep), strict=True):

@@ -132,6 +132,7 @@ class States:
             return None
         keys = self._keys[self._envs(copy)]
         if attempt:
+            # Otherwise a restarted environment would replay the episodes before its failure.
             keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1_000_000 + attempt)
         return keys
 

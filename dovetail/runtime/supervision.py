@@ -145,6 +145,7 @@ class Recovery:
 def refuse_hung(watches: Sequence[Watch], patience: float) -> None:
     """Raises `WorkerFailed` if a worker is stuck or all workers wait for each other."""
     limit = patience + GRACE
+    # A single worker has no other worker to wait for.
     if len(watches) > 1 and all(watch.waits and watch.quiet() > limit for watch in watches):
         waits = "; ".join(f"{watch.worker} waits for {watch.awaited}" for watch in watches)
         raise WorkerFailed(f"Every worker waits for another: {waits}.")

@@ -101,7 +101,7 @@ class Turns:
         if t + 1 < self.length:
             copy_into(share.observations[t + 1], after.observation)
             share.firsts[t + 1][...] = begins
-            if not self._rewarded:
+            if not self._rewarded:  # acting does not read it: skip the copy
                 return
         else:
             shown = jax.tree.map(lambda x: x[share.part], self._observation)
@@ -150,6 +150,7 @@ class Turns:
     def _bootstrap(self, t: int, at: Timestep, mask: np.ndarray) -> None:
         value = self._compiled.bootstrap
         assert value is not None
+        # Always the whole batch, so that there is one shape to compile; the mask selects rows.
         found = value(self._valued, self.carry, at)
         for i, buffer in self.rows.bootstrap:
             chosen = mask.reshape(mask.shape + (1,) * (found[i].ndim - 1))

@@ -108,6 +108,7 @@ class RunningWorker:
 
     def turn(self, number: int) -> tuple[Values, Turn]:
         """Runs one iteration; `held` changes only if all of it succeeds, so it can be retried."""
+        # A shallow copy: if the turn fails, `held` is as before.
         values, turn = dict(self.held), Turn(number, number)
         payloads: list[Payload] = []
         try:
@@ -203,6 +204,7 @@ class RunningWorker:
         """Puts one message on a channel and records the span."""
         channel, watch = operation.channel, self.watch
         edge = channel.edge
+        # One reader more than there are receivers: the worker itself, until `end`.
         if turn.lease is None and turn.releases:
             turn.lease = Lease(1 + self._readers(), turn.releases)
         lease = turn.lease if edge.takers_of(operation.sender) else None
@@ -215,6 +217,7 @@ class RunningWorker:
         self._note_wait(edge.boundary, began, waited, turn.version)
         if self.away is not None or edge.boundary == REPORT:  # recorded there; not an edge
             return
+        # Time blocked on a full channel is a wait, not a transfer.
         at = began + watch.waited - waited
         spent = time.perf_counter() - at
         self.track.add(LINK, edge.boundary, at, spent, 1, size(values or {}), 1, turn.version)

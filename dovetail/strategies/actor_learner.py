@@ -104,5 +104,5 @@ class ActorLearner(Strategy):
             staleness=bound,
             prefetch=ahead if self.shards else 0,
             min_actors=self.min_actors,
-            ordered=bound == 0,
+            ordered=bound == 0,  # otherwise the learner takes unrolls as they arrive
         )

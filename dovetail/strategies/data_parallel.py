@@ -34,6 +34,7 @@ class DataParallel(Replicated):
         """The learner spans all devices, with an actor on each."""
         refuse_too_many_devices(self.devices, resources, "DataParallel")
         devices = tuple(range(self.devices))
+        # Sides on their own workers cannot be part of the one program.
         if is_traced(graph) and not self.sides:
             everything = compiled_together(graph, "replicas", self.num_envs, self.devices)
             return self.place(graph, [Worker("replicas", devices, fused=True)], everything)

@@ -54,6 +54,7 @@ class ParameterServer(Strategy):
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """One worker for the master, and the workers that compute gradients."""
+        # A tap (`RECORD`) sends trajectories too.
         whole = ("gather", "insert", RECORD)
         sent = next((edge for edge in graph.edges if edge.boundary in whole), None)
         if sent is not None:

@@ -136,6 +136,7 @@ class ExporterProcess:
         """The server process's next message; empty after `limit` seconds."""
         lines: list[str] = []
         assert self._process.stdout is not None
+        # A pipe has no read timeout, so a thread reads.
         reader = threading.Thread(
             target=lambda out: lines.append(out.readline()),
             args=(self._process.stdout,),

@@ -238,7 +238,7 @@ def _label_axes(axes: "Axes", x: str, y: str, runs: Sequence[Run]) -> None:
 
 
 def _add_time_axis(axes: "Axes", metrics: dict[str, np.ndarray]) -> None:
-    """Adds wall times along the top, where both steps and time increase."""
+    """Adds wall times along the top, if steps increase with time."""
     from matplotlib.ticker import MaxNLocator
 
     for times, steps in curves(metrics, "time_s", "env_steps"):

@@ -98,7 +98,7 @@ class PlainProgress(Progress):
         super().__init__(total_steps, clock)
         self._stream = stream or sys.stderr
         self._every = every
-        self._due = clock() + min(every, 1.0)
+        self._due = clock() + min(every, 1.0)  # the first line comes after a second
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         """Prints a line if the last one is `every` seconds old."""

@@ -177,14 +177,14 @@ class Exporter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The current metrics; called from the server's threads."""
-        now, self._scraped = self._published, True
+        now, self._scraped = self._published, True  # `show` may replace it during the scrape
         yield InfoMetricFamily("dovetail_run", "What is trained, and how.", self._info)
         yield _gauge("staleness_bound", "The most versions that the plan allows.", self._bound)
         yield from _scalars(now)
         yield from _spans(bounded(now.totals), self._nodes)
         yield _latency(now.totals)
         yield _staleness(now.staleness)
-        if now.diverged:
+        if now.diverged:  # after the last metric, when the scrape has everything
             self._seen.set()
 
 

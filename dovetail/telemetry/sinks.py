@@ -175,6 +175,7 @@ class MetricsWriter:
                 self._waiting.popleft()
                 self.dropped += 1
             self._waiting.append((step, dict(what), arrays))
+            # Wake the thread for a first record or a filling queue; otherwise it collects.
             if len(self._waiting) == 1 or self._crowded:
                 self._changed.notify()
 
@@ -206,6 +207,7 @@ class MetricsWriter:
         """Waits for records; returns False once closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
+            # Collect more records, unless the queue fills up.
             self._changed.wait_for(lambda: self._closing or self._crowded, GATHERED)
             return bool(self._waiting)
 

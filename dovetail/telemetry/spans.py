@@ -79,7 +79,7 @@ class Track:
     def drain(self) -> list[Span]:
         """Removes and returns the spans since the last call."""
         found: list[Span] = []
-        while len(found) < self._limit:
+        while len(found) < self._limit:  # bounded: the worker may add as fast as we drain
             try:
                 found.append(self._spans.popleft())
             except IndexError:

@@ -102,6 +102,7 @@ def _opened(env: "Env", mode: str = "rgb_array") -> "Generator[Watched]":
         frame = _ask(watched.render)
         if mode == "rgb_array" and (not isinstance(frame, np.ndarray) or frame.ndim != 3):
             raise NoVideo("its render() returns no picture.")
+        # A JAX environment is drawn by Gymnasium's version, which must match it.
         shown = (watched.mapped.observation, watched.mapped.action)
         if shown != (env.spec.observation, env.spec.action):
             raise NoVideo("the one that Gymnasium would draw has other observations or actions.")
@@ -193,7 +194,7 @@ def _open_writer(path: Path, frames_per_second: float) -> "Format.Writer":
         mode="I",
         fps=frames_per_second,
         codec="libx264",
-        pixelformat="yuv420p",
+        pixelformat="yuv420p",  # the format that browsers play
         macro_block_size=2,
         ffmpeg_log_level="error",
     )

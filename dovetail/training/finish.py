@@ -78,7 +78,7 @@ def finish(
     if not stop and not loop.solved and not evaluations.silent:
         progress.message(f"Evaluating over {loop.settings.episodes} episodes …")
         found = [evaluations.evaluate(one, stop) for one in params]
-    else:
+    else:  # the evaluation that reached the goal, or the last one, counts as the final one
         found = [loop.evaluation]
     outcome = judge([loop.evaluation] if stop else found)
     summary = summarize(run, config, loop, outcome)

@@ -130,7 +130,9 @@ class Loop:
         """Runs until the run has taken `steps` steps, reached its goal, or `stop` is set."""
         graph, before = self.runtime.graph, self.reached.updates
         per_iteration = graph.steps_per_iteration
+        # The number of updates at the end: the remaining steps, rounded up to whole iterations.
         total = before + max(-(-(steps - self.reached.env_steps) // per_iteration), 0)
+        # Earlier phases may have taken another number of steps per update.
         begun = self.reached.env_steps - before * per_iteration
         self._meta = meta
         started = last_report = time.perf_counter()

@@ -97,7 +97,7 @@ def prepare_backend(strategy: Strategy, devices: int | None = None) -> None:
 
     wanted = strategy.devices_wanted if devices is None else devices
     forced = "--xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError):  # JAX has already started
         if wanted > 1 and not forced:
             most = max(2, os.cpu_count() or 1)  # users may set more devices with XLA_FLAGS
             jax.config.update("jax_num_cpu_devices", min(wanted, most))

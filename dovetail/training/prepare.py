@@ -57,6 +57,7 @@ class Preparation:
             data = self.recorded.prepare(self.algorithm, self.env.spec, self.seed)
         found: list[PreparedPhase] = []
         for one in phases(self.algorithm, strategy, steps, online_steps, data is not None):
+            # The offline phase takes whole updates and may end a little after `steps`.
             end = found[0].last_step + online_steps if found else one.end
             phase = replace(one, end=end)
             record = self.settings.record is not None and phase.online

@@ -37,6 +37,7 @@ class Recording:
         count = steps.reward.shape[1]
         each = count // len(parts)  # environments of a part
         actor, turn, behind = (np.repeat(column, each) for column in zip(*parts, strict=True))
+        # Each actor owns `each` consecutive environments.
         env = each * actor + np.arange(count) % each
         self._recorder.add(steps, self._updates - behind, Lanes(env, turn))
 

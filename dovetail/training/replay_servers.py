@@ -161,7 +161,7 @@ class ServerOrder:
 
 def orders(form: ServedForm, options: ServedReplay, folder: Path) -> list[ServerOrder]:
     """The arguments of a run's servers; durable ones store their files in `folder`."""
-    key = secrets.token_hex(32)
+    key = secrets.token_hex(32)  # shared by all servers of the run
     places = [f"shard-{at}-of-{options.shards}" for at in range(options.shards)]
     return [
         ServerOrder(

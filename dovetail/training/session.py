@@ -51,6 +51,7 @@ class _Session:
         self._progress = make_progress(settings.display, start.last.phase.end)
         stack.callback(self._progress.close)
         self._status = Status(start.run, self._workers, self._reached)
+        # `push`, not `callback`: the final status needs the exception.
         stack.push(lambda kind, error, _: self._status.close(_ending(error, stop), error))
         self._progress.message(f"{_title(start)} → {start.run.path}")
         self._exporter = make_exporter(
@@ -114,6 +115,7 @@ class _Session:
             loop.save(checkpoints)
             if over:
                 return loop
+            # Fetch the state before closing the runtime that holds it.
             before = Started(loop.good.state(), None, loop.reached)
             self._phase.close()
             loop = self._launched(at, before, after=loop)

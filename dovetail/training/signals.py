@@ -27,7 +27,7 @@ class Stop:
 
     def ask(self, number: int, _: FrameType | None = None) -> None:
         """The signal handler; runs in the main thread."""
-        if self.signal is not None and number == signal.SIGINT:
+        if self.signal is not None and number == signal.SIGINT:  # a second Ctrl-C stops at once
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
 

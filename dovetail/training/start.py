@@ -27,6 +27,7 @@ def enable_compile_cache() -> None:
         return
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     jax.config.update("jax_compilation_cache_dir", str(Path(root) / "dovetail" / "compiled"))
+    # By default JAX does not cache programs that are small or compile quickly.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -85,6 +86,7 @@ def shapes(algorithm: Algorithm, env: JaxEnv | None, num_envs: int, seeds: int) 
 
 
 def _keys_and_state(algorithm: Algorithm, num_envs: int, key: jax.Array) -> tuple[jax.Array, Any]:
+    # Separate random streams for the environments and the learner.
     keys = environment_keys(jax.random.fold_in(key, 1), num_envs)
     state = without_data(algorithm.init(jax.random.fold_in(key, 0)))
     return keys, all_shards(state)

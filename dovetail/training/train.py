@@ -77,6 +77,7 @@ def train(
         chosen = choose_strategy(
             algorithm, strategy, given, recorded is not None, online_steps, kept is not None
         )
+        # On a cluster this process only drives the run: one device is enough.
         prepare_backend(chosen, None if where is None else 1)
         acts = acts_at_all(algorithm, recorded is not None, online_steps)
         found = resolve(given, traced=chosen.traced_envs if acts or strategy else None)
@@ -141,6 +142,7 @@ def resume(
         acts = acts_at_all(algorithm, recorded is not None, config["online_steps"])
         kept = ServedReplay.rebuilt(config.get("replay"))
         _refuse_unusable(settings, acts, silent, kept)
+        # A first online phase: the strategy was chosen for offline training and may not act.
         if config["online_steps"] and not before:
             strategy = acting_strategy(strategy, given, found)
             config |= {

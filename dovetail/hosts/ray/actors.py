@@ -1,7 +1,4 @@
-"""The Ray actor classes: a learner process, and a process for other workers.
-
-JAX-dependent modules are imported inside methods: `prepare` must configure JAX first.
-"""
+"""The Ray actor classes: a learner process, and a process for other workers."""
 
 import socket
 import threading
@@ -137,6 +134,7 @@ class LearnerProcess:
     def address(self, alone: bool) -> str:
         """An address for the `jax.distributed` coordinator; on loopback if there is one node."""
         host = "127.0.0.1" if alone else _node_address()
+        # Bind to port 0 to find a free port; the coordinator binds it again right after.
         with socket.socket() as free:
             free.bind((host, 0))
             return f"{host}:{free.getsockname()[1]}"

@@ -97,6 +97,7 @@ class RayConnection:
 def import_ray() -> Any:
     """Imports Ray; raises `UserError` with the install command if it is missing."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it at import
+    # Ray must not change CUDA_VISIBLE_DEVICES of actors without GPUs.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray

@@ -53,7 +53,7 @@ class RayProcess:
                 num_gpus=process.gpus,
                 resources=dict(process.others) or None,
                 max_concurrency=len(process.workers) + 2,  # plus set_up and pulse
-                max_restarts=0,
+                max_restarts=0,  # supervision restarts it, with its state
                 scheduling_strategy=strategy,
             )
             .remote(order, process.rank, process.name)

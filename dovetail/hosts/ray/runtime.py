@@ -85,7 +85,7 @@ class ClusterRuntime:
                     num_cpus=process.cpus,
                     num_gpus=process.gpus,
                     resources=dict(process.others) or None,
-                    max_concurrency=4,
+                    max_concurrency=4,  # `status` and `news` answer while it trains
                     max_restarts=0,
                     scheduling_strategy=strategy,
                 )
@@ -194,7 +194,7 @@ class ClusterRuntime:
             told = str(cause).strip() or type(cause).__name__
             raise UserError(f"A learner failed: {type(cause).__name__}: {told}") from error
         except RayActorError as error:
-            self._connection.refuse_dead_head()
+            self._connection.refuse_dead_head()  # a more specific error, if that is the cause
             where = ", ".join(dict.fromkeys(self.where)) or "the cluster"
             raise UserError(f"The learner on {where} is gone: its process or its node died.") from (
                 error

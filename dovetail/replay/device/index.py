@@ -77,6 +77,7 @@ def exchange(
     The slot `DROP` stands for none, and items already gone are ignored. Both happen in one step, so
     that the trees are summed once.
     """
+    # `DROP` is out of range and reads as not live.
     there = index.live.at[left].get(mode="fill", fill_value=False)
     left = jnp.where(there, left, DROP)
     real = new != DROP
@@ -98,6 +99,7 @@ def update(
 ) -> DeviceIndex:
     """Sets the priorities of existing items; invalid priorities are ignored."""
     there = index.live[slots] & (index.serial[slots] == number)
+    # False for NaN as well.
     there &= (priorities >= 0) & (priorities < jnp.inf)
     slots = jnp.where(there, slots, DROP)
     index = index._replace(priority=index.priority.at[slots].set(priorities, mode="drop"))

@@ -82,6 +82,7 @@ class DeviceRowForm:
             )
             shift += size
         parts = [
+            # A bitcast keeps floats and integers exact.
             jax.lax.bitcast_convert_type(leaves[i], jnp.uint32).reshape(final.size, -1)
             for i in self.words
         ]

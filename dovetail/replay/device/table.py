@@ -241,6 +241,7 @@ def _write_rows(
             store = store.at[older].set(stack.frame(stacks, -1 - back), mode="drop")
         return store
 
+    # `_both` puts the final rows after the steps.
     behind = jnp.arange(places.size) >= plan.step_at.size
     kept = state.rows.with_words(places, values, behind)
     alone = tuple(write(store, i) for store, i in zip(kept.alone, form.alone, strict=True))
@@ -323,6 +324,7 @@ def _own(table: Table, layout: TableSizes, state: State, slots: jax.Array) -> St
         owned, index = carry
         full = owned.num_free == 0
         spare = owned.free[jnp.maximum(owned.num_free - 1, 0)]
+        # A full table reuses the slot of the item that leaves.
         target = jnp.where(full, device_index.victim(table, index), spare)
         left, given = jnp.where(full, target, DROP)[None], state.given[slots[at]][None]
         index = device_index.exchange(table, index, left, target[None], given)
@@ -378,6 +380,7 @@ def sample(table: Table, state: State, draws: jax.Array, batches: int = 1) -> tu
     """Items for draws [n] from [0, 1): the same draws choose the same items. They form `batches`
     batches, one after another, each of which covers the whole range of strata."""
     each = draws.shape[0] // batches
+    # Strata are dealt out to the batches in turn, so that each batch covers the whole range.
     strata = jnp.ravel(jnp.arange(each) * batches + jnp.arange(batches)[:, None])
     view = _view(table, state)
     most = view.layout.owned or view.layout.share * view.layout.envs

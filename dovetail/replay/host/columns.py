@@ -31,6 +31,7 @@ class ItemColumns:
         items: Any = np.zeros(size, ITEM)
         if ranged:
             both = np.zeros(size, RANGED)
+            # The unused columns stay empty.
             items = {name: np.zeros(0, ITEM[name]) for name in ITEM.names or ()}
             items["start"], items["times"] = both["start"], both["times"]
         self.start: Array = items["start"]

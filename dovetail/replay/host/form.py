@@ -36,6 +36,7 @@ class RowForm:
         self.plain = [at for at, leaf in enumerate(leaves) if leaf.path not in histories]
         self.stacked = [at for at, leaf in enumerate(leaves) if leaf.path in histories]
         self.stacks = [Stack(leaves[at], histories[leaves[at].path]) for at in self.stacked]
+        # The flag is stored like one more leaf, after all others.
         self.kept = [*(leaves[at] for at in self.plain), FLAG]
         self.packing = Packing(self.kept)
 

@@ -34,6 +34,7 @@ class Stack:
         """The stacks of consecutive rows [n, W, …] as a view of their frames [n, W + k - 1, …]."""
         rows = frames.shape[1] - self.count + 1
         batch, step, *inner = frames.strides
+        # Consecutive stacks overlap, so the stack axis repeats the stride of the time axis.
         view = np.lib.stride_tricks.as_strided(
             frames, (frames.shape[0], rows, self.count, *self.shape), (batch, step, step, *inner)
         )

@@ -134,6 +134,7 @@ class Incoming:
         fits = structure == self.structure and length > 0
         if fits:
             axes = (length, last - first)
+            # Inserts usually repeat their shape: build the expected shapes once.
             if self._wanted[0] != axes:
                 self._wanted = (axes, [(leaf.dtype, axes + leaf.shape) for leaf in self.leaves])
             for (dtype, shape), array in zip(self._wanted[1], leaves, strict=True):

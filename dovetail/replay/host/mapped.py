@@ -66,6 +66,7 @@ class Mapped:
         """Whether the rows are frames."""
         self.nbytes, self._sums, self._guard = array.nbytes, sums, guard
         size = array.nbytes // max(array.shape[0], 1)
+        # The widest word that divides a row: fewer words to sum.
         word = next(np.dtype(f"u{n}") for n in (8, 4, 2, 1) if size % n == 0)
         self._words: Array = array.reshape(array.shape[0], -1).view(word)
         self.sums = np.zeros(array.shape[0], np.uint64)

@@ -40,6 +40,7 @@ class OwnedItems:
             slot = self.free[self.num_free : self.num_free + 1].copy()
             self._copy(self.streams.windows(np.array([item])), slot)
             index.add(slot, self.streams.given[item : item + 1])
+            # Only the compressed size is limited, which is known after the copy.
             while self._limit is not None and self.nbytes > self._limit and index.count > 1:
                 self._make_room(index)
 

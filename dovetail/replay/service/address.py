@@ -119,6 +119,7 @@ def write_key(path: Path, key: str) -> None:
     """Writes a key to a file that only its owner can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
+    # Private from the start: a later chmod would leave a moment in which others can read it.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(f"{key}\n")

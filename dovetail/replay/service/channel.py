@@ -51,6 +51,7 @@ PIECE = 1 << 26
 def create(size: int) -> int:
     """A file descriptor of new anonymous memory."""
     if hasattr(os, "memfd_create"):
+        # Anonymous: freed by the kernel with its last user.
         descriptor = os.memfd_create("dovetail-replay")
     else:
         descriptor, name = tempfile.mkstemp(prefix="dovetail-")

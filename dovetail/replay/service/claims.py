@@ -52,6 +52,7 @@ class Claims:
 
     def _free(self, count: int, wanted: int) -> int | None:
         taken = sorted(self._taken.values())
+        # First fit: the wanted range, the beginning, or right after another writer.
         starts = [wanted, 0, *(end for _, end in taken)]
         for first in starts:
             inside = first >= 0 and first + count <= self._streams

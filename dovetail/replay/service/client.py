@@ -114,6 +114,7 @@ class ReplayClient:
         ]
         self._structure, self._buffers = structure_of(example), buffers
         self.form = self._servers[0].form
+        # Raises now, instead of at the first insert.
         self._check(leaves_of(example))
         sizes = [server.form.layout.envs for server in self._servers]
         self._firsts = np.concatenate([[0], np.cumsum(sizes)]).tolist()

@@ -46,6 +46,7 @@ class Letters:
         """The next message; raises TimeoutError if none comes within `limit` seconds, and EOFError
         when the other end has disconnected or sends an invalid length."""
         while (end := self._end()) > len(self._data):
+            # Checked before anything is allocated: the length comes from the other end.
             if end - self._at > self._most + _LENGTH.size:
                 raise EOFError(f"a message of {end - self._at} bytes")
             left = end - len(self._data)

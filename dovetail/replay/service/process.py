@@ -203,6 +203,7 @@ class ClientConnection:
     def _go_on(self) -> None:
         letters, insert = self._letters, wire.INSERT[0]
         while True:
+            # Acknowledge before blocking in `receive`, or the client might wait forever.
             if self._unanswered == TOGETHER or not letters.waiting:
                 self._acknowledge()
             request = letters.receive()

@@ -261,6 +261,7 @@ class RemoteSampling(Clients):
             rows=jax.tree.map(shape, found.rows),
             mask=shape(found.mask),
             keys=ItemKeys(*(shape(x).astype(np.int32) for x in found.keys)),
+            # Every shard gives an equal part of the batch.
             probabilities=shape(found.probabilities) / np.float32(shards),
             size=np.full(draws.shape, int(found.size) * shards, np.int32),
             times=shape(found.times).astype(np.int32),
@@ -275,6 +276,7 @@ class Updating(Clients):
         shards = self._served.shards
         split = [np.split(x, shards, axis=1) for x in (*keys, priorities)]
         for shard, (slot, number, given) in enumerate(zip(*split, strict=True)):
+            # As on the device, invalid priorities are ignored.
             good = (number != NOBODY) & (given >= 0) & (given < np.inf)
             if good.any():
                 client = self.client(shard)

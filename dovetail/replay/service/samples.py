@@ -96,6 +96,7 @@ class SampleStream:
         self._taken += 1
         if failure is not None:
             raise failure
+        # Copies: `_join` changes them in place, and they may outlive the buffer.
         keys = ItemKeys(output.keys.slot.copy(), output.keys.number.copy())
         probabilities, size = output.alike.copy(), np.int32(sum(sizes))
         if len(self._channels) > 1:

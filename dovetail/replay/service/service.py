@@ -235,6 +235,7 @@ class ReplayService:
                 if ready():
                     return
                 now = time.monotonic()
+                # Progress was made, or only one kind of caller waits: no deadlock so far.
                 if moves != self._moves or not all(self._waiting.values()):
                     moves, still_since = self._moves, now
                 self._refuse_if_alone(side, count)

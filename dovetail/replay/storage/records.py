@@ -90,6 +90,7 @@ class RecordFile:
         self.size += size
 
     def _write(self, parts: list[Any], size: int) -> None:
+        # Usually one call writes the whole record without joining its parts.
         written = os.writev(self._file, parts[:MOST])
         if written == size:
             return

@@ -144,6 +144,7 @@ class Restoring:
         if reading.damage is None:
             return records, None
         _refuse_if_foreign(reading, path)
+        # New records must follow the last intact one.
         os.truncate(path, reading.good)
         if reading.cut and last:  # the writer was killed before it could acknowledge the record
             return records, None

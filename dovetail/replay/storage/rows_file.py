@@ -97,6 +97,7 @@ def _made(path: Path, size: int) -> int:
     """Opens a file of that size, with its disk space allocated up front."""
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
+        # A missing page would kill the process when the mapped memory is written (SIGBUS).
         os.posix_fallocate(file, 0, size)
     except OSError as error:
         os.close(file)

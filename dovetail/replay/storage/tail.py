@@ -70,6 +70,7 @@ class Tail:
         base = int(self.numbers[BASE])
         file = os.open(log, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
+            # A flush may have been interrupted: cut off what it wrote.
             os.ftruncate(file, base)
             os.pwrite(file, self.data(), base)
         finally:
