@@ -69,7 +69,7 @@ class Contribution(NamedTuple):
 class A3C(Algorithm):
     """Asynchronous advantage actor-critic: actors send gradients, the learner applies them."""
 
-    correction: ClassVar[Correction] = Correction("nothing, but bears stale gradients", None)
+    correction: ClassVar[Correction] = Correction("nothing, but tolerates stale gradients", None)
 
     unroll_length: int = 8
     """Steps each environment takes between two updates."""

@@ -260,7 +260,7 @@ def _staleness_is_borne(plan: Plan, graph: Graph) -> None:
         raise _refusal(
             plan,
             f"lets trajectories be {count(plan.staleness, 'version')} old, but {graph.algorithm} "
-            f"corrects with {graph.correction} and bears {graph.staleness}; lower --staleness to "
+            f"corrects with {graph.correction} and tolerates {graph.staleness}; lower --staleness to "
             f"{graph.staleness}, or use an algorithm with V-trace (impala, appo)",
         )
     if not plan.ordered and plan.staleness == 0:

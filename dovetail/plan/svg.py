@@ -17,7 +17,7 @@ from dovetail.plan.show import alike, named
 COLUMN, BOX_WIDTH, BOX_HEIGHT, BADGE = 236, 180, 74, 22
 LANE_HEIGHT, LANE_GAP, LEFT, TOP = 132, 92, 128, 112
 LABEL_WIDTH, LINE_HEIGHT = 132, 16
-COLOURS = (
+COLORS = (
     ("#4f46e5", "#eef2ff"),
     ("#047857", "#ecfdf5"),
     ("#c2410c", "#fff7ed"),
@@ -342,14 +342,14 @@ def _loop(graph: Graph, boxes: dict[str, Box]) -> Iterator[str]:
 
 def _lanes(lanes: list[Side], width: float) -> Iterator[str]:
     for lane, side in enumerate(lanes):
-        color, tint = COLOURS[lane % len(COLOURS)]
+        color, tint = COLORS[lane % len(COLORS)]
         top = _lane_top(lane)
         yield rounded(24, top, width - 48, LANE_HEIGHT, 12, fill=tint)
         yield words(40, top + LANE_HEIGHT / 2 + 5, side, "lane", fill=color)
 
 
 def _draw(box: Box) -> Iterator[str]:
-    color, _ = COLOURS[box.lane % len(COLOURS)]
+    color, _ = COLORS[box.lane % len(COLORS)]
     radius = box.height / 2 if box.pill else 10
     upper = box.height - (BADGE if box.badge else 0)
     yield rounded(box.x, box.y, box.width, box.height, radius, fill=box.tint)

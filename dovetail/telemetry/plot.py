@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """The Okabe-Ito palette, which is safe for color-blind readers."""
 
 LINES = ("-", "--", ":", "-.")
@@ -61,7 +61,7 @@ def learning_curve(run: Run, path: str | Path | None = None) -> Path:
         )
     figure, axes = _figure()
     for index, group in enumerate(groups):
-        _draw(axes, group, COLOURS[index], LINES[0])
+        _draw(axes, group, COLORS[index], LINES[0])
     if (threshold := _threshold(run)) is not None:
         axes.axhline(threshold, color="0.35", linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         axes.plot([], [], color="0.35", linestyle=(0, (4, 3)), label=f"threshold {threshold:g}")
@@ -92,8 +92,8 @@ def plot(
     figure, axes = _figure()
     title, groups = _groups(opened, x, y)
     for index, group in enumerate(groups):
-        style = LINES[index // len(COLOURS) % len(LINES)]
-        _draw(axes, group, COLOURS[index % len(COLOURS)], style)
+        style = LINES[index // len(COLORS) % len(LINES)]
+        _draw(axes, group, COLORS[index % len(COLORS)], style)
     band = "interquartile mean over seeds, 95 % bootstrap interval"
     seeded = any(len(group.curves) > 1 for group in groups)
     axes.set_title("\n".join(filter(None, [title, band if seeded else ""])), **TITLE)

@@ -10,7 +10,7 @@ from dovetail.run.folder import Run, write_atomically
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, WAIT, Span
 from dovetail.telemetry.timeline import SPANS, load_spans
 
-COLOURS = {COMPUTE: "good", WAIT: "gray", LINK: "yellow"}
+COLORS = {COMPUTE: "good", WAIT: "gray", LINK: "yellow"}
 SECONDS = 10.0
 
 
@@ -55,7 +55,7 @@ def trace_events(spans: list[tuple[str, Span]], seconds: float) -> list[dict[str
                 "tid": workers[worker],
                 "name": f"waits for {span.name}" if span.kind == WAIT else span.name,
                 "cat": span.kind,
-                "cname": COLOURS[span.kind],
+                "cname": COLORS[span.kind],
                 "ts": 1e6 * (span.start - zero),
                 "dur": 1e6 * span.seconds,
                 "args": {

@@ -123,7 +123,7 @@ def test_what_each_corrects_for() -> None:
     assert A2C.correction == REINFORCE.correction == Correction("nothing", 0)
     assert PPO.correction == Correction("the clipped ratio", 1)
     assert IMPALA.correction == APPO.correction == Correction("V-trace", None)
-    assert A3C.correction == Correction("nothing, but bears stale gradients", None)
+    assert A3C.correction == Correction("nothing, but tolerates stale gradients", None)
 
 
 def test_the_page_tells_the_defaults() -> None:

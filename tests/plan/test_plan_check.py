@@ -261,7 +261,7 @@ def test_the_learner_has_a_device_for_each_replica() -> None:
 def test_staleness_that_the_algorithm_cannot_take(acting_apart: tuple[Plan, Graph]) -> None:
     plan, graph = acting_apart
     assert refusal(replace(plan, staleness=3), graph) == (
-        "lets trajectories be 3 versions old, but Toy corrects with nothing and bears 0; lower "
+        "lets trajectories be 3 versions old, but Toy corrects with nothing and tolerates 0; lower "
         "--staleness to 0, or use an algorithm with V-trace (impala, appo)."
     )
     check(replace(plan, staleness=3), replace(graph, staleness=3))

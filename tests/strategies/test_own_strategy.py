@@ -109,7 +109,7 @@ def test_the_command_line_explains_with_it(capsys: pytest.CaptureFixture[str]) -
     assert main(line.split()) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     assert (plan["strategy"], plan["num_envs"], plan["copies"]["actor"]) == ("in-pairs", 12, 4)
-    assert plan["staleness"] == 1 and plan["ordered"]  # PPO bears it
+    assert plan["staleness"] == 1 and plan["ordered"]  # PPO tolerates it
 
 
 @pytest.mark.slow

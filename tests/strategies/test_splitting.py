@@ -118,19 +118,19 @@ def test_more_devices_than_there_are(strategy: Strategy, wanted: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "strategy", "bears"),
+    ("algorithm", "strategy", "tolerated"),
     [
         (PPO(), ActorLearner(8, staleness=3), "3 versions old, but PPO corrects with the clipped"),
-        (A2C(), ActorLearner(8, staleness=1), "A2C corrects with nothing and bears 0; lower"),
-        (A2C(), SplitDevices(8, staleness=1), "A2C corrects with nothing and bears 0; lower"),
-        (PPO(), CentralInference(8, staleness=2), "bears 1; lower --staleness to 1, or use"),
+        (A2C(), ActorLearner(8, staleness=1), "A2C corrects with nothing and tolerates 0; lower"),
+        (A2C(), SplitDevices(8, staleness=1), "A2C corrects with nothing and tolerates 0; lower"),
+        (PPO(), CentralInference(8, staleness=2), "tolerates 1; lower --staleness to 1, or use"),
     ],
 )
 def test_staleness_that_the_algorithm_cannot_take(
-    algorithm: Algorithm, strategy: Strategy, bears: str
+    algorithm: Algorithm, strategy: Strategy, tolerated: str
 ) -> None:
     sentence = refusal(lambda: plan_for(algorithm, resolve("dovetail:Chain-v0"), strategy, 1000))
-    assert bears in sentence
+    assert tolerated in sentence
     assert sentence.endswith("or use an algorithm with V-trace (impala, appo).")
 
 
