@@ -22,6 +22,7 @@ from dovetail.replay.table import Episodes, History, Prioritized, Sequences, Tab
 ROW = {"x": np.zeros(2, np.float32)}
 ENVS = 3
 TABLES = {
+    "one step": Table(Transitions(1), 30),
     "transitions": Table(Transitions(2), 30),
     "prioritized": Table(Transitions(3), 30, Prioritized(1.0)),
     "sequences": Table(Sequences(3, 1), 30),
