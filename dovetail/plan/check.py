@@ -260,8 +260,8 @@ def _staleness_is_borne(plan: Plan, graph: Graph) -> None:
         raise _refusal(
             plan,
             f"lets trajectories be {count(plan.staleness, 'version')} old, but {graph.algorithm} "
-            f"corrects with {graph.correction} and tolerates {graph.staleness}; lower --staleness to "
-            f"{graph.staleness}, or use an algorithm with V-trace (impala, appo)",
+            f"corrects with {graph.correction} and tolerates {graph.staleness}; lower --staleness "
+            f"to {graph.staleness}, or use an algorithm with V-trace (impala, appo)",
         )
     if not plan.ordered and plan.staleness == 0:
         raise _refusal(
@@ -324,9 +324,15 @@ def _edges_are_carried(plan: Plan, graph: Graph) -> None:
 
 def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
     """Fused and hand-off links stay within a worker, queues join threads, the rest processes."""
-    sides = {edge.boundary: edge.from_side for edge in graph.edges}
+    acting = {unroll.name: f"{unroll.name}.act" for unroll in graph.unrolls}
+    sides: dict[tuple[str, str, str], list[Side]] = {}  # several edges may have the same ends
+    for edge in graph.edges:
+        for target in linked(plan, graph, edge):
+            ends = edge.boundary, acting.get(edge.source, edge.source), target
+            sides.setdefault(ends, []).append(edge.from_side)
     for link in plan.links:
-        side = sides.get(link.boundary, "")
+        known = sides.get((link.boundary, link.source, link.target))
+        side = known.pop(0) if known else ""
         for source, target in pairs(plan, graph, link.source, link.target, side):
             one, other = plan.worker(source.worker), plan.worker(target.worker)
             within = one.name == other.name

@@ -99,6 +99,21 @@ def test_clipped_value_loss(wrap: Callable) -> None:
 
 
 @both
+def test_clipped_value_loss_is_clipped_around_the_old_value(wrap: Callable) -> None:
+    # Old values 10, 10, -5 and 10, clip 1. v = 7 against 6: kept at 9, (9 - 6)² = 9.
+    # v = 10.5 against 10: not clipped, 0.25. v = -3 against -2: kept at -4, (-4 + 2)² = 4.
+    # v = 7 against 8.5: kept at 9, 0.25, but its own 2.25 is worse.
+    values, old = jnp.array([7.0, 10.5, -3.0, 7.0]), jnp.array([10.0, 10.0, -5.0, 10.0])
+    targets = jnp.array([6.0, 10.0, -2.0, 8.5])
+    found, gradient = wrap(jax.value_and_grad(losses.clipped_value_loss, argnums=(0, 2)))(
+        values, old, targets, 1.0, ONES
+    )
+    np.testing.assert_allclose(found, 0.5 * (9 + 0.25 + 4 + 2.25) / 4, rtol=1e-6)
+    np.testing.assert_allclose(gradient[0], [0, 0.5 / 4, 0, -1.5 / 4], rtol=1e-6)
+    np.testing.assert_array_equal(gradient[1], [0, 0, 0, 0])
+
+
+@both
 def test_entropy_loss(wrap: Callable) -> None:
     weights = losses.loss_weights(jnp.array([1, 1, 0], bool))
     found = wrap(losses.entropy_loss)(jnp.array([1.0, 2.0, 9.0]), weights)

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from placed import HOST, MACHINE, NATIVE, TOY, planned
-from toys import ActorGradients, Drift, Toy, TwoUnrolls
+from toys import ActorGradients, Drift, Toy, ToyState, TwoUnrolls, with_iteration
 
-from dovetail.algorithm import Algorithm, Correction
+from dovetail.algorithm import RL, Algorithm, Correction
 from dovetail.plan.ir import LinkKind, Plan, Resources
 from dovetail.strategies import (
     ActorLearner,
@@ -155,6 +157,53 @@ def test_what_fused_links_join_is_compiled_together(
     plan, _ = planned(strategy, algorithm)
     for worker, expected in programs.items():
         assert plan.programs(worker) == expected
+
+
+def judged(self: Toy, rl: RL, state: ToyState) -> tuple[ToyState, Any]:
+    """Asks a side of its own before the unroll, and again after it."""
+    updates = rl.call("judge", lambda n: n + 1, state.updates)
+    params = rl.broadcast(state.params)
+    batch = rl.gather(rl.unroll(self.act, params, 3, bootstrap=self.value))
+    scale = rl.call("judge", jnp.mean, batch.reward)
+    gradients = rl.mean(jax.grad(self.loss)(state.params, batch))
+    return self.updated(state, gradients), {"updates": updates, "scale": scale}
+
+
+TOGETHER = ("learner", "judge.2", "learner.2")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "over_the_unroll", "next_to_it", "worker", "programs"),
+    [
+        (Local(8), H, F, "main", [TOGETHER]),
+        (ActorLearner(8, staleness=0), H, F, "learner", [TOGETHER]),
+        (SplitDevices(8, 2, 1, staleness=0), H, F, "learner", [TOGETHER]),
+        (SplitDevices(8, 2, 2, staleness=0), H, H, "learner", [(name,) for name in TOGETHER]),
+        (Local(8, sides=("judge",)), Q, Q, "judge", [("judge",), ("judge.2",)]),
+    ],
+    ids=["local", "actors", "one device", "two devices", "a worker of its own"],
+)
+def test_a_side_is_compiled_with_the_learner_unless_actors_are_between(
+    strategy: Strategy,
+    over_the_unroll: LinkKind,
+    next_to_it: LinkKind,
+    worker: str,
+    programs: list[tuple[str, ...]],
+) -> None:
+    """The first answer waits until the unroll is over, so it is handed over; the second does not.
+    Over several devices each program is compiled for itself."""
+    plan, graph = planned(strategy, with_iteration(judged))
+    assert [node.name for node in graph.nodes] == [
+        "judge",
+        "unroll",
+        "learner",
+        "judge.2",
+        "learner.2",
+    ]
+    links = {(link.source, link.target): link.kind for link in plan.links}
+    assert links["judge", "learner.2"] is over_the_unroll
+    assert links["learner", "judge.2"] is links["judge.2", "learner.2"] is next_to_it
+    assert plan.programs(worker)[-len(programs) :] == programs
 
 
 def notes(
