@@ -89,7 +89,7 @@ class Output:
         if cut:
             self.mask[:, 0] = True
         self._cut = cut
-        # A transition of one step is cut too: by an episode that was broken off after its first row.
+        # A one-step transition is cut too, by an episode that was broken off after its first row.
         self.masked = not cut or self.mask.shape[1] >= 2
         """Whether the mask must be computed from the rows."""
         self.places = np.zeros(self.block.shape[:2], np.int64)
