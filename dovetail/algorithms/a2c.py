@@ -66,13 +66,13 @@ class A2C(Algorithm):
     gamma: float = 0.99
     """Discount factor γ."""
     gae_lambda: float = 0.95
-    """Trade-off of bias and variance in the advantages; 1 for the paper's n-step returns."""
+    """GAE λ: less than 1 trades variance for bias; 1 gives the n-step returns of the paper."""
     normalize_advantages: bool = False
     """Whether each batch's advantages are standardized."""
     vf_coef: float = 0.5
-    """Weight of the value loss."""
+    """Value coefficient: weight of the value loss."""
     ent_coef: float = 0.01
-    """Weight of the entropy bonus."""
+    """Entropy coefficient: weight of the entropy bonus."""
     normalize_observations: bool = False
     """Whether observations are shifted and scaled by their running moments."""
     normalize_rewards: bool = False

@@ -84,7 +84,7 @@ class APPO(Algorithm):
     gamma: float = 0.99
     """Discount factor γ."""
     vtrace_lambda: float = 0.95
-    """Trade-off of bias and variance in the advantages."""
+    """V-trace λ: less than 1 trades variance for bias in the advantages."""
     rho_clip: float = 1.0
     """Where ratios are cut off in a step's own error: decides which policy's value is learned."""
     c_clip: float = 1.0
@@ -92,15 +92,15 @@ class APPO(Algorithm):
     normalize_advantages: bool = True
     """Whether each batch's advantages are standardized."""
     clip_range: float = 0.2
-    """How far the probability ratio may move in one update."""
+    """Clip range ε: how far the probability ratio may move in one update."""
     clip_value: bool = False
     """Whether the value's step is clipped too."""
     target_kl: float = 0.0
     """Stop an update's gradient steps once the divergence passes 1.5 times this; 0 for never."""
     vf_coef: float = 0.5
-    """Weight of the value loss."""
+    """Value coefficient: weight of the value loss."""
     ent_coef: float = 0.01
-    """Weight of the entropy bonus."""
+    """Entropy coefficient: weight of the entropy bonus."""
     normalize_observations: bool = False
     """Whether observations are shifted and scaled by their running moments."""
     normalize_rewards: bool = False

@@ -70,7 +70,7 @@ class AWAC(Algorithm):
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
     tau: float = 0.005
-    """Step of the target networks toward the networks, with each gradient step."""
+    """Target-network rate τ: their step toward the networks, with each gradient step."""
     inverse_temperature: float = 1.0
     """Preference β for better actions: 0 weighs all alike, as behavior cloning does."""
     weight_limit: float = 100.0

@@ -64,7 +64,7 @@ class BC(Algorithm):
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
     tau: float = 0.005
-    """Step of the target networks toward the networks, with each gradient step."""
+    """Target-network rate τ: their step toward the networks, with each gradient step."""
     buffer_size: int = 200_000
     """Maximum number of transitions in the replay."""
     learning_starts: int = 1_000

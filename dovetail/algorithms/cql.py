@@ -78,7 +78,7 @@ class CQL(Algorithm):
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
     tau: float = 0.005
-    """Step of the target networks toward the networks, with each gradient step."""
+    """Target-network rate τ: their step toward the networks, with each gradient step."""
     cql_alpha: float = 5.0
     """Weight of the gap between the values of other actions and of the recorded ones."""
     samples: int = 10
@@ -92,7 +92,7 @@ class CQL(Algorithm):
     mean_critic: bool = False
     """Whether the policy maximizes the critics' mean, as in REDQ and DroQ, or their minimum."""
     policy_delay: int = 1
-    """Gradient steps of the critics for each of the policy."""
+    """Policy delay: gradient steps of the critics for each of the policy."""
     layer_norm: bool = False
     """Whether to normalize the critics' hidden layers, as in DroQ."""
     dropout: float = 0.0

@@ -54,7 +54,7 @@ class D4PG(Algorithm):
     n_step: int = 3
     """Steps of rewards before the target bootstraps from a value."""
     tau: float = 0.005
-    """Step of the target networks toward the networks, with each gradient step."""
+    """Target-network rate τ: their step toward the networks, with each gradient step."""
     atoms: int = 101
     """Returns over which the critic's distribution is spread."""
     v_min: float = -500.0

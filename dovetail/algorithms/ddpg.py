@@ -52,7 +52,7 @@ class DDPG(Algorithm):
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
     tau: float = 0.005
-    """Step of the target networks toward the networks, with each gradient step."""
+    """Target-network rate τ: their step toward the networks, with each gradient step."""
     exploration_noise: float = 0.1
     """Standard deviation of the noise on actions in [-1, 1] while training."""
     buffer_size: int = 200_000

@@ -53,7 +53,7 @@ class DiscreteCQL(Algorithm):
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
     tau: float = 0.005
-    """Step of the target networks toward the networks, with each gradient step."""
+    """Target-network rate τ: their step toward the networks, with each gradient step."""
     cql_alpha: float = 1.0
     """Weight of the gap between the values of all actions and of the recorded one."""
     epsilon: float = 0.05

@@ -80,7 +80,7 @@ class DQN(Algorithm):
     gamma: float = 0.99
     """Discount factor γ."""
     tau: float = 0.01
-    """How far the target network moves toward the network with each gradient step."""
+    """Target-network rate τ: its step toward the network, with each gradient step."""
     huber: float = 30.0
     """Errors up to this size count squared, larger ones linearly."""
     max_grad_norm: float = 10.0

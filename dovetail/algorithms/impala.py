@@ -74,7 +74,7 @@ class IMPALA(Algorithm):
     gamma: float = 0.99
     """Discount factor γ."""
     vtrace_lambda: float = 1.0
-    """Trade-off of bias and variance in targets and advantages; 1 as in the paper."""
+    """V-trace λ: less than 1 trades variance for bias in targets and advantages; 1 in the paper."""
     rho_clip: float = 1.0
     """Where ratios are cut off in a step's own error: decides which policy's value is learned."""
     c_clip: float = 1.0
@@ -82,9 +82,9 @@ class IMPALA(Algorithm):
     gradient_clip: float = 1.0
     """Where ratios are cut off in the policy's gradient."""
     vf_coef: float = 0.5
-    """Weight of the value loss."""
+    """Value coefficient: weight of the value loss."""
     ent_coef: float = 0.01
-    """Weight of the entropy bonus."""
+    """Entropy coefficient: weight of the entropy bonus."""
     normalize_observations: bool = False
     """Whether observations are shifted and scaled by their running moments."""
     normalize_rewards: bool = False

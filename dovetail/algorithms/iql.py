@@ -71,7 +71,7 @@ class IQL(Algorithm):
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
     tau: float = 0.005
-    """Step of the target networks toward the networks, with each gradient step."""
+    """Target-network rate τ: their step toward the networks, with each gradient step."""
     expectile: float = 0.7
     """Expectile τ of the actions' values that V(s) learns: 0.5 for their mean, near 1 for their
     maximum."""

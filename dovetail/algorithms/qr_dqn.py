@@ -76,7 +76,7 @@ class QRDQN(Algorithm):
     gamma: float = 0.99
     """Discount factor γ."""
     tau: float = 0.01
-    """How far the target network moves toward the network with each gradient step."""
+    """Target-network rate τ: its step toward the network, with each gradient step."""
     quantiles: int = 32
     """Values of equal probability that stand for the return's distribution."""
     huber: float = 1.0

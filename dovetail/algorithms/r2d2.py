@@ -94,7 +94,7 @@ class R2D2(Algorithm):
     n_step: int = 5
     """Steps of rewards in a target before a value stands for the rest."""
     tau: float = 0.01
-    """How far the target network moves toward the network with each gradient step."""
+    """Target-network rate τ: its step toward the network, with each gradient step."""
     double: bool = True
     """Whether the network chooses the action that the target network values,
     https://arxiv.org/abs/1509.06461."""

@@ -68,9 +68,9 @@ class REINFORCE(Algorithm):
     normalize_advantages: bool = True
     """Whether each batch's advantages are standardized."""
     vf_coef: float = 0.5
-    """Weight of the value loss."""
+    """Value coefficient: weight of the value loss."""
     ent_coef: float = 0.01
-    """Weight of the entropy bonus."""
+    """Entropy coefficient: weight of the entropy bonus."""
     normalize_observations: bool = False
     """Whether observations are shifted and scaled by their running moments."""
     normalize_rewards: bool = False

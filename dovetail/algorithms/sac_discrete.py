@@ -54,7 +54,7 @@ class SACDiscrete(Algorithm):
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
     tau: float = 0.02
-    """Step of the target networks toward the networks, with each gradient step."""
+    """Target-network rate τ: their step toward the networks, with each gradient step."""
     num_critics: int = 2
     """Number of critics."""
     subset: int = 2
@@ -62,7 +62,7 @@ class SACDiscrete(Algorithm):
     mean_critic: bool = False
     """Whether the policy maximizes the critics' mean, as in REDQ and DroQ, or their minimum."""
     policy_delay: int = 1
-    """Gradient steps of the critics for each of the policy."""
+    """Policy delay: gradient steps of the critics for each of the policy."""
     layer_norm: bool = False
     """Whether to normalize the critics' hidden layers, as in DroQ."""
     dropout: float = 0.0

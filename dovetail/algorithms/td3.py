@@ -51,7 +51,7 @@ class TD3(Algorithm):
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
     tau: float = 0.005
-    """Step of the target networks toward the networks, with each gradient step."""
+    """Target-network rate τ: their step toward the networks, with each gradient step."""
     policy_delay: int = 2
     """Gradient steps of the critics for each of the policy and the target networks."""
     target_policy_noise: float = 0.2

@@ -54,7 +54,7 @@ class TD3BC(Algorithm):
     n_step: int = 1
     """Steps of rewards before the target bootstraps from a value."""
     tau: float = 0.005
-    """Step of the target networks toward the networks, with each gradient step."""
+    """Target-network rate τ: their step toward the networks, with each gradient step."""
     alpha: float = 2.5
     """Weight of the scaled value against the squared distance from the recorded actions."""
 
