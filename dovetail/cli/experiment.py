@@ -155,17 +155,19 @@ def replay_flags(parser: Parser) -> None:
     """Adds the flags for the location of the replay."""
     parser.flag(
         "--replay",
-        "Who keeps an off-policy algorithm's replay: learner (default), servers (processes of this "
-        "run), or addresses of servers that run already",
+        "Where the replay of an off-policy algorithm is kept: learner (default), servers "
+        "(processes of this run), or the addresses of running servers",
         "WHERE",
     )
-    parser.flag("--replay-shards", "With --replay servers: how many (default 1)", "N")
+    parser.flag("--replay-shards", "With --replay servers: number of servers (default 1)", "N")
     parser.flag(
         "--samples-per-insert",
-        "With --replay servers: how often an item is sampled on average; who is ahead waits",
+        "With --replay servers: mean number of samples of an item; inserts or samples wait",
         "X",
     )
-    parser.flag("--durable", "With --replay servers: keep it in the run's folder, for --resume")
+    parser.flag(
+        "--durable", "With --replay servers: keep the replay in the run folder, for --resume"
+    )
 
 
 def _choice(reference: Reference, texts: Mapping[str, Any]) -> Choice:

@@ -21,7 +21,7 @@ COMMANDS = {
     "plot": "draws the learning curves of runs",
     "explain": "shows an algorithm's graph, and the plan that a strategy makes of it",
     "top": "follows a run: what each worker does, and where its time goes",
-    "replay": "serves a replay that several trainings share",
+    "replay": "serves a replay for several trainings to share",
     "doctor": "says what this machine has, or why a run is stuck",
     "trace": "writes what a run's workers did when, for Perfetto or Chrome",
     "data": "works with recorded data: info, merge, split, export, repair, estimate",
