@@ -111,10 +111,10 @@ def main() -> None:
         small, folder = Path(temporary) / "small", given.folder or Path(temporary) / "data"
         apart(make, small, LENGTH)
         if not folder.exists():
-            apart(make, folder, given.steps)
+            apart(make, folder, given.total_steps)
         before = apart(trained, small, given, 100)
         told = apart(trained, folder, given, given.updates)
-    told |= {"steps": given.steps, "memory": given.memory, "algorithm": given.algorithm}
+    told |= {"steps": given.total_steps, "memory": given.memory, "algorithm": given.algorithm}
     told["peak_mb_above_model"] = told["peak_mb"] - before["peak_mb"]
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in told.items()}))
 

@@ -75,8 +75,10 @@ def algorithm(name: str = "ppo", unroll: int = p.UNROLL) -> Any:
         shared |= {"hidden_sizes": (), "learning_rate": p.ATARI_LEARNING_RATE}
         if name == "atari-impala":
             return dt.algorithms.IMPALA(**shared)
-        kind = dt.algorithms.APPO if name == "atari-appo" else dt.algorithms.PPO
-        return kind(**shared, **ppo)
+        if name == "atari-appo":
+            ppo["vtrace_lambda"] = ppo.pop("gae_lambda")
+            return dt.algorithms.APPO(**shared, **ppo)
+        return dt.algorithms.PPO(**shared, **ppo)
     return dt.algorithms.PPO(learning_rate=p.LEARNING_RATE, **shared, **ppo)
 
 
@@ -164,7 +166,7 @@ class Noted:
 
 def waits_for(chosen: Any) -> int:
     """Steps before anything is learned."""
-    return 0 if chosen.needs_data else getattr(chosen, "begin_at", 0)
+    return 0 if chosen.needs_data else getattr(chosen, "learning_starts", 0)
 
 
 class Pauses:
@@ -266,10 +268,10 @@ def train_to_threshold(job: p.Job, chosen: Any, strategy: Any) -> None:
     training.close()
 
 
-def distribution_policy(name: str, job: p.Job, settings: list[str]) -> Any:
+def strategy_of(name: str, job: p.Job, settings: list[str]) -> Any:
     """The strategy of that name with the job's environments, and further options `name=value`."""
     pairs = [setting.split("=", 1) for setting in settings]
-    options = {"envs": job.envs} | {key: ast.literal_eval(value) for key, value in pairs}
+    options = {"num_envs": job.envs} | {key: ast.literal_eval(value) for key, value in pairs}
     return type(resolve_strategy(name, job.env))(**options)
 
 
@@ -282,7 +284,7 @@ def main() -> None:
     options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
     chosen = algorithm(options.algorithm, job.unroll)
-    strategy = distribution_policy(options.strategy, job, options.set)
+    strategy = strategy_of(options.strategy, job, options.set)
     if job.mode != "threshold":
         measure_speed(job, chosen, strategy, options.cluster)
     else:

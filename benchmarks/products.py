@@ -46,7 +46,7 @@ def operations(algorithm: Any) -> float:
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), KEYS))
     step = partial(gradient_step, algorithm)
     traced = jax.make_jaxpr(step)(state, batch_shapes(algorithm), keys)
-    return _operations(traced.jaxpr, 1 / getattr(algorithm, "actor_every", 1))
+    return _operations(traced.jaxpr, 1 / getattr(algorithm, "policy_delay", 1))
 
 
 def _operations(jaxpr: Any, share: float) -> float:

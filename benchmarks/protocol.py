@@ -98,8 +98,8 @@ class Job:
 def parse_job() -> Job:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=("speed", "turns", "threshold"), default="speed")
-    parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--total-steps", type=int, default=50_000)
+    parser.add_argument("--num-envs", dest="envs", type=int, default=8)
+    parser.add_argument("--total-steps", dest="steps", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--devices", type=int, default=1)

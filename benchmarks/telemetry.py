@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--hour", type=float)
     options = parser.parse_args()
     if options.case:
-        train(options.case, options.steps, not options.without, options.folder)
+        train(options.case, options.total_steps, not options.without, options.folder)
         return
     if options.hour is not None:
         hour(options.hour)

@@ -101,7 +101,9 @@ def test_the_wheel_alone_trains(installed: Path) -> None:
     assert run(installed / "python", "-c", where).stdout.startswith(str(installed.parent))
     assert run(installed / "python", "-c", "import ray").returncode == 1  # of no extra
 
-    train = "train ppo --env CartPole-v1 --total-steps 512 --unroll-length 32 --num-envs 8 --episodes 2"
+    train = (
+        "train ppo --env CartPole-v1 --total-steps 512 --unroll-length 32 --num-envs 8 --episodes 2"
+    )
     done = run(installed / "dovetail", *train.split(), "--display", "none", "--no-video")
     assert done.returncode == 0, done.stderr
     (folder,) = Path("runs").iterdir()

@@ -42,7 +42,7 @@ class ToyState(NamedTuple):
 
 @dataclass(frozen=True)
 class Toy(Algorithm):
-    """Strategy gradient with a linear strategy and no baseline."""
+    """Policy gradient with a linear policy and no baseline."""
 
     unroll_length: int = 3
     rate: float = 0.1

@@ -29,7 +29,7 @@ def run(argv: list[str]) -> None:
     parser.flag("--listen", "Be reached over TCP, not only from this machine", "HOST:PORT")
     parser.flag("--durable", "Keep it in this folder, and go on with what is there", "FOLDER")
     parser.flag(
-        "--samples-per-insert", "How often an item is sampled on average; who is ahead waits", "X"
+        "--samples-per-insert", "Mean number of samples of an item; inserts or samples wait", "X"
     )
     parser.flag("--config", "TOML file with any of these; the command line wins", "FILE")
     parser.flag("--json", "Print the address as one line of JSON")
@@ -38,7 +38,7 @@ def run(argv: list[str]) -> None:
     import dovetail
 
     wanted = experiment(words, "replay")
-    kinds = {"envs": int, "listen": str, "durable": str, "samples-per-insert": float}
+    kinds = {"num-envs": int, "listen": str, "durable": str, "samples-per-insert": float}
     given = {
         name.replace("-", "_"): convert(words.values[name], kind, f"--{name}")
         for name, kind in kinds.items()
@@ -48,7 +48,7 @@ def run(argv: list[str]) -> None:
     server, address = dovetail.serve_replay(wanted.algorithm.build(), wanted.env, **given)
     with server:
         if server.lost is not None:
-            print(f"dovetail: of the replay is lost {server.lost}.", file=sys.stderr)
+            print(f"dovetail: Part of the replay is lost: {server.lost}.", file=sys.stderr)
         told = json.dumps({"address": address, "pid": server.address.pid})
         print(told if words.values.get("json") else f"The replay is served at {address}")
         sys.stdout.flush()

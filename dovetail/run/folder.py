@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from dovetail.errors import UserError, nearest
-from dovetail.run.legacy import with_present_keys
+from dovetail.run.legacy import with_present_copies, with_present_keys
 
 ROOT = Path("runs")
 """The default parent of run folders."""
@@ -68,12 +68,12 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The results of the run: returns, speeds, times. Empty until the run has finished."""
-        return self._read_json("summary.json")
+        return with_present_keys(self._read_json("summary.json"))
 
     @property
     def copies(self) -> dict[str, int]:
         """Number of copies of each side in the run's plan."""
-        return self._read_json("plan.json").get("copies", {})
+        return with_present_copies(self._read_json("plan.json")).get("copies", {})
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:

@@ -195,7 +195,7 @@ def served_form(algorithm: Algorithm, spec: EnvSpec, envs: int, shards: int = 1)
 def serve_replay(
     algorithm: Algorithm,
     env: Any,
-    envs: int = 64,
+    num_envs: int = 64,
     *,
     listen: str | None = None,
     durable: str | Path | None = None,
@@ -203,22 +203,22 @@ def serve_replay(
 ) -> tuple[ReplayServer, str]:
     """Starts a replay server that several runs of an algorithm can share.
 
-    Returns (server, address as text); close the server. `envs` is the total number of environments
-    of these runs. With `listen` ("host:port") the server is reachable over TCP. With `durable`, a
-    folder, its contents survive the process.
+    Returns (server, address as text); close the server. `num_envs` is the total number of
+    environments of these runs. With `listen` ("host:port") the server is reachable over TCP. With
+    `durable`, a folder, its contents survive the process.
     """
-    check_option("envs", envs, envs >= 1, "1 or more")
+    check_option("num_envs", num_envs, num_envs >= 1, "1 or more")
     rate = samples_per_insert
     check_option("samples_per_insert", rate, rate is None or rate > 0, "more than 0")
     if listen is not None and not re.fullmatch(r"[^\s:/]+:\d{1,5}", listen):
         raise UserError(f"--listen is {listen}: give host:port, as in 127.0.0.1:7777.")
-    form, file = served_form(algorithm, resolve(env).spec, envs), None
+    form, file = served_form(algorithm, resolve(env).spec, num_envs), None
     key = secrets.token_hex(32)
     if durable is not None:  # keep the key, so that the address stays valid after a restart
         file = Path(durable).absolute() / "key"
         key = read_key(file, str(durable)) if file.exists() else key
     folder = None if durable is None else str(Path(durable).absolute() / "table")
-    order = ServerOrder(form.table, form.example, envs, limiter_of(rate), key, folder)
+    order = ServerOrder(form.table, form.example, num_envs, limiter_of(rate), key, folder)
     server = order.start(listen)
     if file is not None:
         write_key(file, key)
@@ -249,7 +249,7 @@ class Servers:
         tell(f"The replay is served at {shown}")
         for server in self._servers:
             if server.lost is not None:
-                tell(f"Of the replay is lost {server.lost}.")
+                tell(f"Part of the replay is lost: {server.lost}.")
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ MANIFESTS = {
 (RUN,) = load("kubernetes/rayjob.yaml")
 (STANDING,) = load("kubernetes/raycluster.yaml")
 (READER,) = load("kubernetes/reader.yaml")
-STRATEGIES = load("kubernetes/network-policy.yaml")
+NETWORK_POLICIES = load("kubernetes/network-policy.yaml")
 CLUSTERS = pytest.mark.parametrize("manifest", [RUN, STANDING], ids=["run", "standing"])
 WITH_PODS = pytest.mark.parametrize(
     "manifest", [RUN, STANDING, READER], ids=["run", "standing", "reader"]

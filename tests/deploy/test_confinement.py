@@ -8,8 +8,8 @@ import pytest
 from manifests import (
     CLUSTERS,
     MANIFESTS,
+    NETWORK_POLICIES,
     READER,
-    STRATEGIES,
     WITH_PODS,
     Tree,
     cluster,
@@ -92,7 +92,7 @@ def admits(peer: Tree, labels: dict[str, str], namespace: str) -> bool:
 def reaches(labels: dict[str, str], namespace: str, target: str, port: int) -> bool:
     """Whether a pod may talk to this port of a cluster's pods."""
     aimed = {"dovetail/cluster": target}
-    chosen = [p["spec"] for p in STRATEGIES if selects(p["spec"]["podSelector"], aimed)]
+    chosen = [p["spec"] for p in NETWORK_POLICIES if selects(p["spec"]["podSelector"], aimed)]
     assert any("Ingress" in spec["policyTypes"] for spec in chosen)
     return any(
         any(admits(peer, labels, namespace) for peer in rule["from"])
@@ -132,16 +132,16 @@ def test_who_reaches_the_ports_of_ray(
 def test_every_pod_has_the_label_that_closes_it(manifest: Tree) -> None:
     for template in templates(manifest):
         labels = template["metadata"]["labels"]
-        assert selects(STRATEGIES[0]["spec"]["podSelector"], labels)
+        assert selects(NETWORK_POLICIES[0]["spec"]["podSelector"], labels)
         assert ("none" in labels.values()) == (manifest is READER)
 
 
 def test_pods_reach_their_own_cluster_and_names_only() -> None:
-    first, *others = STRATEGIES
+    first, *others = NETWORK_POLICIES
     assert [set(rule) for rule in first["spec"]["egress"]] == [{"ports"}]
     assert {port["port"] for port in first["spec"]["egress"][0]["ports"]} == {53}
     for policy in others:
         selector = policy["spec"]["podSelector"]
         assert policy["spec"]["ingress"] == [{"from": [{"podSelector": selector}]}]
         assert policy["spec"]["egress"] == [{"to": [{"podSelector": selector}]}]
-    assert all(set(p["spec"]["policyTypes"]) == {"Ingress", "Egress"} for p in STRATEGIES)
+    assert all(set(p["spec"]["policyTypes"]) == {"Ingress", "Egress"} for p in NETWORK_POLICIES)

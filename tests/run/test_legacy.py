@@ -42,3 +42,13 @@ def test_a_config_file_may_say_policy(tmp_path: Path) -> None:
     words = f"train a2c --config {file} --unroll-length 4 --hidden-sizes 4 --episodes 1 --no-video"
     assert main([*words.split(), "--run", str(folder)]) == 0
     assert Run(folder).config["strategy"] == "fused"
+
+
+def test_the_copies_of_an_earlier_plan(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    earlier = {"policy": "actor-learner", "replicas": 1, "actors": 4, "shards": 2}
+    (folder / "plan.json").write_text(json.dumps(earlier))
+    (folder / "summary.json").write_text(json.dumps({"policy": "actor-learner"}))
+    assert Run(folder).copies["replay"] == 2 and Run(folder).copies["actor"] == 4
+    assert Run(folder).summary == {"strategy": "actor-learner"}

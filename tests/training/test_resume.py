@@ -41,7 +41,9 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, looks: int, *what: Any, **how: 
 def test_fused_resumes_bit_for_bit(
     straight: Any, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
-    run = interrupted(monkeypatch, looks, ppo(), CHAIN, Fused(ENVS), steps=STEPS, settings=QUIET)
+    run = interrupted(
+        monkeypatch, looks, ppo(), CHAIN, Fused(ENVS), total_steps=STEPS, settings=QUIET
+    )
     stopped_at = saved(run)[1]["updates"]
     assert stopped_at < UPDATES and (stopped_at > 0) == (looks > 0)
     assert run.summary["updates"] == stopped_at
@@ -56,7 +58,7 @@ def test_fused_resumes_bit_for_bit(
 def test_two_interruptions_make_no_difference(
     straight: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = interrupted(monkeypatch, 1, ppo(), CHAIN, Fused(ENVS), steps=STEPS, settings=QUIET)
+    run = interrupted(monkeypatch, 1, ppo(), CHAIN, Fused(ENVS), total_steps=STEPS, settings=QUIET)
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
         with pytest.raises(KeyboardInterrupt):
@@ -94,7 +96,7 @@ def test_a_new_total_is_annealed_over_and_kept() -> None:
 def test_local_with_a_jax_environment_resumes_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     what: Any = (a2c(), CHAIN, Local(ENVS))
     whole = dovetail.train(*what, total_steps=STEPS // 4, settings=QUIET)
-    run = interrupted(monkeypatch, 2, *what, steps=STEPS // 4, settings=QUIET)
+    run = interrupted(monkeypatch, 2, *what, total_steps=STEPS // 4, settings=QUIET)
     assert 0 < saved(run)[1]["updates"] < 10
     dovetail.resume(run)
     np.testing.assert_array_equal(numbers(saved(run)[0]), numbers(saved(whole)[0]))
@@ -103,7 +105,7 @@ def test_local_with_a_jax_environment_resumes_bit_for_bit(monkeypatch: pytest.Mo
 def test_local_resumes_all_but_the_host_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     what: Any = (a2c(), "gymnasium:CartPole-v1", Local(ENVS))
     whole, _ = saved(dovetail.train(*what, total_steps=STEPS // 4, settings=QUIET))
-    run = interrupted(monkeypatch, 2, *what, steps=STEPS // 4, settings=QUIET)
+    run = interrupted(monkeypatch, 2, *what, total_steps=STEPS // 4, settings=QUIET)
     halfway, meta = saved(run)
     assert 0 < meta["updates"] < 10
     tree, meta = saved(dovetail.resume(run))

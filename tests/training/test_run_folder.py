@@ -33,7 +33,7 @@ KEYS = [
 ]
 NAMES = (
     "config.json plan.txt plan.json graph.svg metrics.csv events telemetry.json spans.npz"
-    " status.json checkpoints strategy learning_curve.png video.mp4 summary.json"
+    " status.json checkpoints policy learning_curve.png video.mp4 summary.json"
 )
 
 
@@ -77,8 +77,8 @@ def test_json_is_the_summary_on_the_last_line(trained: tuple[Path, str, str]) ->
 def test_config_names_everything(trained: tuple[Path, str, str]) -> None:
     config = Run.open(trained[0]).config
     assert (config["steps"], config["seed"], config["env"]) == (160, 5, "CartPole-v1")
-    assert config["options"]["hidden"] == [8] and config["options"]["unroll_length"] == LENGTH
-    assert config["strategy_options"] == {"envs": 4, "sides": []}
+    assert config["options"]["hidden_sizes"] == [8] and config["options"]["unroll_length"] == LENGTH
+    assert config["strategy_options"] == {"num_envs": 4, "sides": []}
     assert config["settings"]["episodes"] == 3
     assert {"dovetail", "jax", "gymnasium"} <= config["versions"].keys()
 
