@@ -1,18 +1,11 @@
 """`explain`: an algorithm's logical graph and its physical plan, like SQL's EXPLAIN."""
 
-import json
-from dataclasses import dataclass
 from typing import Any
 
 from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import resolve
-from dovetail.graph import show as graph_show
-from dovetail.graph.ir import Graph
 from dovetail.hosts.deployment import Deployment
-from dovetail.plan import serial
-from dovetail.plan import show as plan_show
-from dovetail.plan.ir import Plan
-from dovetail.plan.svg import svg
+from dovetail.plan.explanation import Explanation
 from dovetail.strategies.interface import Strategy
 from dovetail.strategies.local import Local
 from dovetail.training.cluster import join
@@ -21,26 +14,6 @@ from dovetail.training.replay_servers import ServedReplay, refuse_without
 
 STEPS = 200_000
 """The run length to explain; it affects schedules, but not the shape of the graph."""
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """A graph and its plan, as text, SVG or JSON."""
-
-    graph: Graph
-    plan: Plan
-
-    def __str__(self) -> str:
-        return f"{graph_show.text(self.graph)}\n{plan_show.text(self.plan, self.graph)}"
-
-    def svg(self) -> str:
-        """The graph and the plan as an SVG drawing."""
-        return svg(self.graph, self.plan)
-
-    def json(self) -> str:
-        """Both as one JSON object: {"graph": …, "plan": …}."""
-        both = {"graph": graph_show.to_json(self.graph), "plan": serial.to_json(self.plan)}
-        return json.dumps(both, indent=2)
 
 
 def explain(

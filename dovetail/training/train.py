@@ -10,8 +10,8 @@ from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError, check_option
 from dovetail.hosts.deployment import Deployment, rebuilt
-from dovetail.inspection.explain import Explanation
 from dovetail.plan import serial
+from dovetail.plan.explanation import Explanation
 from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
 from dovetail.strategies import STRATEGIES
