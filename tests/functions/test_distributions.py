@@ -1,3 +1,4 @@
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ OTHER = np.array([[0.0, 1.0, 0.5], [1.0, 2.0, -1.0]], np.float32)
 OTHER_PROBS = np.exp(OTHER) / np.exp(OTHER).sum(-1, keepdims=True)
 MEAN = np.array([[0.5, -1.0], [2.0, 0.0]], np.float32)
 LOG_STD = np.array([-0.5, 0.7], np.float32)
+GRID = jnp.array(np.random.default_rng(0).normal(size=(2, 3, 5)), jnp.float32)
 
 both = pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
 
@@ -63,6 +65,13 @@ def test_categorical_never_samples_what_is_ruled_out(allowed: int) -> None:
     logits = jnp.where(jnp.arange(3) == allowed, 1000.0, -1e9)
     samples = Categorical(jnp.broadcast_to(logits, (5000, 3))).sample(jax.random.key(1))
     assert set(np.asarray(samples).tolist()) == {allowed}
+
+
+def test_categorical_never_samples_what_has_no_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where the random number is 0, which comes once in eight million draws."""
+    monkeypatch.setattr(jax.random, "uniform", lambda key, shape: jnp.zeros(shape))
+    logits = jnp.array([[-1e9, 0.0, 0.0], [0.0, -1e9, 0.0], [-1e9, -1e9, 0.0]])
+    assert Categorical(logits).sample(jax.random.key(0)).tolist() == [1, 0, 2]
 
 
 def test_categorical_gradient_of_log_prob_is_one_hot_minus_probabilities() -> None:
@@ -135,6 +144,16 @@ def test_gaussian_samples() -> None:
     np.testing.assert_array_equal(gaussian.mode()[0], MEAN[0])
 
 
+def test_the_same_key_gives_the_same_sample() -> None:
+    """Mean plus deviation times noise: a sign less would be as good, but another run."""
+    noise = jax.random.normal(jax.random.key(0), (2,))
+    wanted = MEAN[0] + np.exp(LOG_STD) * noise
+    one = jnp.array(MEAN[0]), jnp.array(LOG_STD)
+    np.testing.assert_allclose(Gaussian(*one).sample(jax.random.key(0)), wanted, rtol=1e-6)
+    squashed, _ = SquashedGaussian(*one).sample(jax.random.key(0))
+    np.testing.assert_allclose(squashed, np.tanh(wanted), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("action", "size", "kind", "event"),
     [
@@ -159,6 +178,51 @@ def test_from_network(action: ActionSpace, size: int, kind: type, event: tuple[i
     whole = from_network(action, outputs, jnp.full(size, -1.0))
     np.testing.assert_allclose(whole.log_prob(samples), log_probs, rtol=1e-5)
     np.testing.assert_allclose(mapped.log_prob(samples), log_probs, rtol=1e-5)
+
+
+def rows(x: Any) -> Any:
+    """Leaves [2, 3, n] as a list of the six [n]."""
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), x)
+    return [jax.tree.map(operator.itemgetter(i), flat) for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    "one, other",
+    [
+        (Categorical(GRID), Categorical(GRID[::-1])),
+        (MultiCategorical(GRID, (2, 3)), MultiCategorical(GRID[::-1], (2, 3))),
+        (Gaussian(GRID, GRID / 5), Gaussian(GRID[::-1], GRID[::-1] / 3)),
+    ],
+    ids=["categorical", "multi-categorical", "gaussian"],
+)
+def test_axes_before_the_last_are_batches(one: Any, other: Any) -> None:
+    modes, entropies, distances = one.mode(), one.entropy(), one.kl(other)
+    log_probs = one.log_prob(other.mode())
+    assert entropies.shape == distances.shape == log_probs.shape == (2, 3)
+    for i, (row, another) in enumerate(zip(rows(one), rows(other), strict=True)):
+        at = divmod(i, 3)
+        np.testing.assert_array_equal(modes[at], row.mode())
+        np.testing.assert_allclose(entropies[at], row.entropy(), rtol=1e-5)
+        np.testing.assert_allclose(distances[at], row.kl(another), rtol=1e-5)
+        np.testing.assert_allclose(log_probs[at], row.log_prob(another.mode()), rtol=1e-5)
+
+
+def test_axes_before_the_last_are_batches_of_squashed_ones() -> None:
+    squashed = SquashedGaussian(GRID, GRID / 5)
+    samples, densities = squashed.sample(jax.random.key(0))
+    assert samples.shape == (2, 3, 5) and densities.shape == (2, 3)
+    x = 0.9 * jnp.tanh(GRID[::-1])
+    found, clipped = squashed.log_prob(x), Gaussian(GRID, GRID / 5).clipped_log_prob(x)
+    for i, (row, own) in enumerate(zip(rows(squashed), rows(x), strict=True)):
+        at = divmod(i, 3)
+        np.testing.assert_allclose(found[at], row.log_prob(own), rtol=1e-5)
+        np.testing.assert_allclose(clipped[at], Gaussian(*row).clipped_log_prob(own), rtol=1e-5)
+
+
+def test_a_network_without_a_deviation_gets_that_of_one() -> None:
+    found = from_network(Continuous(2, bounded=True), jnp.zeros((3, 2)))
+    assert isinstance(found, Gaussian)
+    np.testing.assert_array_equal(found.log_std, np.zeros((3, 2)))
 
 
 @both

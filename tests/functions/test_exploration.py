@@ -37,6 +37,7 @@ def test_the_ladder_goes_from_the_first_share_to_nearly_none() -> None:
     wanted = [0.4, 0.16, 0.064, 0.0256, 0.01024, 0.004096, 0.0016384, 0.00065536]
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     assert float(ladder(0.4, 7.0, 0, 1)) == np.float32(0.4)
+    np.testing.assert_allclose(ladder(0.4, 7.0, jnp.arange(2), 2), [0.4, 0.4**8], rtol=1e-5)
 
 
 def test_noise_stays_within_the_bounds() -> None:
@@ -46,3 +47,6 @@ def test_noise_stays_within_the_bounds() -> None:
     np.testing.assert_allclose([free.mean(), free.std()], [0.0, 0.2], atol=0.02)
     assert near.max() == 1.0
     np.testing.assert_allclose(np.mean(near == 1.0), 0.309, atol=0.04)  # beyond half a deviation
+    low = jax.vmap(lambda key: add_noise(key, jnp.array(-0.9), 0.2))(keys)
+    assert low.min() == -1.0
+    np.testing.assert_allclose(np.mean(np.asarray(low) == -1.0), 0.309, atol=0.04)

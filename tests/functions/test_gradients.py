@@ -32,6 +32,9 @@ def test_a_count_without_divisors_is_taken_at_once() -> None:
         samples[:6]
     )
     assert "scan" in str(in_pieces)
+    eleven = jnp.arange(22.0).reshape(11, 2)  # four pieces of three would do; eleven are too many
+    jaxpr = jax.make_jaxpr(lambda s: gradient(loss, jnp.ones(2), s, 0.0, piece=3)[0])(eleven)
+    assert "scan" not in str(jaxpr)
 
 
 def test_pieces_along_another_axis_make_the_whole() -> None:
@@ -54,3 +57,17 @@ def test_a_piece_has_as_many_samples_as_the_activations_allow(
         monkeypatch.setattr(gradients, "CACHED", allowed)
         taken = jax.make_jaxpr(lambda s: gradient(loss, jnp.ones(2), s, 0.0))(samples)
         assert (f"length={pieces}" in str(taken)) == (pieces > 1)
+    monkeypatch.setattr(gradients, "CACHED", 5)  # less than a sample needs
+    taken = jax.make_jaxpr(lambda s: gradient(loss, jnp.ones(2), s, 0.0))(samples)
+    assert "length=12" in str(taken)
+
+
+def test_a_loss_without_products_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "CACHED", 1)
+
+    def sum_of_squares(params: jax.Array, samples: jax.Array) -> tuple[jax.Array, dict]:
+        return jnp.mean(jnp.square(samples - params)), {}
+
+    samples = jnp.arange(12.0)
+    taken = jax.make_jaxpr(lambda s: gradient(sum_of_squares, jnp.float32(0.0), s))(samples)
+    assert "scan" not in str(taken)

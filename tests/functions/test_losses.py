@@ -74,6 +74,11 @@ def test_clip_fraction(wrap: Callable) -> None:
     log_probs = jnp.log(jnp.array([1.1, 1.3, 0.7, 0.9]))
     found = wrap(losses.clip_fraction)(log_probs, jnp.zeros(4), 0.2, ONES)
     np.testing.assert_allclose(found, 0.5)
+    shifted = wrap(losses.clip_fraction)(log_probs - 2.0, jnp.full(4, -2.0), 0.05, ONES)
+    np.testing.assert_allclose(shifted, 1.0)
+    one_of_four = jnp.log(jnp.array([1.1, 1.3, 0.9, 1.0]))
+    found = wrap(losses.clip_fraction)(one_of_four, jnp.zeros(4), 0.2, ONES)
+    np.testing.assert_allclose(found, 0.25)
     valid_only = losses.loss_weights(jnp.array([1, 0, 1, 0], bool))
     np.testing.assert_allclose(
         wrap(losses.clip_fraction)(log_probs, jnp.zeros(4), 0.2, valid_only), 0.5
@@ -125,6 +130,10 @@ def test_approximate_kl(wrap: Callable) -> None:
     # ρ = 2 and 0.5: (1 - log 2 + -0.5 + log 2) / 2 = 0.25
     found = wrap(losses.approximate_kl)(jnp.log(jnp.array([2.0, 0.5])), jnp.zeros(2), jnp.ones(2))
     np.testing.assert_allclose(found, 0.25, rtol=1e-6)
+    # ρ = 3 from log-probabilities that are not 0: 2 - log 3
+    ratio = jnp.log(jnp.array([6.0])), jnp.log(jnp.array([2.0]))
+    found = wrap(losses.approximate_kl)(*ratio, jnp.ones(1))
+    np.testing.assert_allclose(found, 0.90138771, rtol=1e-5)
 
 
 @both
@@ -138,3 +147,15 @@ def test_explained_variance(wrap: Callable) -> None:
     weights = losses.loss_weights(jnp.array([1, 1, 1, 0], bool))
     values = targets.at[3].set(-50.0)
     np.testing.assert_allclose(explained(values, targets, weights), 1.0, atol=1e-6)
+    # a variance below one, and a constant
+    np.testing.assert_allclose(explained(targets / 8, targets / 4, ONES), 0.75, rtol=1e-6)
+
+
+def test_a_ratio_on_the_bound_is_not_clipped() -> None:
+    assert losses.clip_fraction(jnp.zeros(4), jnp.zeros(4), 0.0, ONES) == 0
+
+
+def test_standardize_adds_a_little_to_the_variance() -> None:
+    """So that what hardly varies is not blown up: 1e-4 / √(1e-8 + 1e-8)."""
+    found = losses.standardize(jnp.array([1e-4, -1e-4]), jnp.ones(2))
+    np.testing.assert_allclose(found, [0.70710678, -0.70710678], rtol=1e-5)

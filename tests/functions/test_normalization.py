@@ -93,3 +93,23 @@ def test_sums_around_another_mean() -> None:
     # Of 1 and 3: around 0 they sum to 4 and 10, around 2 to 0 and 2.
     sums = normalization.Sums(jnp.float32(2), jnp.float32(4), jnp.float32(10))
     np.testing.assert_allclose(normalization.around(jnp.float32(2), sums), [2, 0, 2])
+
+
+def test_a_step_of_little_weight_counts() -> None:
+    moments = normalization.initial_moments(jnp.zeros(()))
+    sums = normalization.batch_sums(moments, jnp.array([4.0]), jnp.array([0.5]))
+    np.testing.assert_allclose(normalization.update(moments, sums), [0.5, 4.0, 0.0])
+
+
+def test_what_never_varied_is_not_divided_by_zero() -> None:
+    """Its deviation is taken to be 1e-4; numbers are clipped at 10 unless told otherwise."""
+    still = normalization.Moments(jnp.array(9.0), jnp.array(2.0), jnp.array(0.0))
+    x = jnp.array([2.0005, 1.0])
+    np.testing.assert_allclose(normalization.normalize(still, x), [5.0, -10.0], rtol=1e-3)
+    small = jnp.array([5e-4, -1.0])
+    np.testing.assert_allclose(normalization.scale(still, small), [5.0, -10.0], rtol=1e-5)
+
+
+def test_nothing_is_kept_of_images() -> None:
+    moments = normalization.initial_moments(jnp.zeros((4, 4, 1), jnp.uint8))
+    assert moments.mean.shape == moments.variance.shape == (0,)

@@ -35,6 +35,8 @@ def test_written_numbers() -> None:
     np.testing.assert_allclose(ope.weighted_mean(found), wanted)
     # weights 1 and ½: 1.5² / 1.25
     np.testing.assert_allclose(ope.effective_episodes(RATIOS), 1.8)
+    # and of a tenth of each: (0.1 + 0.05)² / (0.01 + 0.0025)
+    np.testing.assert_allclose(ope.effective_episodes([np.array([0.1]), np.array([0.05])]), 1.8)
 
 
 def test_doubly_robust_numbers() -> None:
@@ -97,6 +99,14 @@ def test_tiny_weights_count_by_their_ratios(tiny: float, wanted: float) -> None:
     np.testing.assert_allclose(found.mean(), wanted)  # 4 · ¼ + 8 · ¾
 
 
+def test_as_many_rewards_as_ratios() -> None:
+    for estimator in (ope.per_decision, ope.weighted_per_decision):
+        with pytest.raises(ValueError, match="argument 2 is shorter"):
+            estimator(RATIOS, REWARDS[:1], 0.5)
+    with pytest.raises(ValueError, match="argument 4 is shorter"):
+        ope.doubly_robust(RATIOS, REWARDS, REWARDS, np.zeros((1, 4)), 0.5)
+
+
 def test_no_weight_left() -> None:
     none = np.zeros((3, 2))
     found = ope.weighted(none, np.ones((3, 2)), 0.9)
@@ -105,6 +115,45 @@ def test_no_weight_left() -> None:
     assert np.isnan(ope.weighted_mean(found))
     assert ope.effective_episodes(none) == 0
     assert ope.weighted_mean(ope.ordinary(none, np.ones((3, 2)), 0.9)) == 0
+
+
+def slow_interval(
+    x: np.ndarray, confidence: float, seed: int, resamples: int
+) -> tuple[float, float]:
+    """The studentized bootstrap of a mean, as textbooks have it."""
+    rng, count, mean = np.random.default_rng(seed), len(x), sum(x) / len(x)
+
+    def error(y: np.ndarray) -> float:
+        return float(sum((y - sum(y) / count) ** 2) / (count - 1) / count) ** 0.5
+
+    draws = [x[rng.integers(count, size=count)] for _ in range(resamples)]
+    scores = sorted((sum(y) / count - mean) / max(error(y), error(x) / 1000) for y in draws)
+    tail = (1 - confidence) / 2 * (resamples - 1)
+    low, high = np.interp([tail, resamples - 1 - tail], range(resamples), scores)
+    return mean - high * error(x), mean - low * error(x)
+
+
+def test_the_interval_is_the_textbooks() -> None:
+    plain = ope.Contributions(np.array([1.0, 2.0, 4.0, 9.0]), np.ones(4))
+    found = ope.interval(plain)
+    np.testing.assert_allclose(found, slow_interval(plain.values, 0.95, 0, 1000), rtol=1e-12)
+    np.testing.assert_allclose(found, [0.695190, 20.104593], rtol=1e-5)
+    found = ope.interval(plain, 0.5, seed=3, resamples=50)
+    np.testing.assert_allclose(found, slow_interval(plain.values, 0.5, 3, 50), rtol=1e-12)
+    # weights ½, 1, ¼ and ¼ have the mean ½; the quotient is 4 / ½ = 8
+    quotient = plain._replace(weights=np.array([0.5, 1.0, 0.25, 0.25]))
+    parts = np.array([2.0, -4.0, 12.0, 22.0])
+    np.testing.assert_allclose(ope.pseudo_values(quotient), parts)
+    np.testing.assert_allclose(
+        ope.interval(quotient), slow_interval(parts, 0.95, 0, 1000), rtol=1e-12
+    )
+
+
+def test_intervals_of_one_episode_and_of_equal_ones() -> None:
+    assert np.isnan(ope.interval(ope.Contributions(np.ones(1), np.ones(1)))).all()
+    assert ope.interval(ope.Contributions(np.full(2, 3.0), np.ones(2))) == (3.0, 3.0)
+    small = ope.interval(ope.Contributions(np.array([0.1, 0.2, 0.4]), np.ones(3)))
+    assert small[0] < 0.7 / 3 < small[1]
 
 
 def contributions(lived: Lived) -> dict[str, ope.Contributions]:

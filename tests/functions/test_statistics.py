@@ -49,3 +49,25 @@ def test_mistakes_are_sentences() -> None:
         bootstrap_interval(np.array([]))
     with pytest.raises(UserError, match=r"between 0 and 1, but was given 95\."):
         bootstrap_interval(np.arange(3.0), confidence=95)
+    with pytest.raises(UserError, match="at least one seed"):
+        bootstrap_interval(np.array(3.0))
+    for confidence in (0.0, 1.0):
+        with pytest.raises(UserError, match="between 0 and 1"):
+            bootstrap_interval(np.arange(3.0), confidence=confidence)
+
+
+def slow_interval(x: np.ndarray, confidence: float, seed: int, resamples: int) -> list[float]:
+    """The percentiles of the interquartile means of resampled seeds, sorted by hand."""
+    draws = np.random.default_rng(seed).integers(len(x), size=(resamples, len(x)))
+    cut = len(x) // 4
+    means = sorted(sum(sorted(x[draw])[cut : len(x) - cut]) / (len(x) - 2 * cut) for draw in draws)
+    tail = (1 - confidence) / 2 * (resamples - 1)
+    return np.interp([tail, resamples - 1 - tail], range(resamples), means).tolist()
+
+
+def test_the_interval_is_made_of_percentiles() -> None:
+    x = np.arange(10.0) ** 2
+    np.testing.assert_allclose(bootstrap_interval(x), slow_interval(x, 0.95, 0, 2000))
+    found = bootstrap_interval(x, confidence=0.5, seed=1, resamples=100)
+    np.testing.assert_allclose(found, slow_interval(x, 0.5, 1, 100))
+    np.testing.assert_allclose(found, [16.791667, 31.5], rtol=1e-6)

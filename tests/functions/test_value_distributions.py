@@ -105,3 +105,40 @@ def test_quantile_regression_finds_the_quantiles() -> None:
     for _ in range(400):
         quantiles = quantiles - 0.02 * step(quantiles)
     np.testing.assert_allclose(quantiles, [0.1, 0.3, 0.5, 0.7, 0.9], atol=0.02)
+
+
+def test_a_support_that_does_not_begin_at_zero() -> None:
+    """-3, -1, 1, 3: 0 is shared by its neighbours, -2.5 is 3 : 1, 5 goes to the end."""
+    values, probabilities = jnp.array([0.0, -2.5, 5.0]), jnp.array([0.2, 0.4, 0.4])
+    found = project(values, probabilities, atoms(-3.0, 3.0, 4))
+    np.testing.assert_allclose(found, [0.3, 0.2, 0.1, 0.4], atol=1e-6)
+
+
+def test_axes_before_the_last_are_batches() -> None:
+    rng = np.random.default_rng(0)
+    logits, weights = jnp.array(rng.normal(size=(2, 2, 3, 5)), jnp.float32)
+    probabilities, targets = jax.nn.softmax(weights), weights[..., :4]
+    support = atoms(-2.0, 2.0, 5)
+    whole = [
+        expected(logits, support),
+        cross_entropy(logits, probabilities),
+        divergence(logits, probabilities),
+        quantile_huber_loss(logits, targets),
+    ]
+    projected = project(logits, probabilities, support)
+    for at in np.ndindex(2, 3):
+        one = [
+            expected(logits[at], support),
+            cross_entropy(logits[at], probabilities[at]),
+            divergence(logits[at], probabilities[at]),
+            quantile_huber_loss(logits[at], targets[at]),
+        ]
+        np.testing.assert_allclose([found[at] for found in whole], one, rtol=1e-5, atol=1e-6)
+        alone = project(logits[at], probabilities[at], support)
+        np.testing.assert_allclose(projected[at], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_quantile_regression_on_more_targets_than_quantiles() -> None:
+    """One quantile, the median, on 0, 0 and 3: Huber losses 0, 0 and 2.5, each weighed by half."""
+    found = quantile_huber_loss(jnp.array([0.0]), jnp.array([0.0, 0.0, 3.0]))
+    np.testing.assert_allclose(found, 0.5 * 2.5 / 3, rtol=1e-6)

@@ -38,6 +38,31 @@ def test_a_tree_finds_what_a_running_sum_finds(size: int) -> None:
     np.testing.assert_array_equal(weight, weights[expected])
 
 
+def test_a_tree_on_the_device_has_no_more_nodes_than_it_needs() -> None:
+    """1000 leaves are 63 families of 16 whose sums are the top; up to 64 leaves are the top."""
+    assert [level.shape for level in device_tree(1000)] == [(63, 16), (1, 63)]
+    assert [level.shape for level in device_tree(64)] == [(1, 64)]
+    assert [level.shape for level in device_tree(65)] == [(5, 16), (1, 5)]
+    levels = [level.shape for level in device_tree(20_000)]
+    assert levels == [(1250, 16), (79, 16), (5, 16), (1, 5)]
+
+
+def test_a_tree_on_the_host_has_no_more_nodes_than_it_needs() -> None:
+    """Its top is padded to whole blocks of 32."""
+    assert [level.size for level in HostTree(1).levels] == [32]
+    assert [level.size for level in HostTree(8192).levels] == [8192]
+    assert [level.size for level in HostTree(8193).levels] == [8208, 544]
+
+
+def test_as_many_targets_as_before_or_more() -> None:
+    tree = HostTree(20_000)
+    tree.set(np.arange(20_000), 1.0)
+    for count in (3, 3, 5, 1):
+        wanted = np.linspace(0, 19_999, count).astype(np.int64)
+        assert tree.find(wanted.astype(np.float64) + 0.5).tolist() == wanted.tolist()
+        assert tree._first.tolist() == [16 * i for i in range(count)]
+
+
 def test_a_target_at_the_total_is_the_last_weight() -> None:
     tree = HostTree(40)
     tree.set(np.array([3, 17]), np.array([0.1, 0.7]))
