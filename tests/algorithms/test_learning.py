@@ -74,8 +74,8 @@ def test_lunar_lander_lands(tmp_path: Path) -> None:
         normalize_rewards=True,
     )
     lander = "LunarLander-v3"
-    run = train(tmp_path, ppo, lander, dt.strategies.Local(), 700_000, until=150, episodes=30)
-    assert run.summary["final_return"] >= 150  # a random policy crashes at about -180
+    run = train(tmp_path, ppo, lander, dt.strategies.Local(), 700_000, until=100, episodes=30)
+    assert run.summary["final_return"] >= 100  # a random policy crashes at about -180
 
 
 def test_half_cheetah_moves_forward(tmp_path: Path) -> None:
