@@ -89,9 +89,9 @@ class Output:
         if cut:
             self.mask[:, 0] = True
         self._cut = cut
-        # A one-step transition is cut too, by an episode that was broken off after its first row.
-        self.masked = not cut or self.mask.shape[1] >= 2
-        """Whether the mask must be computed from the rows."""
+        self.masked = not cut or self.mask.shape[1] > 2
+        """Whether the mask must be computed from the rows. That of a one-step transition is known,
+        unless an episode was broken off after its first row (`Streams.broken`)."""
         self.places = np.zeros(self.block.shape[:2], np.int64)
         """Scratch space for the rows' positions."""
 
@@ -99,7 +99,7 @@ class Output:
         """Computes the mask, once the rows have been read."""
         if not self._cut:
             np.equal(self.final, 0, out=self.mask)
-        elif self.masked:
+        else:
             passed = np.logical_or.accumulate(self.final[:, :-1], axis=1)
             np.logical_not(passed, out=self.mask[:, :-1])
 

@@ -75,6 +75,9 @@ class Streams:
             self.budget = Budget(self, max(table.max_bytes - self.rows.block.nbytes, 0) // envs)
         self.floor: Array | None = None
         """Number of each stream's oldest item whose rows are not lost; None if all are intact."""
+        self.broken = False
+        """Whether an episode was ever broken off; then even one-step transitions need their mask.
+        To compute it for every sample costs a quarter of the speed of uniform sampling."""
         self._until_wrap = 0  # number of plain steps that certainly need no wrap
         self._window = range(envs, layout.window * envs, envs)
         self._plainly = isinstance(table.items, Transitions)
@@ -112,6 +115,7 @@ class Streams:
         back = np.arange(1, self.layout.window)[:, None] * self.layout.envs
         flags = self.form.packing.views(self.rows.block)[len(self.form.kept) - 1]
         flags[(self.heads[0, streams] - back) % self.layout.lane] = 1
+        self.broken = True
         ended[streams] = begun[streams]
         self.counters.fresh[streams] = True
 

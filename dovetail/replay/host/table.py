@@ -179,6 +179,7 @@ class HostTable:
     def unsettle(self) -> None:
         """Call after the streams were changed from outside."""
         self._settled = False
+        self.streams.broken = True  # the rows that came may belong to episodes that were broken off
 
     def sample(self, draws: Array, output: Output | None = None) -> Sample:
         """Items for draws [n] from [0, 1): the same draws choose the same items.
@@ -260,7 +261,7 @@ class HostTable:
             at = streams.frame_places(places) if owned is None else owned.frame_places(slots)
             for buffer, store in zip(output.frames, kept.frames.stores, strict=True):
                 store.take(at, axis=0, out=buffer, mode="wrap")
-        if output.masked:
+        if output.masked or streams.broken:
             output.finish()
 
     def _output(self, count: int) -> Output:
