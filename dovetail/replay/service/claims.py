@@ -34,7 +34,8 @@ class Claims:
 
     def check(self, writer: object, first: int, last: int) -> None:
         """Raises if the streams belong to another writer."""
-        if self._taken.get(id(writer)) == (first, last):
+        # Without the lock, which every insert would take: a lookup in a dict is atomic.
+        if not self._taken or self._taken.get(id(writer)) == (first, last):
             return
         with self._changed:
             for whose, (begin, end) in self._taken.items():

@@ -22,8 +22,9 @@ class Letters:
     def __init__(self, connection: Connection, most: int = SHORT) -> None:
         """The caller still owns `connection` and closes it; messages have at most `most` bytes."""
         self._connection, self._most = connection, most
+        self._descriptor = connection.fileno()
         self._arrived = select.poll()
-        self._arrived.register(connection.fileno(), select.POLLIN)
+        self._arrived.register(self._descriptor, select.POLLIN)
         self._data, self._at = b"", 0
 
     @property
@@ -33,14 +34,19 @@ class Letters:
 
     def send(self, message: bytes, arrays: memoryview | None = None) -> None:
         """Sends a message; `arrays` follow it without a copy."""
-        size = len(message) + (0 if arrays is None else arrays.nbytes)
-        self._write(memoryview(_LENGTH.pack(size) + message))
-        if arrays is not None:
-            self._write(arrays.cast("B"))
+        if arrays is None:
+            whole = _LENGTH.pack(len(message)) + message
+            # A short message goes out in one piece, as a rule: no views are made for it.
+            sent = os.write(self._descriptor, whole)
+            if sent < len(whole):
+                self._write(memoryview(whole)[sent:])
+            return
+        self._write(memoryview(_LENGTH.pack(len(message) + arrays.nbytes) + message))
+        self._write(arrays.cast("B"))
 
     def _write(self, rest: memoryview) -> None:
         while rest.nbytes:
-            rest = rest[os.write(self._connection.fileno(), rest) :]
+            rest = rest[os.write(self._descriptor, rest) :]
 
     def receive(self, limit: float | None = None) -> bytes:
         """The next message; raises TimeoutError if none comes within `limit` seconds, and EOFError
@@ -61,7 +67,7 @@ class Letters:
         # Poll first: a thread blocked in read wakes for every message that the other end takes.
         if limit is not None and not self._arrived.poll(1000 * limit):
             raise TimeoutError
-        came = os.read(self._connection.fileno(), size)
+        came = os.read(self._descriptor, size)
         if not came:
             raise EOFError
         return came

@@ -57,6 +57,7 @@ class Inserts(Pipeline):
         self._room = self._turn = 0
         self._memory: Any = None
         self._known: dict[InsertHead, InsertRoom] = {}
+        self._shares = channel.shares
         self._summed: bool = channel.welcome["summed"]
         self._within = np.zeros(form.layout.envs, bool)
         """Whether the next step of each stream is known to be within an episode."""
@@ -84,8 +85,8 @@ class Inserts(Pipeline):
         check = check_of(prepared.start.check, sent) if self._summed and sent else 0
         at = self._turn * self._room
         fixed = wire.INSERT_HEAD.pack(at, self.failures, limit, check)
-        arrays = memoryview(self._memory)[at : at + prepared.size]
-        self.send(wire.INSERT + fixed + prepared.head, timeout, arrays)
+        rows = None if self._shares else memoryview(self._memory)[at : at + prepared.size]
+        self.send(wire.INSERT + fixed + prepared.head, timeout, rows)
 
     def forget(self) -> None:
         """Discards what is known about the streams, because the table was replaced."""
