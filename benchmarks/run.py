@@ -173,12 +173,14 @@ def ask(contestant: Contestant, threshold: bool, round_: int, quick: bool) -> An
 class Live:
     """A contestant that waits for its turns."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], folder: Path = ROOT) -> None:
+        """`folder`: whose files it runs."""
         self._command = " ".join(command)
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        env = {**ENVIRONMENT, "PYTHONPATH": str(folder)}
         self._process = subprocess.Popen(
-            command, cwd=ROOT, env=ENVIRONMENT, text=True, start_new_session=True, **pipes
+            command, cwd=folder, env=env, text=True, start_new_session=True, **pipes
         )
         while self._line() != READY:
             pass
