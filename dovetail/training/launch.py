@@ -53,7 +53,7 @@ def launch(
         actor,
         episode_keys=keys,
         turn=reached.updates,
-        watched=_positions(algorithm.acting, state),
+        watched=_positions(algorithm.acting, state, settings.seeds),
     )
     return Loop(
         runtime,
@@ -127,12 +127,10 @@ def _states(
     return with_data(started.state, data), actor, None
 
 
-def _positions(acting: Callable[[Any], Any], state: Any) -> list[int]:
-    """The positions of the learner's leaves that acting uses.
-
-    Calls `acting` on a state whose leaves are their own positions; all positions if none is left.
-    """
-    tree = jax.tree.structure(state)
-    numbered = acting(tree.unflatten(range(tree.num_leaves)))
-    found = [leaf for leaf in jax.tree.leaves(numbered) if isinstance(leaf, int)]
-    return found or list(range(tree.num_leaves))
+def _positions(acting: Callable[[Any], Any], state: Any, seeds: int) -> list[int]:
+    """The positions of the learner's leaves that acting uses; all positions if it uses none."""
+    traced = jax.make_jaxpr(acting if seeds == 1 else jax.vmap(acting))(state).jaxpr
+    read = {id(atom) for equation in traced.eqns for atom in equation.invars}
+    read |= {id(atom) for atom in traced.outvars}
+    found = [i for i, leaf in enumerate(traced.invars) if id(leaf) in read]
+    return found or list(range(len(traced.invars)))
