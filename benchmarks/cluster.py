@@ -71,7 +71,8 @@ def weights(repeats: int) -> dict[str, float]:
 @contextmanager
 def started(actors: int, envs: int, deployment: Deployment, seconds: dict[str, float]) -> Any:
     """A run on a local cluster; `seconds` notes from when the cluster was up."""
-    algorithm, strategy = IMPALA(unroll_length=64), ActorLearner(envs, actors=actors)
+    algorithm = IMPALA(unroll_length=64, num_envs=envs)
+    strategy = ActorLearner(actors=actors)
     found = resolve(ENV, traced=False)
     _, resources = clustering.join(deployment)
     planned = plan_for(algorithm, found, strategy, STEPS, resources)

@@ -35,7 +35,8 @@ def ours(
     *more: str,
     settings: tuple[str, ...] = (),
 ) -> Contestant:
-    """A run of Dovetail; `settings` are options of the strategy, `more` those of the job."""
+    """A run of Dovetail; `settings` are options of the strategy (and `num_envs`, if it is not the
+    job's), `more` those of the job."""
     python = "envpool" if env.startswith("envpool:") else "dovetail"
     arguments = ("--strategy", strategy, "--num-envs", str(envs), "--env", env, *more)
     arguments += tuple(part for setting in settings for part in ("--set", setting))

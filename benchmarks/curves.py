@@ -10,7 +10,7 @@ import argparse
 import re
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +107,8 @@ def trained(name: str, picture: Picture) -> list[Path]:
         settings = dt.Settings(
             folder=str(folder), evaluate_every=evaluate_every, episodes=20, video=False
         )
-        strategy = Fused(num_envs=picture.envs)
-        dt.train(picture.algorithms[algorithm], picture.env, strategy, **more, settings=settings)
+        chosen = replace(picture.algorithms[algorithm], num_envs=picture.envs)
+        dt.train(chosen, picture.env, Fused(), **more, settings=settings)
     return list(folders.values())
 
 

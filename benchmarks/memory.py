@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 COMMANDS = {
-    "local": ("--env", "gymnasium:CartPole-v1", "--strategy", "local"),
-    "fused": ("--env", "dovetail:CartPole-v1", "--strategy", "fused"),
+    "local": ("--env", "gymnasium:CartPole-v1", "--strategy", "local", "--num-envs", "8"),
+    "fused": ("--env", "dovetail:CartPole-v1", "--strategy", "fused", "--num-envs", "64"),
 }
 TARGET = 0.02
 SETTLED = 60

@@ -13,6 +13,7 @@ and outside the clock, or, where actors run ahead, with evaluations on the clock
 
 import argparse
 import ast
+import dataclasses
 import sys
 import tempfile
 import time
@@ -268,11 +269,9 @@ def train_to_threshold(job: p.Job, chosen: Any, strategy: Any) -> None:
     training.close()
 
 
-def strategy_of(name: str, job: p.Job, settings: list[str]) -> Any:
-    """The strategy of that name with the job's environments, and further options `name=value`."""
-    pairs = [setting.split("=", 1) for setting in settings]
-    options = {"num_envs": job.envs} | {key: ast.literal_eval(value) for key, value in pairs}
-    return type(resolve_strategy(name, job.env))(**options)
+def strategy_of(name: str, env: str, options: dict[str, Any]) -> Any:
+    """The strategy of that name, with its options."""
+    return type(resolve_strategy(name, env))(**options)
 
 
 def main() -> None:
@@ -283,8 +282,11 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="option=value")
     options, sys.argv[1:] = parser.parse_known_args()
     job = p.parse_job()
-    chosen = algorithm(options.algorithm, job.unroll)
-    strategy = strategy_of(options.strategy, job, options.set)
+    pairs = [setting.split("=", 1) for setting in options.set]
+    given = {name: ast.literal_eval(value) for name, value in pairs}
+    envs = given.pop("num_envs", job.envs)
+    chosen = dataclasses.replace(algorithm(options.algorithm, job.unroll), num_envs=envs)
+    strategy = strategy_of(options.strategy, job.env, given)
     if job.mode != "threshold":
         measure_speed(job, chosen, strategy, options.cluster)
     else:

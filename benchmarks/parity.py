@@ -3,6 +3,7 @@
 A comparison of speed means something only between programs that do the same work.
 """
 
+import dataclasses
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,8 @@ def difference(mine: Any, theirs: Any) -> float:
 def fused() -> float:
     """Whole iterations of fused PPO."""
     job = Job("threshold", 64, 10**6, seed=0, threads=1, devices=1, env="dovetail:CartPole-v1")
-    training = ours.Training(job, ours.algorithm(), dt.strategies.Fused(num_envs=job.envs))
+    chosen = dataclasses.replace(ours.algorithm(), num_envs=job.envs)
+    training = ours.Training(job, chosen, dt.strategies.Fused())
     env = dt.envs.resolve(job.env, traced=True).jax
     learner, actors = jax.jit(lambda: fused_ppo.start(env, job.envs, job.seed))()
     program = jax.jit(lambda *state: fused_ppo.many_iterations(env, *state))

@@ -37,21 +37,21 @@ MACHINE = Resources(devices=8, cores=8)
 
 def placements() -> Iterator[Strategy]:
     """Fifty of them."""
-    yield Local(ENVS)
-    yield Local(ENVS, sides=("replay",))
+    yield Local()
+    yield Local(sides=("replay",))
     for actors in (1, 2, 4, 8):
         for staleness in (0, 1, 2, 4):
-            yield ActorLearner(ENVS, actors=actors, staleness=staleness)
+            yield ActorLearner(actors=actors, staleness=staleness)
         for shards in (1, 2, 4):
             if actors % shards == 0:
-                yield ActorLearner(ENVS, actors=actors, shards=shards)
-                yield ActorLearner(ENVS, actors=actors, shards=shards, prefetch=2)
+                yield ActorLearner(actors=actors, shards=shards)
+                yield ActorLearner(actors=actors, shards=shards, prefetch=2)
     for workers in (1, 2, 4, 8):
-        yield CentralInference(ENVS, workers=workers)
-        yield Environments(ENVS, workers=workers)
+        yield CentralInference(workers=workers)
+        yield Environments(workers=workers)
     for devices in (1, 2, 4):
-        yield DataParallel(ENVS, devices=devices)
-        yield SplitDevices(ENVS, learner_devices=1, threads=devices)
+        yield DataParallel(devices=devices)
+        yield SplitDevices(learner_devices=1, threads=devices)
 
 
 def main() -> None:
@@ -60,14 +60,14 @@ def main() -> None:
     options = parser.parse_args()
     env = resolve("gymnasium:CartPole-v1")
     chosen = list(placements())[: 10 if options.quick else 50]
-    make_plan(Local(ENVS), graphs_of(DQN(), env, ENVS, STEPS), MACHINE)  # JAX is warm
-    began, graphs = time.perf_counter(), graphs_of(DQN(), env, ENVS, STEPS)
+    make_plan(Local(), graphs_of(DQN(num_envs=ENVS), env, STEPS), MACHINE)  # JAX is warm
+    began, graphs = time.perf_counter(), graphs_of(DQN(num_envs=ENVS), env, STEPS)
     for strategy in chosen:
         make_plan(strategy, graphs, MACHINE)
     together = time.perf_counter() - began
     began = time.perf_counter()
     for strategy in chosen:
-        make_plan(strategy, graphs_of(DQN(), env, ENVS, STEPS), MACHINE)
+        make_plan(strategy, graphs_of(DQN(num_envs=ENVS), env, STEPS), MACHINE)
     apart = time.perf_counter() - began
     print(f"{len(chosen)} plans of DQN: {together:.2f} s, traced anew for each: {apart:.2f} s")
     slowest = max(explained())
@@ -85,7 +85,7 @@ def explained() -> Iterator[tuple[float, str]]:
             continuous = name in ("ddpg", "d4pg", "td3", "sac", "td3-bc", "cql")
             task = "Pendulum-v1" if continuous else "CartPole-v1"
             env = resolve(task, traced=strategy.traced_envs)
-            graphs = graphs_of(algorithm, env, strategy.num_envs, STEPS)
+            graphs = graphs_of(algorithm, env, STEPS)
             try:
                 make_plan(strategy, graphs, MACHINE)
             except UserError:

@@ -18,8 +18,26 @@ import time
 from pathlib import Path
 
 COMMANDS = {
-    "local": ("train", "ppo", "--env", "gymnasium:CartPole-v1", "--strategy", "local"),
-    "fused": ("train", "ppo", "--env", "dovetail:CartPole-v1", "--strategy", "fused"),
+    "local": (
+        "train",
+        "ppo",
+        "--env",
+        "gymnasium:CartPole-v1",
+        "--strategy",
+        "local",
+        "--num-envs",
+        "8",
+    ),
+    "fused": (
+        "train",
+        "ppo",
+        "--env",
+        "dovetail:CartPole-v1",
+        "--strategy",
+        "fused",
+        "--num-envs",
+        "64",
+    ),
 }
 TARGETS = {"help": 0.5, "cold": 6.0, "warm": 3.0}
 GIVE_UP = 120.0

@@ -42,10 +42,10 @@ def train(case: str, steps: int, measured: bool, folder: str) -> None:
         setattr(Status, "_work", lambda _: None)  # noqa: B010
     host, jax = "gymnasium:CartPole-v1", "dovetail:CartPole-v1"
     cases: dict[str, tuple[Any, str, Any]] = {
-        "fused": (PPO(), jax, Fused(256)),
-        "local": (PPO(), host, Local(16)),
-        "actor-learner": (IMPALA(), host, ActorLearner(16, actors=2, processes=False)),
-        "64 actors": (IMPALA(), host, ActorLearner(128, actors=64, processes=False)),
+        "fused": (PPO(num_envs=256), jax, Fused()),
+        "local": (PPO(num_envs=16), host, Local()),
+        "actor-learner": (IMPALA(num_envs=16), host, ActorLearner(actors=2, processes=False)),
+        "64 actors": (IMPALA(num_envs=128), host, ActorLearner(actors=64, processes=False)),
     }
     settings = dovetail.Settings(
         folder=folder,

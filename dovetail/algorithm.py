@@ -7,14 +7,14 @@ in an algorithm names a device, a worker or a process.
 """
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import jax
 
 from dovetail.boundaries import RL, Params
 from dovetail.envs.interface import Continuous, Discrete, EnvSpec, MultiDiscrete
-from dovetail.errors import UserError
+from dovetail.errors import UserError, check_option
 from dovetail.replay.data import Data, DataSpec
 from dovetail.replay.replay import DeviceReplay, Replay
 from dovetail.replay.service.remote import RemoteReplay, Served
@@ -75,6 +75,7 @@ class Task:
     """The servers that hold the replay; None if the replay is part of the state."""
 
     def __post_init__(self) -> None:
+        check_option("num_envs", self.num_envs, self.num_envs >= 1, "1 or more")
         if self.all_envs == 0:  # a frozen dataclass can set its own field only this way
             object.__setattr__(self, "all_envs", self.num_envs)
 
@@ -107,6 +108,9 @@ class Algorithm:
     """Whether it can learn from recorded data."""
     needs_data: ClassVar[bool] = False
     """Whether it requires recorded data (an offline algorithm)."""
+
+    num_envs: int = field(default=8, kw_only=True)
+    """Environments that feed one update, whatever the strategy."""
 
     @property
     def offline_steps(self) -> int:

@@ -23,8 +23,6 @@ from dovetail.strategies.interface import (
 class Teams(Strategy):
     """Actors that each serve several environment workers, at a fixed lag."""
 
-    num_envs: int = 16
-    """Environments stepped side by side, over all teams."""
     actors: int = 2
     """Actors, each with an equal share of the environments (its team)."""
     workers: int = 2
@@ -35,7 +33,7 @@ class Teams(Strategy):
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """One worker for the learner, one per actor, and several for each actor's environments."""
         workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
-        for i, (first, last) in enumerate(shares(0, self.num_envs, self.actors, "actors")):
+        for i, (first, last) in enumerate(shares(0, graph.num_envs, self.actors, "actors")):
             actor = f"actor-{i}"
             workers.append(Worker(actor, (0,)))
             placed += on_actor(graph, actor, (first, last))

@@ -113,7 +113,7 @@ def interpreted(algorithm: str, env: str, shards: int = 1) -> tuple[Any, Any]:
     """(state, actor) where the plain loop takes them."""
     found, chosen = resolve(env), ALGORITHMS[algorithm]
     if found.jax is None:
-        told: dict[str, Any] = {"iterations": UPDATES, "num_envs": ENVS, "total_steps": STEPS}
+        told: dict[str, Any] = {"iterations": UPDATES, "total_steps": STEPS}
         told["shards"] = shards
         state, _, actor = dovetail.interpret(chosen, env, seed=SEED, debug=False, **told)
         return state, actor

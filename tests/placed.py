@@ -27,5 +27,5 @@ def planned(
     """The strategy's plan, and the graph it was made of."""
     found = resolve(env or Drift())
     return make_plan(
-        strategy, Graphs(algorithm, Task(found.spec, strategy.num_envs, 1000), found.jax), machine
+        strategy, Graphs(algorithm, Task(found.spec, algorithm.num_envs, 1000), found.jax), machine
     )

@@ -100,9 +100,9 @@ class Started:
             first = None if self.feed is None else self.feed.take(0)
             compiled = found.jax if online else None
             if start is None and isinstance(env, str) and first is None:
-                start = begun(env, bound, compiled, strategy.num_envs, seed, seeds)
+                start = begun(env, bound, compiled, plan.num_envs, seed, seeds)
             if start is None:
-                start = first_state(bound, compiled, strategy.num_envs, seed, seeds, first)
+                start = first_state(bound, compiled, plan.num_envs, seed, seeds, first)
             self.state: Any = start[0]
             self.actor: Any = self.runtime.load(*start)
         except BaseException:
@@ -163,11 +163,11 @@ def saved(run: Run, step: int | None = None) -> tuple[dict[str, Any], dict[str, 
     algorithm, strategy, settings = rebuild_all(config)
     env = resolve(config["env"], traced=strategy.traced_envs)
     plan, steps = from_json(json.loads((run.path / "plan.json").read_text())), config["steps"]
-    task = Task(env.spec, plan.update_envs, steps, strategy.num_envs, plan.shards)
+    task = Task(env.spec, plan.update_envs, steps, algorithm.num_envs, plan.shards)
     bound = algorithm.bind(task)
     like: Any = {
         "state": jax.eval_shape(lambda key: all_shards(bound.init(key)), seed_key(0)),
-        "actor": abstract_actor(bound, Task(env.spec, strategy.num_envs, steps), env.jax),
+        "actor": abstract_actor(bound, Task(env.spec, algorithm.num_envs, steps), env.jax),
     }
     if settings.seeds > 1:
         like = jax.tree.map(

@@ -26,13 +26,17 @@ def trained(tmp_path: Path, algorithm: Any, env: str, strategy: Strategy, steps:
 
 
 CASES: dict[str, tuple[Any, str, Strategy]] = {
-    "local": (ppo(unroll_length=32), HOST, Local(8)),
-    "fused": (ppo(unroll_length=32), JAX, Fused(8)),
-    "actors": (IMPALA(32, hidden_sizes=(8,)), HOST, ActorLearner(16, actors=2, processes=False)),
-    "inference": (
-        IMPALA(32, hidden_sizes=(8,)),
+    "local": (ppo(unroll_length=32), HOST, Local()),
+    "fused": (ppo(unroll_length=32), JAX, Fused()),
+    "actors": (
+        IMPALA(32, num_envs=16, hidden_sizes=(8,)),
         HOST,
-        CentralInference(16, workers=4, processes=False),
+        ActorLearner(actors=2, processes=False),
+    ),
+    "inference": (
+        IMPALA(32, num_envs=16, hidden_sizes=(8,)),
+        HOST,
+        CentralInference(workers=4, processes=False),
     ),
 }
 
@@ -180,8 +184,8 @@ def test_links_say_how_long_and_how_many_wait_in_them(tmp_path: Path) -> None:
 
 def test_waiting_for_room_is_told_apart(tmp_path: Path) -> None:
     """A learner that does much more than its actors: these are ahead, and wait for room."""
-    algorithm = IMPALA(8, hidden_sizes=(256, 256))
-    strategy = ActorLearner(16, actors=2, processes=False)
+    algorithm = IMPALA(8, num_envs=16, hidden_sizes=(256, 256))
+    strategy = ActorLearner(actors=2, processes=False)
     found = dovetail.analyze(trained(tmp_path, algorithm, HOST, strategy, 10_000))
     actor, learner = found.of_worker("actor-0"), found.of_worker("learner")
     assert actor.waits_out > actor.waits_in and learner.waits_out == 0

@@ -94,7 +94,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, not to be changed."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     settings = dataclasses.replace(QUIET, folder=str(folder))
-    dovetail.train(a2c(), "dovetail:Chain-v0", Fused(4), total_steps=64, settings=settings)
+    dovetail.train(a2c(num_envs=4), "dovetail:Chain-v0", Fused(), total_steps=64, settings=settings)
     return folder
 
 

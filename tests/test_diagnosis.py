@@ -40,7 +40,9 @@ def test_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = replace(QUIET, folder=str(tmp_path / "run"))
-    run = dovetail.train(ppo(), "CartPole-v1", Local(4), total_steps=200, settings=settings)
+    run = dovetail.train(
+        ppo(num_envs=4), "CartPole-v1", Local(), total_steps=200, settings=settings
+    )
     [finding] = dovetail.doctor(run)
     assert finding.text == "It has ended: done"
     assert not (run.path / "stacks.txt").exists()
@@ -101,7 +103,7 @@ def test_an_error_that_ended_a_run_is_told_with_its_traceback(tmp_path: Path) ->
             raise RuntimeError("the pole broke")
 
     with pytest.raises(UserError):
-        dovetail.train(ppo(), Breaks, Local(4), total_steps=200, settings=settings)
+        dovetail.train(ppo(num_envs=4), Breaks, Local(), total_steps=200, settings=settings)
     first, second, third = dovetail.doctor(tmp_path / "run")
     assert first.level == "bad" and "the pole broke" in first.text
     assert "in step" in second.text and 'RuntimeError("the pole broke")' in second.text

@@ -51,13 +51,17 @@ REFUSED = {
 OTHERS: dict[str, tuple[Any, Any, Strategy]] = {
     "ppo-fused-4-devices": (algorithms.PPO(), JAX, Fused(devices=4)),
     "ppo-data-parallel-host": (algorithms.PPO(), HOST, DataParallel()),
-    "ppo-split-devices-2-and-2": (algorithms.PPO(), JAX, SplitDevices(16, 2, 2)),
+    "ppo-split-devices-2-and-2": (
+        algorithms.PPO(),
+        JAX,
+        SplitDevices(actor_devices=2, learner_devices=2),
+    ),
     "impala-actor-learner-jax": (algorithms.IMPALA(), JAX, ActorLearner(actors=4)),
     "a3c-parameter-server-synchronous": (algorithms.A3C(), JAX, ParameterServer(synchronous=True)),
     "dqn-actor-learner-shards": (algorithms.DQN(), JAX, ActorLearner(actors=4, shards=2)),
-    "TwoUnrolls": (TwoUnrolls(), Drift(), Local(num_envs=4)),
-    "TwoUnrolls-actor-learner": (TwoUnrolls(), Drift(), ActorLearner(num_envs=4)),
-    "ActorGradients": (ActorGradients(), Drift(), Local(num_envs=4)),
+    "TwoUnrolls": (TwoUnrolls(num_envs=4), Drift(), Local()),
+    "TwoUnrolls-actor-learner": (TwoUnrolls(num_envs=4), Drift(), ActorLearner()),
+    "ActorGradients": (ActorGradients(num_envs=4), Drift(), Local()),
 }
 """What the pairs with their default options do not show."""
 
@@ -95,6 +99,7 @@ def test_every_algorithm_under_every_strategy(algorithm: str, strategy: str) -> 
     else:
         explanation = dovetail.explain(chosen[0], env, chosen[1])
         assert (explanation.plan.strategy, explanation.graph.env) == (strategy, env)
+        assert explanation.plan.num_envs == chosen[0].num_envs
         assert_golden(f"{algorithm}-{strategy}", str(explanation))
 
 
@@ -133,11 +138,11 @@ def test_a_host_environment_cannot_be_fused() -> None:
 
 def test_environments_that_do_not_divide() -> None:
     with pytest.raises(UserError, match="6 environments cannot be split evenly among 4 devices"):
-        dovetail.explain(Toy(), Drift(), Fused(num_envs=6, devices=4))
+        dovetail.explain(Toy(num_envs=6), Drift(), Fused(devices=4))
 
 
 def test_json_and_svg() -> None:
-    explanation = dovetail.explain(Toy(), Drift(), Fused(num_envs=8, devices=2))
+    explanation = dovetail.explain(Toy(), Drift(), Fused(devices=2))
     both = json.loads(explanation.json())
     assert (both["graph"]["num_envs"], both["plan"]["copies"]["actor"]) == (8, 2)
     assert from_json(both["plan"]) == explanation.plan
@@ -153,7 +158,7 @@ def test_the_algorithm_is_bound_to_the_whole_task() -> None:
             seen.append(self.task.num_envs)
             return super().init(key)
 
-    explanation = dovetail.explain(Watching(), Drift(), Fused(num_envs=8, devices=4))
+    explanation = dovetail.explain(Watching(), Drift(), Fused(devices=4))
     assert set(seen) == {8}
     assert explanation.graph.actor_envs == 2
     assert all(node.means == 1 for node in explanation.graph.nodes if isinstance(node, Fragment))

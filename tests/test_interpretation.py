@@ -22,11 +22,11 @@ class Looking(dt.algorithms.A2C):
 @pytest.mark.parametrize("env", ["dovetail:CartPole-v1", "gymnasium:CartPole-v1"])
 def test_debugging_changes_nothing_and_shows_values(env: str) -> None:
     Looking.seen.clear()
-    algorithm = Looking(unroll_length=2, hidden_sizes=(4,))
-    debugged = dt.interpret(algorithm, env, num_envs=2, debug=True)
+    algorithm = Looking(unroll_length=2, num_envs=2, hidden_sizes=(4,))
+    debugged = dt.interpret(algorithm, env, debug=True)
     assert len(Looking.seen) == 4  # two steps of two environments, one after another
     assert all(np.asarray(observation).shape == (4,) for observation in Looking.seen)
-    plain = dt.interpret(algorithm, env, num_envs=2, debug=False)
+    plain = dt.interpret(algorithm, env, debug=False)
     for one, other in zip(
         jax.tree.leaves(debugged.state.params), jax.tree.leaves(plain.state.params), strict=True
     ):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from dovetail.errors import UserError, nearest
-from dovetail.run.legacy import OPTIONS, with_present_keys
+from dovetail.run.legacy import MOVED, OPTIONS, with_present_keys
 
 TABLES = ("algorithm", "strategy", "settings")
 
@@ -58,6 +58,8 @@ def _found(key: str, flags: Mapping[str, str], known: set[str]) -> str | None:
         for place in (f"{table}{dot}{present}", flags.get("--" + present.replace("_", "-"))):
             if place in known and (not dot or place.startswith(f"{table}.")):
                 return place
+        if (moved := MOVED.get(f"{table}.{present}")) in known:
+            return moved
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from dovetail.cli import config
 from dovetail.cli.options import Option, flag, read
 from dovetail.cli.parser import Parser, normalized
-from dovetail.cli.reference import Reference, catalog, find
+from dovetail.cli.reference import PACKAGE, Reference, catalog, find
 from dovetail.cli.values import convert
 from dovetail.errors import UserError, nearest
 
@@ -81,9 +81,9 @@ def understand(parser: Parser, words: list[str]) -> Words:
         if (word := seen.get("strategy") or _text(file, "strategy"))
         else None
     )
-    if algorithm:
-        options = read(algorithm.file, algorithm.name)
-        parser.options("algorithm", f"options of {algorithm.name}", options.values())
+    options = read(algorithm.file, algorithm.name) if algorithm else _shared_options()
+    title = f"options of {algorithm.name}" if algorithm else "options of every algorithm"
+    parser.options("algorithm", title, options.values())
     title = f"options of {strategy.name}" if strategy else "options of the strategy"
     parser.options("strategy", title, _strategy_options(strategy).values())
     given = parser.read(rest)
@@ -210,6 +210,11 @@ def _converted(kind: type, texts: Mapping[str, Any]) -> dict[str, Any]:
         if dots and "min_actors" in hints and name in ELASTIC:
             given |= {name: many, "min_actors": few}
     return {name: convert(text, hints[name], flag(name)) for name, text in given.items()}
+
+
+def _shared_options() -> dict[str, Option]:
+    """The options that every algorithm has."""
+    return read(PACKAGE / "algorithm.py", "Algorithm")
 
 
 def _strategy_options(strategy: Reference | None) -> dict[str, Option]:

@@ -61,7 +61,7 @@ def load_trained(run: Run, env: Any = None, instead: EnvSpec | None = None) -> T
     checkpoints = Checkpoints(run.path / "checkpoints", settings.keep)
     acted = config.get("data") is None or bool(checkpoints.meta()["online"])
     shards = run.copies.get(REPLAY, 1)
-    task = Task(found.spec, strategy.num_envs, config["steps"], shards=shards, online=acted)
+    task = Task(found.spec, algorithm.num_envs, config["steps"], shards=shards, online=acted)
     kept = ServedReplay.rebuilt(config.get("replay"))
     if kept is not None:
         task = replace(task, served=kept.served(config.get("cluster") is not None))

@@ -36,7 +36,6 @@ def interpret(
     env: Any,
     *,
     iterations: int = 1,
-    num_envs: int = 2,
     total_steps: int = 200_000,
     seed: int = 0,
     shards: int = 1,
@@ -57,12 +56,12 @@ def interpret(
     check_data(algorithm, data is not None)
     found, acts = resolve(env), online if online is not None else not algorithm.needs_data
     with ExitStack() as stack:
-        task = Task(found.spec, num_envs, total_steps, shards=shards, online=acts)
+        task = Task(found.spec, algorithm.num_envs, total_steps, shards=shards, online=acts)
         kept = ServedReplay.of(replay)
         if kept is not None:
             served = kept.served(cluster=False)
             if not kept.at:
-                form = served_form(algorithm, found.spec, num_envs, kept.shards)
+                form = served_form(algorithm, found.spec, algorithm.num_envs, kept.shards)
                 servers = stack.enter_context(closing(Servers(orders(form, kept, Path("replay")))))
                 served = dataclasses.replace(served, addresses=servers.addresses)
             task = dataclasses.replace(task, served=served)
@@ -76,10 +75,10 @@ def interpret(
             feed = recorded.feed(algorithm.bind(task))
             stack.callback(feed.close)
         bound = algorithm.bind(task)
-        stepped = found.jax if found.jax is not None else _made(found.host, num_envs)
+        stepped = found.jax if found.jax is not None else _made(found.host, algorithm.num_envs)
         first = None if feed is None else feed.take(0)
         compiled = found.jax if acts else None
-        state, actor = first_state(bound, compiled, num_envs, seed, data=first)
+        state, actor = first_state(bound, compiled, algorithm.num_envs, seed, data=first)
         if isinstance(stepped, HostEnv):
             stack.callback(stepped.close)
             shown = initial_observation(stepped, actor.keys)

@@ -19,7 +19,11 @@ from typing import Any, Self
 import numpy as np
 
 from dovetail.errors import UserError, nearest
-from dovetail.run.legacy import with_present_copies, with_present_keys
+from dovetail.run.legacy import (
+    with_present_config,
+    with_present_copies,
+    with_present_keys,
+)
 
 ROOT = Path("runs")
 """The default parent of run folders."""
@@ -63,7 +67,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """The inputs of the run: algorithm, options, env, strategy, seed, steps, settings."""
-        return with_present_keys(self._read_json("config.json"))
+        return with_present_config(self._read_json("config.json"))
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -46,6 +46,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 """Options: old → new; of several new names, the first that exists."""
 
 
+MOVED = {"strategy.num_envs": "algorithm.num_envs"}
+"""Options in a table of a config file that now belong to another table."""
+
 COPIES = {"replicas": "learner", "actors": "actor", "shards": "replay"}
 """Counts of a plan then → the side whose copies they are."""
 
@@ -56,6 +59,20 @@ STATE = {"optimiser": "optimizer"}
 def with_present_keys(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Renames old keys."""
     return {KEYS.get(key, key): value for key, value in fields.items()}
+
+
+def with_present_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's config with today's keys, and with the number of environments among the algorithm's
+    options: it was an option of the strategy."""
+    found = with_present_keys(config)
+    options, before = found.get("options"), found.get("strategy_options")
+    if not isinstance(options, dict) or not isinstance(before, dict) or "num_envs" in options:
+        return found
+    kept = with_present_options(before, {"num_envs"})
+    if "num_envs" in kept:
+        found["options"] = {**options, "num_envs": kept.pop("num_envs")}
+        found["strategy_options"] = kept
+    return found
 
 
 def with_present_copies(plan: Mapping[str, Any]) -> dict[str, Any]:

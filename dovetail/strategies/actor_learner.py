@@ -26,12 +26,10 @@ from dovetail.strategies.interface import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ActorLearner(Strategy):
     """Actors in separate threads, one learner; synchronous or asynchronous."""
 
-    num_envs: int = 16
-    """Environments stepped side by side, over all actors."""
     actors: int = 2
     """Threads that act, each with an equal share of the environments."""
     staleness: int | None = None
@@ -81,14 +79,14 @@ class ActorLearner(Strategy):
             )
         workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
         for i, share in enumerate(
-            shares(0, self.num_envs, self.shards, "shards") if self.shards else ()
+            shares(0, graph.num_envs, self.shards, "shards") if self.shards else ()
         ):
             workers.append(Worker(f"replay-{i}", (0,)))
             placed += on_replay(graph, f"replay-{i}", share)
         processes = self.processes
         if processes is None and resources.cluster is not None:
             processes = False  # there each actor already has its own process
-        for i, share in enumerate(shares(0, self.num_envs, self.actors, "actors")):
+        for i, share in enumerate(shares(0, graph.num_envs, self.actors, "actors")):
             actor, steps = f"actor-{i}", f"actor-{i}"
             workers.append(Worker(actor, (0,), fused=is_traced(graph)))
             stepping = environment_worker(graph, f"environments-{i}", processes)

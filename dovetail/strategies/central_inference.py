@@ -21,12 +21,10 @@ from dovetail.strategies.interface import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CentralInference(Strategy):
     """Environments on dedicated workers; acting batched on one worker beside the learner."""
 
-    num_envs: int = 64
-    """Environments stepped side by side, over all workers."""
     workers: int = 4
     """Workers that step them, each with an equal share; best twice as many as can step at once."""
     batch: int | None = None
@@ -45,27 +43,26 @@ class CentralInference(Strategy):
         bound = self.staleness
         check_option("staleness", bound, bound is None or bound >= 0, "0 or more")
 
-    @property
-    def _served(self) -> int:
-        """Environments per call of acting; those of whole workers."""
-        first, last = shares(0, self.num_envs, self.workers, "workers")[0]
+    def _served(self, envs: int) -> int:
+        """Environments per call of acting, out of `envs`; those of whole workers."""
+        first, last = shares(0, envs, self.workers, "workers")[0]
         share = last - first
         others = max(1, self.workers // 4)
         size = share * max(1, self.workers - others) if self.batch is None else self.batch
-        if size < 1 or size > self.num_envs or size % share:
+        if size < 1 or size > envs or size % share:
             raise UserError(
                 f"A batch of {size} environments is not that of whole workers, of which each has "
-                f"{share}: choose a multiple of {share} up to {self.num_envs} (--batch)."
+                f"{share}: choose a multiple of {share} up to {envs} (--batch)."
             )
         return size
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """One worker for the learner, one for acting, and the environment workers."""
         bound = staleness_of(graph, self.staleness, 0)
-        everything = (0, self.num_envs)
+        everything = (0, graph.num_envs)
         workers = [Worker("learner", (0,)), Worker("inference", (0,))]
         placed = on_learner(graph, "learner") + on_actor(graph, "inference", everything)
-        for i, share in enumerate(shares(0, self.num_envs, self.workers, "workers")):
+        for i, share in enumerate(shares(0, graph.num_envs, self.workers, "workers")):
             workers.append(environment_worker(graph, f"environments-{i}", self.processes))
             placed += on_environment(graph, f"environments-{i}", share)
         return self.place(
@@ -73,6 +70,6 @@ class CentralInference(Strategy):
             workers,
             placed,
             staleness=bound,
-            batch=self._served,
+            batch=self._served(graph.num_envs),
             batch_seconds=self.wait,
         )

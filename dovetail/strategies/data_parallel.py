@@ -21,12 +21,10 @@ from dovetail.strategies.interface import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataParallel(Replicated):
     """Every device acts and learns on its own environments; gradients are all-reduced."""
 
-    num_envs: int = 16
-    """Environments stepped side by side, over all devices."""
     devices: int = 2
     """Devices that each take an equal share of the environments."""
 
@@ -36,10 +34,10 @@ class DataParallel(Replicated):
         devices = tuple(range(self.devices))
         # Sides on their own workers cannot be part of the one program.
         if is_traced(graph) and not self.sides:
-            everything = compiled_together(graph, "replicas", self.num_envs, self.devices)
+            everything = compiled_together(graph, "replicas", self.devices)
             return self.place(graph, [Worker("replicas", devices, fused=True)], everything)
         workers, placed = [Worker("learner", devices)], on_learner(graph, "learner")
-        for i, share in enumerate(shares(0, self.num_envs, self.devices, "devices")):
+        for i, share in enumerate(shares(0, graph.num_envs, self.devices, "devices")):
             workers.append(Worker(f"actor-{i}", (i,)))
             placed += on_actor(graph, f"actor-{i}", share)
             placed += on_environment(graph, f"actor-{i}", share)

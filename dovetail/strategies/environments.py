@@ -19,7 +19,7 @@ from dovetail.strategies.interface import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Environments(Strategy):
     """Environments on dedicated workers; acting and learning alternate on one device."""
 
@@ -34,10 +34,10 @@ class Environments(Strategy):
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """Learner and actor share a worker; the environments have the others."""
-        everything = (0, self.num_envs)
+        everything = (0, graph.num_envs)
         workers = [Worker("main", (0,))]
         placed = on_learner(graph, "main") + on_actor(graph, "main", everything)
-        for i, share in enumerate(shares(0, self.num_envs, self.workers, "workers")):
+        for i, share in enumerate(shares(0, graph.num_envs, self.workers, "workers")):
             workers.append(environment_worker(graph, f"environments-{i}", self.processes))
             placed += on_environment(graph, f"environments-{i}", share)
         return self.place(graph, workers, placed)

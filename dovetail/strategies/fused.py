@@ -21,12 +21,9 @@ from dovetail.strategies.interface import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fused(Replicated):
     """One compiled program for everything; needs a JAX environment."""
-
-    num_envs: int = 64
-    """Environments stepped side by side, over all devices."""
 
     @property
     def traced_envs(self) -> bool:
@@ -60,15 +57,15 @@ class Fused(Replicated):
         return self.place(
             graph,
             [Worker("main", tuple(range(self.devices)), fused=True)],
-            compiled_together(graph, "main", self.num_envs, self.devices),
+            compiled_together(graph, "main", self.devices),
             notes=("the whole iteration is one program, so many run per dispatch",),
         )
 
 
-def compiled_together(graph: Graph, worker: str, envs: int, devices: int) -> list[Instance]:
+def compiled_together(graph: Graph, worker: str, devices: int) -> list[Instance]:
     """Places everything on one worker, with a copy of the actor side for each device."""
     others = [side for side in graph.sides if side not in graph.acting]
     placed = [instance for side in others for instance in on_side(graph, side, worker)]
-    for share in shares(0, envs, devices, "devices"):
+    for share in shares(0, graph.num_envs, devices, "devices"):
         placed += on_actor(graph, worker, share) + on_environment(graph, worker, share)
     return placed

@@ -7,12 +7,13 @@ Links and checks follow from that. The functions below write the common placemen
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 from dovetail.boundaries import ACTOR, LEARNER, REPLAY, Side
 from dovetail.errors import UserError, check_option
 from dovetail.graph.ir import Fragment, Graph, Python, Unroll
+from dovetail.graph.show import count
 from dovetail.plan.ir import Instance, Plan, Resources, Worker, WorkerKind
 
 __all__ = ["Resources", "Strategy"]
@@ -40,16 +41,25 @@ class SidePlacement:
 
 @dataclass(frozen=True)
 class Strategy:
-    """Base class: the number of environments and the placement of every fragment."""
+    """Base class: the placement of every fragment.
 
-    num_envs: int = 8
-    """Environments stepped side by side."""
+    How many environments there are is the algorithm's option; `graph.num_envs` says it.
+    """
+
     sides: tuple[str, ...] = field(default=(), kw_only=True)
     """Sides of the algorithm that get their own workers: critic, critic:2 for two copies, or
     judge@process for a process. Sides that a strategy does not place run with the learner."""
 
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        """Refuses `num_envs`, which strategies had in earlier versions."""
+        if "num_envs" in options and "num_envs" not in {known.name for known in fields(cls)}:
+            raise UserError(
+                f"{cls.__name__} has no option num_envs, it only splits the environments: give it "
+                f"to the algorithm, as in PPO(num_envs={options['num_envs']})."
+            )
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
-        check_option("num_envs", self.num_envs, self.num_envs >= 1, "1 or more")
         for text in self.sides:
             SidePlacement.parse(text)
 
@@ -94,7 +104,7 @@ class Strategy:
             strategy=self.name,
             algorithm=graph.algorithm,
             env=graph.env,
-            num_envs=self.num_envs,
+            num_envs=graph.num_envs,
             copies=tuple(found.items()),
             joined=found.get(ACTOR, 1) if joined is None else joined,
             workers=tuple(workers),
@@ -127,7 +137,7 @@ class Strategy:
             asked = apart[side]
             kind = WorkerKind.PROCESS if asked.process else WorkerKind.THREAD
             whom = f"copies of {side}"
-            for i, share in enumerate(shares(0, self.num_envs, asked.copies, whom)):
+            for i, share in enumerate(shares(0, graph.num_envs, asked.copies, whom)):
                 name = side if asked.copies == 1 else f"{side}-{i}"
                 workers.append(Worker(name, (0,), kind))
                 instances += on_side(graph, side, name, share if asked.copies > 1 else None)
@@ -152,7 +162,7 @@ def _copies(graph: Graph, workers: list[Worker], instances: list[Instance]) -> d
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Replicated(Strategy):
     """Base class of strategies that act and learn on every device."""
 
@@ -171,13 +181,29 @@ class Replicated(Strategy):
 
 def shares(first: int, envs: int, parts: int, whom: str) -> list[tuple[int, int]]:
     """Splits `envs` environments, numbered from `first`, into `parts` equal half-open ranges."""
-    if parts < 1 or envs % parts:
-        raise UserError(
-            f"{envs} environments cannot be split evenly among {parts} {whom}: choose a multiple "
-            f"of {max(parts, 1)} environments (--num-envs)."
-        )
+    check_option(whom, parts, parts >= 1, "1 or more")
+    if envs % parts:
+        raise _uneven(envs, parts, whom)
     size = envs // parts
     return [(first + i * size, first + (i + 1) * size) for i in range(parts)]
+
+
+def _uneven(envs: int, parts: int, whom: str) -> UserError:
+    """The refusal of a split, with the nearest numbers that would do."""
+    below = envs - envs % parts
+    divisors = [n for n in range(1, envs + 1) if envs % n == 0]
+    fewer, more = (n for n in divisors if n < parts), (n for n in divisors if n > parts)
+    fitting = [*list(fewer)[-1:], *list(more)[:1]]
+    return UserError(
+        f"{count(envs, 'environment')} cannot be split evenly among {parts} {whom}: use --num-envs "
+        f"{_either([n for n in (below, below + parts) if n])}, or {_either(fitting)} instead of "
+        f"{parts} {whom}."
+    )
+
+
+def _either(numbers: list[int]) -> str:
+    """Numbers to choose from: "2", or "2 or 4"."""
+    return " or ".join(map(str, numbers))
 
 
 def on_side(

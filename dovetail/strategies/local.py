@@ -11,13 +11,13 @@ from dovetail.plan.ir import Plan, Resources, Worker
 from dovetail.strategies.interface import Strategy, on_actor, on_environment, on_learner
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Local(Strategy):
     """Host environments stepped from Python; the default for Gymnasium."""
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         """Everything runs on one worker, with one program per fragment and hand-off links."""
-        everything = (0, self.num_envs)
+        everything = (0, graph.num_envs)
         placed = on_learner(graph, "main") + on_actor(graph, "main", everything)
         return self.place(
             graph,

@@ -22,12 +22,10 @@ from dovetail.strategies.interface import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParameterServer(Strategy):
     """Gradients from many workers, applied by one master."""
 
-    num_envs: int = 16
-    """Environments stepped side by side, over all workers."""
     workers: int = 2
     """Workers that act and compute gradients, each with an equal share of the environments."""
     synchronous: bool = False
@@ -64,7 +62,7 @@ class ParameterServer(Strategy):
                 f"actor-learner, or an algorithm such as a3c."
             )
         workers, placed = [Worker("master", (0,))], on_learner(graph, "master")
-        for i, share in enumerate(shares(0, self.num_envs, self.workers, "workers")):
+        for i, share in enumerate(shares(0, graph.num_envs, self.workers, "workers")):
             workers.append(Worker(f"worker-{i}", (0,), fused=is_traced(graph)))
             placed += on_actor(graph, f"worker-{i}", share)
             placed += on_environment(graph, f"worker-{i}", share)

@@ -22,12 +22,10 @@ from dovetail.strategies.interface import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SplitDevices(Strategy):
     """Actors on some devices, learners on the others, at a fixed lag."""
 
-    num_envs: int = 16
-    """Environments stepped side by side, over all actors."""
     actor_devices: int = 1
     """Devices that act: the first ones."""
     learner_devices: int = 1
@@ -65,7 +63,7 @@ class SplitDevices(Strategy):
         refuse_too_many_devices(self.devices_wanted, resources, "SplitDevices")
         learners = tuple(range(self.actor_devices, self.devices_wanted))
         workers, placed = [Worker("learner", learners)], on_learner(graph, "learner")
-        for i, share in enumerate(shares(0, self.num_envs, self._actors, "actor threads")):
+        for i, share in enumerate(shares(0, graph.num_envs, self._actors, "actor threads")):
             device = i // self.threads
             workers.append(Worker(f"actor-{i}", (device,), fused=is_traced(graph)))
             placed += on_actor(graph, f"actor-{i}", share)

@@ -118,7 +118,7 @@ class Recipe:
         env = resolve(_made(self.env), traced=strategy.traced_envs)
         env = env if self.online else replace(env, jax=None)
         graphs = graphs_of(
-            *(algorithm, env, strategy.num_envs, self.steps, self.data, self.online),
+            *(algorithm, env, self.steps, self.data, self.online),
             wanted=self.wanted,
             served=self.served,
         )

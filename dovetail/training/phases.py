@@ -44,7 +44,7 @@ def phases(
     if online_steps == 0:
         return [Phase(False, strategy, steps)]
     return [
-        Phase(False, Fused(strategy.num_envs), steps),
+        Phase(False, Fused(), steps),
         Phase(True, strategy, steps + online_steps),
     ]
 

@@ -51,7 +51,7 @@ def plan_for(
     hold the replay.
     """
     env = env if online else dataclasses.replace(env, jax=None)
-    graphs = graphs_of(algorithm, env, strategy.num_envs, steps, data, online, wanted, served)
+    graphs = graphs_of(algorithm, env, steps, data, online, wanted, served)
     plan, graph = make_plan(strategy, graphs, machine() if resources is None else resources)
     stepping = {i.worker for i in plan.instances if i.fragment.endswith(".step")}
     processes = [w for w in plan.workers if w.kind is WorkerKind.PROCESS and w.name in stepping]
@@ -66,24 +66,23 @@ def plan_for(
 def graphs_of(
     algorithm: Algorithm,
     env: Env,
-    envs: int,
     steps: int,
     data: DataSpec | None = None,
     online: bool = True,
     wanted: Wanted | None = None,
     served: Served | None = None,
 ) -> Graphs:
-    """The graphs of an algorithm on `envs` environments, each traced on demand."""
+    """The graphs of an algorithm on an environment, each traced on demand."""
     # An environment that cannot be created in another process has to step in threads.
     spec = dataclasses.replace(env.spec, threads=env.spec.threads or env.process is None)
-    task = Task(spec, envs, steps, data=data, online=online, served=served)
+    task = Task(spec, algorithm.num_envs, steps, data=data, online=online, served=served)
     return Graphs(algorithm, task, env.jax, wanted)
 
 
-def trace(algorithm: Algorithm, env: Any, num_envs: int = 8, steps: int = 200_000) -> Graph:
+def trace(algorithm: Algorithm, env: Any, steps: int = 200_000) -> Graph:
     """Returns the graph of `algorithm` on `env`, the input of every strategy."""
     found = resolve(env)
-    return trace_task(algorithm, Task(found.spec, num_envs, steps), found.jax)
+    return trace_task(algorithm, Task(found.spec, algorithm.num_envs, steps), found.jax)
 
 
 def prepare_backend(strategy: Strategy, devices: int | None = None) -> None:

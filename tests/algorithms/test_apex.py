@@ -54,9 +54,16 @@ def test_priorities_by_hand() -> None:
 
 def test_what_is_inserted_has_the_priority_that_its_actor_gave_it() -> None:
     algorithm = ApeX(
-        4, 1, 2, hidden_sizes=(4,), buffer_size=64, learning_starts=64, priority_exponent=1.0
+        4,
+        1,
+        2,
+        num_envs=4,
+        hidden_sizes=(4,),
+        buffer_size=64,
+        learning_starts=64,
+        priority_exponent=1.0,
     )
-    with Started(algorithm, "dovetail:CartPole-v1", Fused(4)) as running:
+    with Started(algorithm, "dovetail:CartPole-v1", Fused()) as running:
         running.advance(1)
     given = np.asarray(running.state.replay.state.given)
     began = given[given > 0]
@@ -65,7 +72,7 @@ def test_what_is_inserted_has_the_priority_that_its_actor_gave_it() -> None:
     assert not np.isclose(began, 1.0).any()  # the highest so far, if none had been given
 
 
-@pytest.mark.parametrize("strategy", [Fused(4), Local(4)], ids=["fused", "local"])
+@pytest.mark.parametrize("strategy", [Fused(), Local()], ids=["fused", "local"])
 def test_some_actors_explore_and_others_hardly(strategy: Any) -> None:
     """Over a hundred steps the first acts at random in half of its choices, the last never."""
 
@@ -74,7 +81,14 @@ def test_some_actors_explore_and_others_hardly(strategy: Any) -> None:
             return jnp.where(steps.extras.taken < steps.extras.best, 2.0, 1.0)
 
     algorithm = Watched(
-        100, 1, 2, hidden_sizes=(4,), buffer_size=1000, learning_starts=1000, epsilon_power=40.0
+        100,
+        1,
+        2,
+        num_envs=4,
+        hidden_sizes=(4,),
+        buffer_size=1000,
+        learning_starts=1000,
+        epsilon_power=40.0,
     )
     with Started(algorithm, "dovetail:CartPole-v1", strategy) as running:
         running.advance(1)

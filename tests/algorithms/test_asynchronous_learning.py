@@ -23,13 +23,19 @@ def final_return(tmp_path: Path, algorithm: Any, env: str, strategy: Any, steps:
 @pytest.mark.parametrize("name", ["IMPALA", "APPO", "A3C"])
 def test_cartpole_is_solved(tmp_path: Path, name: str) -> None:
     algorithm = getattr(dt.algorithms, name)()
-    strategy = dt.strategies.Fused(num_envs=8)
+    strategy = dt.strategies.Fused()
     assert final_return(tmp_path, algorithm, "dovetail:CartPole-v1", strategy, 1_500_000) >= 475
 
 
 @pytest.mark.parametrize("name", ["IMPALA", "APPO", "A3C"])
 def test_a_memory_recalls_the_cue(tmp_path: Path, name: str) -> None:
-    options = {"unroll_length": 32, "learning_rate": 2e-3, "hidden_sizes": (32,), "recurrent": 32}
+    options = {
+        "num_envs": 64,
+        "unroll_length": 32,
+        "learning_rate": 2e-3,
+        "hidden_sizes": (32,),
+        "recurrent": 32,
+    }
     algorithm = getattr(dt.algorithms, name)(**options)
     strategy = dt.strategies.Fused()
     assert final_return(tmp_path, algorithm, "dovetail:MemoryCue-v0", strategy, 1_500_000) >= 0.95

@@ -13,21 +13,21 @@ from dovetail.strategies.interface import Strategy
 pytestmark = pytest.mark.slow
 
 CASES: dict[str, tuple[Algorithm, Strategy, int]] = {
-    "IMPALA, actor-learner": (IMPALA(), ActorLearner(16, processes=False), 2),
-    "APPO, actor-learner": (APPO(), ActorLearner(16, processes=True), 2),
-    "PPO, actor-learner": (PPO(), ActorLearner(16, staleness=1, processes=False), 1),
+    "IMPALA, actor-learner": (IMPALA(num_envs=16), ActorLearner(processes=False), 2),
+    "APPO, actor-learner": (APPO(num_envs=16), ActorLearner(processes=True), 2),
+    "PPO, actor-learner": (PPO(num_envs=16), ActorLearner(staleness=1, processes=False), 1),
     "PPO, central-inference": (
-        PPO(),
-        CentralInference(16, workers=4, staleness=1, processes=False),
+        PPO(num_envs=16),
+        CentralInference(workers=4, staleness=1, processes=False),
         1,
     ),
-    "PPO, split-devices": (PPO(), SplitDevices(16), 1),
+    "PPO, split-devices": (PPO(num_envs=16), SplitDevices(), 1),
     "Ape-X, actor-learner, 2 shards": (
         ApeX(),
-        ActorLearner(8, actors=4, shards=2, processes=False),
+        ActorLearner(actors=4, shards=2, processes=False),
         2,
     ),
-    "A3C, parameter-server": (A3C(), ParameterServer(8), 4),
+    "A3C, parameter-server": (A3C(), ParameterServer(), 4),
 }
 
 

@@ -90,8 +90,8 @@ def test_an_ended_episode_counts_no_further_and_a_cut_one_does() -> None:
 
 def test_a_time_limit_leads_to_the_true_last_observation() -> None:
     env = "gymnax:Pendulum-v1?max_steps_in_episode=5"
-    algorithm = SAC(**TINY, unroll_length=6, gradient_steps=1)
-    with Started(algorithm, env, dt.strategies.Fused(num_envs=2)) as running:
+    algorithm = SAC(**TINY, num_envs=2, unroll_length=6, gradient_steps=1)
+    with Started(algorithm, env, dt.strategies.Fused()) as running:
         running.advance(3)
         _, sample = running.state.replay.sample((jnp.arange(40)[None] + 0.5) / 40)
         first, moments = jax.tree.map(lambda x: x[0], sample), running.state.moments
@@ -319,8 +319,10 @@ def test_actions_are_random_until_something_is_learned() -> None:
 
 
 def test_observations_are_normalized_by_what_actors_met() -> None:
-    algorithm = SAC(**TINY, unroll_length=5, gradient_steps=1, normalize_observations=True)
-    with Started(algorithm, "gymnax:Pendulum-v1", dt.strategies.Fused(num_envs=4)) as running:
+    algorithm = SAC(
+        **TINY, num_envs=4, unroll_length=5, gradient_steps=1, normalize_observations=True
+    )
+    with Started(algorithm, "gymnax:Pendulum-v1", dt.strategies.Fused()) as running:
         running.advance(3)
         moments, state = running.state.moments, running.state
     assert float(moments.weight) == 60.0

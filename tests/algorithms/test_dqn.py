@@ -122,10 +122,15 @@ def test_a_gradient_step_moves_every_weight(alone: str) -> None:
 
 def test_nothing_is_learned_before_there_is_enough() -> None:
     algorithm = bound(
-        unroll_length=2, learning_starts=8, batch_size=4, buffer_size=40, gradient_steps=1
+        num_envs=2,
+        unroll_length=2,
+        learning_starts=8,
+        batch_size=4,
+        buffer_size=40,
+        gradient_steps=1,
     )
     seen = []
-    with Started(algorithm, "dovetail:CartPole-v1", dt.strategies.Fused(2)) as running:
+    with Started(algorithm, "dovetail:CartPole-v1", dt.strategies.Fused()) as running:
         for _ in range(3):
             seen.append(float(running.advance(1).metrics["loss"]))
     assert seen[0] == 0.0 and seen[2] > 0.0  # 2 complete items, then 6, then 10

@@ -24,7 +24,6 @@ from dovetail.strategies import STRATEGIES
 from dovetail.strategies.interface import Strategy
 from dovetail.training.dataset import RecordedData
 
-ENVS = 8
 TINY: dict[str, Any] = {
     "unroll_length": 3,
     "gradient_steps": 1,
@@ -81,7 +80,7 @@ def algorithm_of(name: str) -> Any:
 
 
 def strategy_of(name: str) -> Strategy:
-    return load_object(STRATEGIES[name], "strategy")(ENVS, **SMALL.get(name, {}))
+    return load_object(STRATEGIES[name], "strategy")(**SMALL.get(name, {}))
 
 
 def run(algorithm: Any, env: str, strategy: Strategy, **more: Any) -> None:

@@ -24,7 +24,7 @@ def train(
 @pytest.mark.parametrize("strategy", ["local", "fused"])
 def test_cartpole_is_solved(tmp_path: Path, name: str, strategy: str) -> None:
     algorithm = getattr(dt.algorithms, name)()
-    chosen = getattr(dt.strategies, strategy.title())(num_envs=8)
+    chosen = getattr(dt.strategies, strategy.title())()
     run = train(tmp_path, algorithm, "CartPole-v1", chosen, 600_000, until=475)
     assert run.summary["final_return"] >= 475
     trained = load_trained(run)
@@ -34,7 +34,11 @@ def test_cartpole_is_solved(tmp_path: Path, name: str, strategy: str) -> None:
 
 def test_acrobot_is_solved(tmp_path: Path) -> None:
     ppo = dt.algorithms.PPO(
-        unroll_length=64, learning_rate=1e-3, normalize_observations=True, normalize_rewards=True
+        num_envs=64,
+        unroll_length=64,
+        learning_rate=1e-3,
+        normalize_observations=True,
+        normalize_rewards=True,
     )
     run = train(tmp_path, ppo, "gymnax:Acrobot-v1", dt.strategies.Fused(), 1_000_000, until=-100)
     assert run.summary["final_return"] >= -100
@@ -42,6 +46,7 @@ def test_acrobot_is_solved(tmp_path: Path) -> None:
 
 def test_pendulum_swings_up(tmp_path: Path) -> None:
     ppo = dt.algorithms.PPO(
+        num_envs=64,
         unroll_length=64,
         learning_rate=1e-3,
         gamma=0.95,
@@ -56,7 +61,12 @@ def test_pendulum_swings_up(tmp_path: Path) -> None:
 
 def test_a_memory_recalls_the_cue(tmp_path: Path) -> None:
     env = "dovetail:MemoryCue-v0"
-    options: dict[str, Any] = {"unroll_length": 32, "learning_rate": 2e-3, "hidden_sizes": (32,)}
+    options: dict[str, Any] = {
+        "num_envs": 64,
+        "unroll_length": 32,
+        "learning_rate": 2e-3,
+        "hidden_sizes": (32,),
+    }
     with_memory = dt.algorithms.PPO(recurrent=32, **options)
     run = train(tmp_path / "with", with_memory, env, dt.strategies.Fused(), 600_000, until=0.95)
     assert run.summary["final_return"] >= 0.95
@@ -89,6 +99,6 @@ def test_half_cheetah_moves_forward(tmp_path: Path) -> None:
         normalize_observations=True,
         normalize_rewards=True,
     )
-    cheetah, local = "HalfCheetah-v5", dt.strategies.Local(num_envs=8)
+    cheetah, local = "HalfCheetah-v5", dt.strategies.Local()
     run = train(tmp_path, ppo, cheetah, local, 200_000, until=200, episodes=5)
     assert run.summary["final_return"] >= 200  # a policy that does not move loses a little

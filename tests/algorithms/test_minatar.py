@@ -17,7 +17,7 @@ RANDOM = 0.41
     ("algorithm", "steps"),
     [
         (dt.algorithms.PPO(64, learning_rate=2.5e-3, epochs=2, activation="relu"), 100_000),
-        (dt.algorithms.IMPALA(16, learning_rate=2e-3, activation="relu"), 220_000),
+        (dt.algorithms.IMPALA(16, num_envs=64, learning_rate=2e-3, activation="relu"), 220_000),
     ],
     ids=["ppo", "impala"],
 )
@@ -27,7 +27,7 @@ def test_breakout_is_played_better_than_at_random(
     settings = dt.Settings(
         folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=0
     )
-    fused = dt.strategies.Fused(num_envs=64)
+    fused = dt.strategies.Fused()
     env = "gymnax:Breakout-MinAtar"
     run = dt.train(algorithm, env, fused, total_steps=steps, settings=settings)
     assert run.summary["final_return"] >= 3 * RANDOM
@@ -37,7 +37,7 @@ def test_dqn_learns_breakout_from_far_fewer_steps(tmp_path: Path) -> None:
     settings = dt.Settings(
         folder=str(tmp_path / "run"), video=False, display="none", evaluate_every=0
     )
-    dqn = dt.algorithms.DQN(4, gradient_steps=16, learning_rate=5e-4, n_step=3)
-    env, fused = "gymnax:Breakout-MinAtar", dt.strategies.Fused(num_envs=32)
+    dqn = dt.algorithms.DQN(4, num_envs=32, gradient_steps=16, learning_rate=5e-4, n_step=3)
+    env, fused = "gymnax:Breakout-MinAtar", dt.strategies.Fused()
     run = dt.train(dqn, env, fused, total_steps=30_000, settings=settings)
     assert run.summary["final_return"] >= 5 * RANDOM

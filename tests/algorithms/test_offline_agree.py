@@ -27,6 +27,7 @@ TINY: dict[str, Any] = {
     "buffer_size": 64,
     "learning_starts": 1,
     "unroll_length": 3,
+    "num_envs": ENVS,
 }
 ALGORITHMS: dict[str, tuple[Algorithm, str]] = {
     "bc": (BC(**TINY), PENDULUM),
@@ -42,14 +43,14 @@ ALGORITHMS: dict[str, tuple[Algorithm, str]] = {
     "awac, discrete": (AWAC(**TINY, prioritized=True), CARTPOLE),
 }
 OFFLINE: dict[str, Strategy] = {
-    "fused": Fused(ENVS),
-    "local": Local(ENVS),
-    "4 replicas": DataParallel(ENVS, devices=4),
+    "fused": Fused(),
+    "local": Local(),
+    "4 replicas": DataParallel(devices=4),
 }
 ONLINE: dict[str, Strategy] = {
-    "local": Local(ENVS),
-    "2 actors": ActorLearner(ENVS, actors=2, staleness=0, processes=False),
-    "inference": CentralInference(ENVS, workers=2, processes=False),
+    "local": Local(),
+    "2 actors": ActorLearner(actors=2, staleness=0, processes=False),
+    "inference": CentralInference(workers=2, processes=False),
 }
 ALONE = [
     *((name, "fused") for name in ALGORITHMS),
@@ -71,7 +72,6 @@ def interpreted(name: str, folder: Path, online: bool) -> Any:
     algorithm, env = ALGORITHMS[name]
     told: dict[str, Any] = {
         "iterations": UPDATES,
-        "num_envs": ENVS,
         "total_steps": STEPS,
         "seed": SEED,
     }

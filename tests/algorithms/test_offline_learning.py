@@ -44,7 +44,7 @@ def learned(
         folder=str(folder), evaluate_every=0, episodes=40, video=False, display="none"
     )
     told: dict[str, Any] = {"total_steps": steps, "online_steps": online_steps, "data": data.folder}
-    strategy = Fused(num_envs=4)
+    strategy = Fused()
     return dt.train(algorithm, data.env, strategy, **told, seed=seed, settings=settings)
 
 

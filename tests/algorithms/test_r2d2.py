@@ -123,9 +123,9 @@ def test_the_memory_is_stored_with_each_step() -> None:
     """Nothing is learned here, so the network's next memory is the one stored with the next row."""
     options: dict[str, Any] = {"burn_in": 1, "learned": 2, "period": 1, "buffer_size": 64}
     algorithm = bound(
-        unroll_length=4, gradient_steps=1, batch_size=2, learning_starts=64, **options
+        num_envs=2, unroll_length=4, gradient_steps=1, batch_size=2, learning_starts=64, **options
     )
-    with Started(algorithm, "dovetail:CartPole-v1?limit=5", Fused(2)) as running:
+    with Started(algorithm, "dovetail:CartPole-v1?limit=5", Fused()) as running:
         running.advance(3)
         state = running.state
     _, found = state.replay.sample(jnp.linspace(0, 0.99, 16)[None])

@@ -7,7 +7,6 @@ from agreement import (
     ALGORITHMS,
     CARTPOLE,
     CONTINUOUS,
-    ENVS,
     HOST,
     HOST_PENDULUM,
     PENDULUM,
@@ -32,28 +31,28 @@ from dovetail.strategies import (
 from dovetail.strategies.interface import Strategy
 
 STRATEGIES: dict[str, Strategy] = {
-    "fused": Fused(ENVS),
-    "fused on 2 devices": Fused(ENVS, devices=2),
-    "fused on 4 devices": Fused(ENVS, devices=4),
-    "local": Local(ENVS),
-    "1 actor": ActorLearner(ENVS, actors=1, staleness=0, processes=False),
-    "2 actors": ActorLearner(ENVS, actors=2, staleness=0, processes=False),
-    "4 actors": ActorLearner(ENVS, actors=4, staleness=0, processes=False),
-    "2 actors' processes": ActorLearner(ENVS, actors=2, staleness=0, processes=True),
-    "replay apart": ActorLearner(ENVS, actors=2, staleness=0, shards=1, processes=False),
-    "2 shards": ActorLearner(ENVS, actors=4, staleness=0, shards=2, processes=False),
-    "4 shards": ActorLearner(ENVS, actors=4, staleness=0, shards=4, processes=False),
-    "inference": CentralInference(ENVS, workers=4, processes=False),
-    "inference, one at a time": CentralInference(ENVS, workers=4, batch=2, processes=False),
-    "inference, processes": CentralInference(ENVS, workers=4, processes=True),
-    "1 replica": DataParallel(ENVS, devices=1),
-    "2 replicas": DataParallel(ENVS, devices=2),
-    "4 replicas": DataParallel(ENVS, devices=4),
-    "split devices": SplitDevices(ENVS, staleness=0),
-    "split devices, 2 and 2": SplitDevices(ENVS, 2, 2, staleness=0),
-    "environments": Environments(ENVS, workers=2, processes=False),
-    "environments, processes": Environments(ENVS, workers=4, processes=True),
-    "parameter server": ParameterServer(ENVS, workers=4, synchronous=True),
+    "fused": Fused(),
+    "fused on 2 devices": Fused(devices=2),
+    "fused on 4 devices": Fused(devices=4),
+    "local": Local(),
+    "1 actor": ActorLearner(actors=1, staleness=0, processes=False),
+    "2 actors": ActorLearner(actors=2, staleness=0, processes=False),
+    "4 actors": ActorLearner(actors=4, staleness=0, processes=False),
+    "2 actors' processes": ActorLearner(actors=2, staleness=0, processes=True),
+    "replay apart": ActorLearner(actors=2, staleness=0, shards=1, processes=False),
+    "2 shards": ActorLearner(actors=4, staleness=0, shards=2, processes=False),
+    "4 shards": ActorLearner(actors=4, staleness=0, shards=4, processes=False),
+    "inference": CentralInference(workers=4, processes=False),
+    "inference, one at a time": CentralInference(workers=4, batch=2, processes=False),
+    "inference, processes": CentralInference(workers=4, processes=True),
+    "1 replica": DataParallel(devices=1),
+    "2 replicas": DataParallel(devices=2),
+    "4 replicas": DataParallel(devices=4),
+    "split devices": SplitDevices(staleness=0),
+    "split devices, 2 and 2": SplitDevices(actor_devices=2, learner_devices=2, staleness=0),
+    "environments": Environments(workers=2, processes=False),
+    "environments, processes": Environments(workers=4, processes=True),
+    "parameter server": ParameterServer(workers=4, synchronous=True),
 }
 SOME = ("fused", "local")
 COMPILED = {
@@ -165,7 +164,7 @@ def test_another_seed_is_another_run() -> None:
 
 
 def test_several_devices_do_split_the_environments() -> None:
-    with Started(a2c(), "dovetail:CartPole-v1", Fused(ENVS, devices=4)) as running:
+    with Started(a2c(), "dovetail:CartPole-v1", Fused(devices=4)) as running:
         running.advance(1)
     shards = running.actor.step.addressable_shards
     assert [shard.data.shape for shard in shards] == [(2,)] * 4
@@ -173,7 +172,7 @@ def test_several_devices_do_split_the_environments() -> None:
 
 
 def test_learners_on_several_devices_do_share_the_work() -> None:
-    strategy = SplitDevices(ENVS, 2, 2, threads=1, staleness=0)
+    strategy = SplitDevices(actor_devices=2, learner_devices=2, threads=1, staleness=0)
     with Started(a2c(), "dovetail:CartPole-v1", strategy) as running:
         running.advance(1)
     assert [worker.devices for worker in running.plan.workers] == [(2, 3), (0,), (1,)]

@@ -24,9 +24,7 @@ RAINBOW = DQN(
 
 def train(folder: Path, algorithm: Any, env: str, steps: int, **settings: Any) -> dt.Run:
     quiet = dt.Settings(folder=str(folder), video=False, display="none", **settings)
-    return dt.train(
-        algorithm, env, dt.strategies.Fused(num_envs=8), total_steps=steps, settings=quiet
-    )
+    return dt.train(algorithm, env, dt.strategies.Fused(), total_steps=steps, settings=quiet)
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,12 @@ def test_options_reach_algorithm_strategy_and_settings(train: Calls) -> None:
     line += " --learning_rate 1e-3 --hidden-sizes 32,32 --no-anneal-lr --gae-lambda 0.9"
     line += " --until -1e2 --run r"
     assert main(line.split()) == 0
-    algorithm = PPO(learning_rate=1e-3, hidden_sizes=(32, 32), anneal_lr=False, gae_lambda=0.9)
+    algorithm = PPO(
+        num_envs=32, learning_rate=1e-3, hidden_sizes=(32, 32), anneal_lr=False, gae_lambda=0.9
+    )
     settings = Settings(until=-100.0, folder="r")
     (call,) = train
-    assert call[0] == (algorithm, "X", Fused(num_envs=32, devices=2))
+    assert call[0] == (algorithm, "X", Fused(devices=2))
     assert call[1] == {"seed": 3, "total_steps": 200_000, "settings": settings}
 
 
@@ -70,13 +72,13 @@ def test_options_reach_algorithm_strategy_and_settings(train: Calls) -> None:
 def test_whether_there_are_processes_is_a_plain_flag(
     train: Calls, flag: str, chosen: bool | None
 ) -> None:
-    assert command(f"train impala --env X --strategy actor-learner {flag} --num-envs 4") == 0
-    assert train[0][0][2] == ActorLearner(num_envs=4, processes=chosen)
+    assert command(f"train impala --env X --strategy actor-learner {flag}") == 0
+    assert train[0][0][2] == ActorLearner(processes=chosen)
 
 
 def test_a_strategy_option_alone_goes_to_the_default_strategy(train: Calls) -> None:
-    assert command("train ppo --env X --num-envs 4") == 0
-    assert train[0][0][2] == Local(num_envs=4)
+    assert command("train ppo --env X --sides critic") == 0
+    assert train[0][0][2] == Local(sides=("critic",))
 
 
 def test_an_option_of_another_strategy_is_refused(
@@ -96,9 +98,9 @@ def test_the_same_python_is_shown_on_standard_error(
         "The same in Python:\n\n"
         "import dovetail as dt\n"
         "run = dt.train(\n"
-        "    dt.algorithms.PPO(),\n"
+        "    dt.algorithms.PPO(num_envs=4),\n"
         "    'X',\n"
-        "    dt.strategies.Local(num_envs=4),\n"
+        "    dt.strategies.Local(),\n"
         "    seed=3,\n"
         "    settings=dt.Settings(until=5.0),\n"
         ")\n\n"
@@ -122,9 +124,9 @@ def test_the_command_line_wins_over_the_config_file(train: Calls, tmp_path: Path
     assert main(f"train --config {file} --seed 2 --learning-rate 0.25 --num-envs 3".split()) == 0
     (call,) = train
     assert call[0] == (
-        PPO(learning_rate=0.25, hidden_sizes=(8,), anneal_lr=False),
+        PPO(num_envs=3, learning_rate=0.25, hidden_sizes=(8,), anneal_lr=False),
         "A",
-        Local(num_envs=3),
+        Local(),
     )
     assert call[1] == {"seed": 2, "total_steps": 50, "settings": Settings(until=3.0, episodes=7)}
 
@@ -217,7 +219,9 @@ def test_an_algorithm_from_a_file(
     assert type(algorithm).__name__ == "Mine" and algorithm.width == 5
     assert "from my_file import Mine\nrun = dt.train(Mine(width=5), 'X')" in capsys.readouterr().err
     assert main(["train", f"{file}:Mine", "--help"]) == 0
-    assert re.search(r"--width int +How wide \(default 3\)", capsys.readouterr().out)
+    told = capsys.readouterr().out
+    assert re.search(r"--width int +How wide \(default 3\)", told)
+    assert re.search(r"--num-envs int +Environments that feed one update", told)
 
 
 @pytest.mark.parametrize(

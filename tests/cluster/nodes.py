@@ -95,7 +95,7 @@ class OnCluster(Started):
         task = Task(found.spec, plan.update_envs, STEPS, plan.num_envs, plan.shards)
         bound = algorithm.bind(task)
         try:
-            start = first_state(bound, found.jax, strategy.num_envs, seed)
+            start = first_state(bound, found.jax, plan.num_envs, seed)
             self.state: Any = start[0]
             self.actor: Any = self.runtime.load(*start)
         except BaseException:

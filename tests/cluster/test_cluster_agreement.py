@@ -48,27 +48,32 @@ HALF = ProcessShare(cpus=0.5)
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "critic_apart.py"
 CRITIC: Any = load_object(f"{EXAMPLE}:CriticApart", "algorithm")(unroll_length=4, hidden=8)
 CASES: dict[str, tuple[str, str, Strategy, int]] = {
-    "2 actors": ("ppo", HOST, ActorLearner(ENVS, actors=2, staleness=0), 3),
-    "4 actors": ("impala", CARTPOLE, ActorLearner(ENVS, actors=4, staleness=0), 5),
+    "2 actors": ("ppo", HOST, ActorLearner(actors=2, staleness=0), 3),
+    "4 actors": ("impala", CARTPOLE, ActorLearner(actors=4, staleness=0), 5),
     "actors with processes": (
         "ppo-recurrent",
         HOST,
-        ActorLearner(ENVS, actors=2, staleness=0, processes=True),
+        ActorLearner(actors=2, staleness=0, processes=True),
         3,
     ),
     "2 shards": (
         *("dqn-prioritized", HOST),
-        ActorLearner(ENVS, actors=4, staleness=0, shards=2),
+        ActorLearner(actors=4, staleness=0, shards=2),
         7,
     ),
-    "inference": ("impala", HOST, CentralInference(ENVS, workers=2), 2),
-    "2 learners": ("ppo", HOST, DataParallel(ENVS, devices=2), 2),
-    "2 learners, compiled": ("impala", CARTPOLE, DataParallel(ENVS, devices=2), 2),
-    "2 learners apart from actors": ("ppo", HOST, SplitDevices(ENVS, 1, 2, staleness=0), 4),
-    "environments": ("ppo", HOST, Environments(ENVS), 1),
-    "parameter server": ("a3c", HOST, ParameterServer(ENVS, synchronous=True), 3),
-    "local": ("a3c", HOST, Local(ENVS), 1),
-    "fused": ("ppo", CARTPOLE, Fused(ENVS), 1),
+    "inference": ("impala", HOST, CentralInference(workers=2), 2),
+    "2 learners": ("ppo", HOST, DataParallel(devices=2), 2),
+    "2 learners, compiled": ("impala", CARTPOLE, DataParallel(devices=2), 2),
+    "2 learners apart from actors": (
+        "ppo",
+        HOST,
+        SplitDevices(actor_devices=1, learner_devices=2, staleness=0),
+        4,
+    ),
+    "environments": ("ppo", HOST, Environments(), 1),
+    "parameter server": ("a3c", HOST, ParameterServer(synchronous=True), 3),
+    "local": ("a3c", HOST, Local(), 1),
+    "fused": ("ppo", CARTPOLE, Fused(), 1),
 }
 """Algorithm, environment, strategy, and how many processes that makes."""
 
@@ -83,8 +88,8 @@ def test_a_cluster_equals_the_interpreter(nodes: Nodes, case: str) -> None:
 
 
 LINKED: dict[str, Strategy] = {
-    "learner and actors": ActorLearner(ENVS, actors=2, staleness=0, sides=("critic",)),
-    "replicas": DataParallel(ENVS, devices=1, sides=("critic",)),
+    "learner and actors": ActorLearner(actors=2, staleness=0, sides=("critic",)),
+    "replicas": DataParallel(devices=1, sides=("critic",)),
 }
 
 
@@ -97,7 +102,7 @@ def test_a_side_of_ones_own_on_a_node_of_its_own(nodes: Nodes, case: str) -> Non
     [process] = [s for s in running.plan.processes if s.workers == ("critic",)]
     assert process.node
     assert_links_are_the_plans(running.plan, running.graph, report, 2)
-    with Started(CRITIC, CARTPOLE, Local(ENVS), seed=SEED) as expected:
+    with Started(CRITIC, CARTPOLE, Local(), seed=SEED) as expected:
         expected.advance(2)
     assert_close(running.state, expected.state)
 
@@ -121,7 +126,7 @@ def test_learning_from_recorded_data(
     weights: list[bytes] = []
     for name, cluster in (("nodes", Deployment(nodes.address, HALF, HALF)), ("here", None)):
         run = dovetail.train(
-            *(algorithm, "Pendulum-v1", Local(ENVS)),
+            *(algorithm, "Pendulum-v1", Local()),
             total_steps=40,
             seed=SEED,
             data=pendulum,
@@ -134,7 +139,7 @@ def test_learning_from_recorded_data(
 
 
 def test_learners_are_on_different_nodes(nodes: Nodes) -> None:
-    strategy = DataParallel(ENVS, devices=2)
+    strategy = DataParallel(devices=2)
     with OnCluster(ALGORITHMS["ppo"], HOST, strategy, Deployment(nodes.address)) as running:
         planned = {process.node for process in running.plan.processes}
         running.advance(1)
@@ -143,7 +148,7 @@ def test_learners_are_on_different_nodes(nodes: Nodes) -> None:
 
 
 def test_what_crosses_nodes_goes_through_the_object_store(nodes: Nodes) -> None:
-    strategy = ActorLearner(ENVS, actors=2, staleness=0, processes=True)
+    strategy = ActorLearner(actors=2, staleness=0, processes=True)
     where = Deployment(nodes.address, HALF, HALF)
     with OnCluster(ALGORITHMS["ppo"], HOST, strategy, where) as running:
         kinds = {link.boundary: link.kind for link in running.plan.links}
@@ -153,11 +158,11 @@ def test_what_crosses_nodes_goes_through_the_object_store(nodes: Nodes) -> None:
 
 def test_actors_that_hear_from_the_learner_in_the_middle_of_an_iteration(nodes: Nodes) -> None:
     """The toys' own files reach the workers, and every chain of an iteration is a call."""
-    strategy = ActorLearner(4, actors=2, staleness=0)
+    strategy = ActorLearner(actors=2, staleness=0)
     where = Deployment(nodes.address, HALF, HALF)
-    with OnCluster(TwoUnrolls(), Drift(), strategy, where) as running:
+    with OnCluster(TwoUnrolls(num_envs=4), Drift(), strategy, where) as running:
         running.advance(3)
-    with Started(TwoUnrolls(), Drift(), Local(4)) as expected:
+    with Started(TwoUnrolls(num_envs=4), Drift(), Local()) as expected:
         expected.advance(3)
     assert_close(running.state, expected.state)
     assert_close(running.actor, expected.actor)
@@ -165,7 +170,7 @@ def test_actors_that_hear_from_the_learner_in_the_middle_of_an_iteration(nodes: 
 
 def test_states_are_kept_for_whoever_holds_their_report(nodes: Nodes) -> None:
     """As an evaluation does that takes longer than many reports."""
-    strategy = DataParallel(ENVS, devices=2)
+    strategy = DataParallel(devices=2)
     where = Deployment(nodes.address, HALF, HALF)
     with OnCluster(ALGORITHMS["ppo"], HOST, strategy, where, seed=SEED) as running:
         first = running.runtime.advance(1).wait()
@@ -174,14 +179,14 @@ def test_states_are_kept_for_whoever_holds_their_report(nodes: Nodes) -> None:
         state, actor = first.state(), first.actor()
         with pytest.raises(UserError, match="after update 3 is not kept"):
             running.cluster.states(3)
-    with Started(ALGORITHMS["ppo"], HOST, Local(ENVS), seed=SEED) as expected:
+    with Started(ALGORITHMS["ppo"], HOST, Local(), seed=SEED) as expected:
         expected.advance(1)
     assert_close(state, expected.state)
     assert_close(actor, expected.actor)
 
 
 def test_spans_of_other_processes_are_on_the_drivers_clock(nodes: Nodes) -> None:
-    strategy = ActorLearner(ENVS, actors=2, staleness=0)
+    strategy = ActorLearner(actors=2, staleness=0)
     where = Deployment(nodes.address, HALF, HALF)
     with OnCluster(ALGORITHMS["ppo"], HOST, strategy, where) as running:
         running.advance(1)
@@ -198,7 +203,7 @@ def test_spans_of_other_processes_are_on_the_drivers_clock(nodes: Nodes) -> None
 def test_actors_insert_into_servers_on_nodes(nodes: Nodes, tmp_path: Path) -> None:
     """Over TCP, each into its own shard; what is learned is what one machine learns."""
     where = Deployment(nodes.address, HALF, HALF)
-    strategy = ActorLearner(ENVS, actors=2, staleness=0)
+    strategy = ActorLearner(actors=2, staleness=0)
     weights: list[bytes] = []
     for name, cluster in (("nodes", where), ("here", None)):
         run = dovetail.train(
@@ -230,7 +235,7 @@ def test_four_actors_and_two_shards_learn(optimized_nodes: Nodes, tmp_path: Path
     run = dovetail.train(
         ApeX(unroll_length=16, gradient_steps=96),
         "CartPole-v1",
-        ActorLearner(ENVS, actors=4, shards=2, processes=False),
+        ActorLearner(actors=4, shards=2, processes=False),
         total_steps=300_000,
         cluster=Deployment(optimized_nodes.address, HALF, HALF),
         settings=settings,

@@ -31,7 +31,7 @@ FRAGILE = Path(__file__).parent.parent / "fragile.py"
 
 
 def two_actors(**more: Any) -> ActorLearner:
-    return ActorLearner(ENVS, actors=2, staleness=2, **more)
+    return ActorLearner(actors=2, staleness=2, **more)
 
 
 def saved_updates(folder: Path) -> list[int]:
@@ -57,7 +57,7 @@ def test_an_actor_that_is_killed_is_replaced(nodes: Nodes) -> None:
 
 
 def test_a_replay_that_is_killed_comes_back_as_it_was_saved(nodes: Nodes) -> None:
-    strategy = ActorLearner(ENVS, actors=2, staleness=1, shards=2)
+    strategy = ActorLearner(actors=2, staleness=1, shards=2)
     dqn = DQN(LENGTH, batch_size=4, buffer_size=1024, learning_starts=1, hidden_sizes=(8,))
     with OnCluster(dqn, "CartPole-v1", strategy, Deployment(nodes.address, HALF, HALF)) as running:
         running.advance(10)
@@ -96,8 +96,10 @@ def test_a_node_that_dies_is_replaced_and_one_that_comes_is_used() -> None:
         first, spare = own.add(resources={"actors": 2}), None
         actor = ProcessShare(resources={"actors": 1})
         where = Deployment(own.address, actor=actor)
-        strategy = ActorLearner(12, actors=3, min_actors=2, staleness=2)
-        with OnCluster(IMPALA_SMALL, "CartPole-v1", strategy, where) as running:
+        strategy = ActorLearner(actors=3, min_actors=2, staleness=2)
+        with OnCluster(
+            replace(IMPALA_SMALL, num_envs=12), "CartPole-v1", strategy, where
+        ) as running:
             running.advance(5)
             assert [process.node for process in running.plan.processes].count("") == 1
             spare = own.add(num_cpus=3, resources={"actors": 3})

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from agreement import ENVS
 from nodes import Nodes, OnCluster, processes_of
 from small import LENGTH, ppo
 from waiting import eventually
@@ -56,7 +55,7 @@ def project(tmp_path: Path) -> Path:
 
 def test_a_users_own_files_reach_the_workers(nodes: Nodes, project: Path) -> None:
     algorithm = load_object(f"{project / 'mine.py'}:Mine", "algorithm")(LENGTH, hidden_sizes=(8,))
-    strategy = ActorLearner(ENVS, actors=2, staleness=0)
+    strategy = ActorLearner(actors=2, staleness=0)
     env = f"{project / 'world.py'}:corridor"
     with OnCluster(algorithm, env, strategy, Deployment(nodes.address)) as running:
         assert running.advance(2).finite
@@ -72,7 +71,7 @@ def test_a_module_that_workers_cannot_import_is_named(nodes: Nodes, project: Pat
     finally:
         sys.path.remove(str(project / "elsewhere"))
     with pytest.raises(UserError, match="No module named 'only_the_driver_has'"):
-        OnCluster(algorithm, "CartPole-v1", Local(ENVS), Deployment(nodes.address))
+        OnCluster(algorithm, "CartPole-v1", Local(), Deployment(nodes.address))
 
 
 def test_other_versions_on_a_node_are_refused(nodes: Nodes, tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_other_versions_on_a_node_are_refused(nodes: Nodes, tmp_path: Path) -> N
     try:
         where = Deployment(nodes.address, learner=ProcessShare(resources={"other": 1}))
         with pytest.raises(UserError, match=r"Node .* has optax 99.0, but the driver has \d"):
-            OnCluster(ppo(), "CartPole-v1", Local(ENVS), where)
+            OnCluster(ppo(), "CartPole-v1", Local(), where)
     finally:
         nodes.remove(other)
 
@@ -90,7 +89,9 @@ def test_other_versions_on_a_node_are_refused(nodes: Nodes, tmp_path: Path) -> N
 def test_more_than_the_cluster_has_is_refused_at_once(nodes: Nodes) -> None:
     began = time.monotonic()
     with pytest.raises(UserError, match=r"no room for actor-\d.*need 65 CPUs.*2 CPUs on"):
-        dovetail.train(IMPALA(), "CartPole-v1", ActorLearner(64, actors=64), cluster=nodes.address)
+        dovetail.train(
+            IMPALA(num_envs=64), "CartPole-v1", ActorLearner(actors=64), cluster=nodes.address
+        )
     assert time.monotonic() - began < 20
 
 
@@ -165,7 +166,7 @@ def test_a_wrong_or_missing_token_is_refused(
 def test_a_cluster_without_authentication_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(UserError, match="RAY_AUTH_MODE is 'disabled'"):
-        dovetail.train(ppo(), "CartPole-v1", Local(ENVS), cluster="auto")
+        dovetail.train(ppo(), "CartPole-v1", Local(), cluster="auto")
 
 
 def test_what_cannot_be_sent_is_refused(nodes: Nodes) -> None:
@@ -178,7 +179,7 @@ def test_what_cannot_be_sent_is_refused(nodes: Nodes) -> None:
             return gymnasium.make("CartPole-v1")
 
     with pytest.raises(UserError, match="cannot be sent to other processes"):
-        OnCluster(ppo(), make, Local(ENVS), Deployment(nodes.address))
+        OnCluster(ppo(), make, Local(), Deployment(nodes.address))
 
 
 def test_a_local_cluster_needs_nothing_and_leaves_nothing(tmp_path: Path) -> None:

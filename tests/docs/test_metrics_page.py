@@ -18,17 +18,17 @@ from dovetail.strategies import ActorLearner, CentralInference, Fused, Local
 PAGE = DOCS["metrics.md"]
 TOLD = set(re.findall(r"`([a-z_]+)`", PAGE))
 RUNS: dict[str, tuple[Any, str, Any]] = {
-    "fused": (ppo(), "dovetail:CartPole-v1", Fused(4)),
-    "local": (ppo(), "CartPole-v1", Local(4)),
+    "fused": (ppo(num_envs=4), "dovetail:CartPole-v1", Fused()),
+    "local": (ppo(num_envs=4), "CartPole-v1", Local()),
     "actor-learner": (
-        IMPALA(4, hidden_sizes=(8,)),
+        IMPALA(4, num_envs=4, hidden_sizes=(8,)),
         "CartPole-v1",
-        ActorLearner(4, processes=False),
+        ActorLearner(processes=False),
     ),
     "central-inference": (
-        IMPALA(4, hidden_sizes=(8,)),
+        IMPALA(4, num_envs=4, hidden_sizes=(8,)),
         "CartPole-v1",
-        CentralInference(4, workers=2, processes=False),
+        CentralInference(workers=2, processes=False),
     ),
 }
 

@@ -32,8 +32,8 @@ def test_the_example_learns() -> None:
     import dovetail as dt
     from dovetail.loading import load_object
 
-    algorithm: Any = load_object(f"{FILE}:CriticApart", "algorithm")()
+    algorithm: Any = load_object(f"{FILE}:CriticApart", "algorithm")(num_envs=32)
     quiet = dt.Settings(episodes=10, evaluate_every=0, video=False, display="none")
-    strategy = dt.strategies.Fused(32)
+    strategy = dt.strategies.Fused()
     run = dt.train(algorithm, "CartPole-v1", strategy, total_steps=300_000, settings=quiet)
     assert run.summary["final_return"] > 150, run.summary

@@ -46,7 +46,7 @@ def test_the_page_runs() -> None:
 
 
 def test_the_plan() -> None:
-    plan = dt.explain(ppo(), "CartPole-v1", Teams(num_envs=8, actors=2, workers=2)).plan
+    plan = dt.explain(ppo(), "CartPole-v1", Teams(actors=2, workers=2)).plan
     steps = [(i.worker, i.envs) for i in plan.instances_of("unroll.step")]
     assert steps == [(f"environments-{i}", (2 * i, 2 * i + 2)) for i in range(4)]
     acts = [(i.worker, i.envs) for i in plan.instances_of("unroll.act")]
@@ -57,16 +57,14 @@ def test_the_plan() -> None:
 
 
 def test_a_jax_environment_steps_in_threads() -> None:
-    plan = dt.explain(ppo(), "dovetail:CartPole-v1", Teams(num_envs=8)).plan
+    plan = dt.explain(ppo(), "dovetail:CartPole-v1", Teams()).plan
     assert {worker.kind for worker in plan.workers} == {WorkerKind.THREAD}
 
 
 @pytest.mark.parametrize("env", [HOST, "dovetail:CartPole-v1?limit=5"])
 def test_it_computes_what_the_interpreter_computes(env: str) -> None:
-    expected = dt.interpret(
-        ppo(), env, iterations=3, num_envs=8, total_steps=STEPS, seed=3, debug=False
-    )
-    with Started(ppo(), env, Teams(num_envs=8), seed=3) as running:
+    expected = dt.interpret(ppo(), env, iterations=3, total_steps=STEPS, seed=3, debug=False)
+    with Started(ppo(), env, Teams(), seed=3) as running:
         running.advance(3)
     assert np.asarray(running.actor.step).tolist() == [3 * LENGTH] * 8
     found, wanted = numbers(running.state.params), numbers(expected.state.params)
@@ -75,7 +73,7 @@ def test_it_computes_what_the_interpreter_computes(env: str) -> None:
 
 def test_at_a_lag_it_repeats_exactly() -> None:
     def run() -> tuple[np.ndarray, dict[str, float]]:
-        with Started(ppo(), HOST, Teams(num_envs=8, staleness=1), seed=3) as running:
+        with Started(ppo(), HOST, Teams(staleness=1), seed=3) as running:
             report = running.advance(5)
         return numbers(running.state), dict(report.measures)
 
@@ -125,5 +123,5 @@ class Mistaken(Teams):
 def test_the_page_has_the_sentence_for(mistake: str) -> None:
     strategy = Mistaken(mistake=mistake, staleness=2 if mistake == "staleness" else 0)
     with pytest.raises(dt.UserError) as raised:
-        dt.explain(dt.algorithms.PPO(), "CartPole-v1", strategy)
+        dt.explain(dt.algorithms.PPO(num_envs=16), "CartPole-v1", strategy)
     assert str(raised.value) in PAGE

@@ -30,11 +30,11 @@ def modules_called(folder: Path, updates: int) -> Counter[str]:
         folder=str(folder), episodes=1, evaluate_every=0, checkpoint_every=1e9, video=False,
         display="none",
     )  # fmt: skip
-    ppo = dt.algorithms.PPO(LENGTH, num_minibatches=2, hidden_sizes=(4,))
+    ppo = dt.algorithms.PPO(LENGTH, num_envs=ENVS, num_minibatches=2, hidden_sizes=(4,))
     env, steps = "gymnasium:CartPole-v1?vectorization=sync", updates * LENGTH * ENVS
     sys.setprofile(note)
     try:
-        dt.train(ppo, env, dt.strategies.Local(ENVS), total_steps=steps, settings=quiet)
+        dt.train(ppo, env, dt.strategies.Local(), total_steps=steps, settings=quiet)
     finally:
         sys.setprofile(None)
     return found

@@ -38,7 +38,9 @@ def test_a_row_is_all_that_a_back_end_needs(toys: None, tmp_path: Path) -> None:
     assert resolve("Coin-v0").spec.id == "toys:Coin-v0"  # a bare name finds it
     check_jax_env(resolve("toys:Coin-v0").jax, steps=20)  # type: ignore[arg-type]
     settings = replace(QUIET, folder=str(tmp_path))
-    run = dovetail.train(ppo(), "toys:Coin-v0", Fused(4), total_steps=64, settings=settings)
+    run = dovetail.train(
+        ppo(num_envs=4), "toys:Coin-v0", Fused(), total_steps=64, settings=settings
+    )
     assert run.summary["env_steps"] == 64 and run.config["env"] == "toys:Coin-v0"
 
 

@@ -1,6 +1,7 @@
 """An algorithm that acts on a whole batch does the same under every strategy, as the interpreter
 does, and as one that is mapped does; carries are reset where episodes begin, and nowhere else."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -28,14 +29,14 @@ from dovetail.training.start import first_state
 
 ENVS, ITERATIONS, SEED = 8, 5, 7
 STRATEGIES: dict[str, Strategy] = {
-    "fused": Fused(ENVS),
-    "fused on 2 devices": Fused(ENVS, devices=2),
-    "local": Local(ENVS),
-    "2 actors": ActorLearner(ENVS, actors=2, staleness=0),
-    "inference, half at a time": CentralInference(ENVS, workers=4),
-    "inference, one at a time": CentralInference(ENVS, workers=4, batch=2),
-    "inference, all at a time": CentralInference(ENVS, workers=2, batch=8),
-    "environments": Environments(ENVS, workers=4),
+    "fused": Fused(),
+    "fused on 2 devices": Fused(devices=2),
+    "local": Local(),
+    "2 actors": ActorLearner(actors=2, staleness=0),
+    "inference, half at a time": CentralInference(workers=4),
+    "inference, one at a time": CentralInference(workers=4, batch=2),
+    "inference, all at a time": CentralInference(workers=2, batch=8),
+    "environments": Environments(workers=4),
 }
 CASES = [
     *((Decoder(), name) for name in STRATEGIES),
@@ -96,8 +97,8 @@ def test_debugging_calls_it_with_values() -> None:
         rl.unroll(dt.batched(act), rl.broadcast(state.params), 2)
         return state, {}
 
-    algorithm = with_iteration(iteration, Decoder)
-    dt.interpret(algorithm, Drift(), num_envs=3, debug=True)
+    algorithm = replace(with_iteration(iteration, Decoder), num_envs=3)
+    dt.interpret(algorithm, Drift(), debug=True)
     assert [list(numbers) for numbers in seen] == [[0, 1, 2]] * 2
 
 

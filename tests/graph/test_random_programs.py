@@ -42,6 +42,7 @@ Op = tuple[str, str, int, int]
 class Program(Toy):
     """A loop that carries out `ops` on the values made so far, float32[3] each."""
 
+    num_envs: int = ENVS
     ops: tuple[Op, ...] = ()
     apart: bool = False
     """Whether actors see only their own environments, so that these are told to the learner."""
@@ -131,7 +132,7 @@ def assert_two_actors_as_interpreted(program: Program) -> None:
     metrics: Metrics = {}
     for _ in range(2):
         state, metrics, actor, _ = interpret(bound, drift_step, state, actor)
-    with Started(program, Drift(), ActorLearner(ENVS, actors=2, staleness=0)) as running:
+    with Started(program, Drift(), ActorLearner(actors=2, staleness=0)) as running:
         running.advance(1)
         report = running.advance(1)
     leaves_close(running.state, state, 1e-4)

@@ -37,21 +37,23 @@ from dovetail.training.start import first_state
 ENVS, ITERATIONS, SEED = 8, 4, 7
 ALGORITHMS = {kind.__name__: kind() for kind in (Toy, RecurrentToy, TwoUnrolls, ActorGradients)}
 STRATEGIES: dict[str, Strategy] = {
-    "fused": Fused(ENVS),
-    "fused on 4 devices": Fused(ENVS, devices=4),
-    "local": Local(ENVS),
-    "1 actor": ActorLearner(ENVS, actors=1, staleness=0),
-    "2 actors": ActorLearner(ENVS, actors=2, staleness=0),
-    "4 actors": ActorLearner(ENVS, actors=4, staleness=0),
-    "inference, half at a time": CentralInference(ENVS, workers=4),
-    "inference, one at a time": CentralInference(ENVS, workers=4, batch=2),
-    "inference, all at a time": CentralInference(ENVS, workers=2, batch=8),
-    "2 replicas": DataParallel(ENVS, devices=2),
-    "4 replicas": DataParallel(ENVS, devices=4),
-    "split devices": SplitDevices(ENVS, staleness=0),
-    "split devices, 2 and 2": SplitDevices(ENVS, 2, 2, threads=2, staleness=0),
-    "environments": Environments(ENVS, workers=4),
-    "parameter server": ParameterServer(ENVS, workers=4, synchronous=True),
+    "fused": Fused(),
+    "fused on 4 devices": Fused(devices=4),
+    "local": Local(),
+    "1 actor": ActorLearner(actors=1, staleness=0),
+    "2 actors": ActorLearner(actors=2, staleness=0),
+    "4 actors": ActorLearner(actors=4, staleness=0),
+    "inference, half at a time": CentralInference(workers=4),
+    "inference, one at a time": CentralInference(workers=4, batch=2),
+    "inference, all at a time": CentralInference(workers=2, batch=8),
+    "2 replicas": DataParallel(devices=2),
+    "4 replicas": DataParallel(devices=4),
+    "split devices": SplitDevices(staleness=0),
+    "split devices, 2 and 2": SplitDevices(
+        actor_devices=2, learner_devices=2, threads=2, staleness=0
+    ),
+    "environments": Environments(workers=4),
+    "parameter server": ParameterServer(workers=4, synchronous=True),
 }
 CASES = {
     "Toy": ("fused", "fused on 4 devices", "local"),

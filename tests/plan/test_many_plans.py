@@ -32,13 +32,13 @@ def test_fifty_plans_trace_each_division_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(shares, "trace", counted)
     graphs = Graphs(Patient(), drift_task(8), Drift())
     strategies: list[Strategy] = [
-        ActorLearner(8, actors=actors, staleness=staleness)
+        ActorLearner(actors=actors, staleness=staleness)
         for actors in (1, 2, 4, 8)
         for staleness in range(10)
     ]
-    strategies += [Environments(8, workers=n) for n in (1, 2, 4, 8)]
-    strategies += [CentralInference(8, workers=4, batch=n) for n in (2, 4, 6, 8)]
-    strategies += [Local(8), Local(8)]
+    strategies += [Environments(workers=n) for n in (1, 2, 4, 8)]
+    strategies += [CentralInference(workers=4, batch=n) for n in (2, 4, 6, 8)]
+    strategies += [Local(), Local()]
     assert len(strategies) == 50
     for strategy in strategies:
         plan, graph = make_plan(strategy, graphs, MACHINE)

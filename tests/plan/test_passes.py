@@ -47,23 +47,23 @@ def kinds(plan: Plan) -> tuple[LinkKind, ...]:
 @pytest.mark.parametrize(
     ("strategy", "env", "expected"),
     [
-        (Fused(8), JAX, (F, F, F, F)),
-        (Fused(8, devices=4), JAX, (F, F, F, F)),
-        (Local(8), JAX, (H, H, H, H)),
-        (Local(8), HOST, (H, H, H, H)),
-        (ActorLearner(8, staleness=0), JAX, (Q, Q, F, F)),
-        (ActorLearner(8, staleness=0, processes=False), HOST, (Q, Q, H, H)),
-        (ActorLearner(8, staleness=0, processes=True), HOST, (Q, Q, M, M)),
-        (CentralInference(8), JAX, (Q, Q, Q, Q)),
-        (CentralInference(8, processes=False), HOST, (Q, Q, Q, Q)),
-        (CentralInference(8, processes=True), HOST, (Q, Q, M, M)),
-        (DataParallel(8), JAX, (F, F, F, F)),
-        (DataParallel(8), HOST, (Q, Q, H, H)),
-        (SplitDevices(8, staleness=0), JAX, (Q, Q, F, F)),
-        (SplitDevices(8, staleness=0), HOST, (Q, Q, H, H)),
-        (Environments(8), JAX, (H, H, Q, Q)),
-        (Environments(8, processes=False), HOST, (H, H, Q, Q)),
-        (Environments(8, processes=True), HOST, (H, H, M, M)),
+        (Fused(), JAX, (F, F, F, F)),
+        (Fused(devices=4), JAX, (F, F, F, F)),
+        (Local(), JAX, (H, H, H, H)),
+        (Local(), HOST, (H, H, H, H)),
+        (ActorLearner(staleness=0), JAX, (Q, Q, F, F)),
+        (ActorLearner(staleness=0, processes=False), HOST, (Q, Q, H, H)),
+        (ActorLearner(staleness=0, processes=True), HOST, (Q, Q, M, M)),
+        (CentralInference(), JAX, (Q, Q, Q, Q)),
+        (CentralInference(processes=False), HOST, (Q, Q, Q, Q)),
+        (CentralInference(processes=True), HOST, (Q, Q, M, M)),
+        (DataParallel(), JAX, (F, F, F, F)),
+        (DataParallel(), HOST, (Q, Q, H, H)),
+        (SplitDevices(staleness=0), JAX, (Q, Q, F, F)),
+        (SplitDevices(staleness=0), HOST, (Q, Q, H, H)),
+        (Environments(), JAX, (H, H, Q, Q)),
+        (Environments(processes=False), HOST, (H, H, Q, Q)),
+        (Environments(processes=True), HOST, (H, H, M, M)),
     ],
 )
 def test_every_edge_gets_the_cheapest_link_that_its_ends_allow(
@@ -83,7 +83,7 @@ def test_every_edge_gets_the_cheapest_link_that_its_ends_allow(
 @pytest.mark.parametrize(("env", "stepping"), [(JAX, F), (HOST, H)], ids=["jax", "host"])
 def test_gradients_go_to_a_master_by_queues(env: Any, stepping: LinkKind) -> None:
     for synchronous in (True, False):
-        strategy = ParameterServer(8, synchronous=synchronous)
+        strategy = ParameterServer(synchronous=synchronous)
         algorithm = Bearing() if not synchronous else ActorGradients()
         plan, _ = planned(strategy, algorithm, env)
         found = [(link.boundary, link.source, link.target, link.kind) for link in plan.links]
@@ -96,7 +96,7 @@ def test_gradients_go_to_a_master_by_queues(env: Any, stepping: LinkKind) -> Non
 
 
 @pytest.mark.parametrize(
-    "strategy", [ActorLearner(8, staleness=0), CentralInference(8), Environments(8)]
+    "strategy", [ActorLearner(staleness=0), CentralInference(), Environments()]
 )
 def test_environments_that_hold_pythons_lock_get_processes(strategy: Strategy) -> None:
     for env, stepping in ((JAX, "thread"), (NATIVE, "thread"), (HOST, "process")):
@@ -109,13 +109,13 @@ def test_environments_that_hold_pythons_lock_get_processes(strategy: Strategy) -
 def test_links_count_what_crosses_over_all_actors() -> None:
     """The weights are 4 × 2 numbers; an environment's row 4 + 1 + 1 + 1 (see `Toy`)."""
     row = 4 * (4 + 1 + 1 + 1)
-    for strategy, joined in ((Local(8), 1), (ActorLearner(8, actors=4, staleness=0), 4)):
+    for strategy, joined in ((Local(), 1), (ActorLearner(actors=4, staleness=0), 4)):
         weights, results, action, observation = planned(strategy)[0].links
         assert (weights.nbytes, weights.transfers) == (32, joined)
         assert (results.nbytes, results.transfers) == (3 * (8 // joined) * row, joined)
         assert (action.nbytes, action.transfers) == (4 * (8 // joined), 3 * joined)
         assert (observation.nbytes, observation.transfers) == (22 * (8 // joined), 3 * joined)
-    *_, action, observation = planned(Environments(8, workers=4))[0].links
+    *_, action, observation = planned(Environments(workers=4))[0].links
     assert (action.nbytes, action.transfers) == (4 * 2, 3 * 4)
     assert (observation.nbytes, observation.transfers) == (22 * 2, 3 * 4)
 
@@ -123,14 +123,14 @@ def test_links_count_what_crosses_over_all_actors() -> None:
 @pytest.mark.parametrize(
     ("strategy", "algorithm", "programs"),
     [
-        (Fused(8), Toy(), {"main": [("unroll.act", "unroll.step", "learner")]}),
+        (Fused(), Toy(), {"main": [("unroll.act", "unroll.step", "learner")]}),
         (
-            ActorLearner(8, staleness=0),
+            ActorLearner(staleness=0),
             Toy(),
             {"learner": [("learner",)], "actor-0": [("unroll.act", "unroll.step")]},
         ),
         (
-            ParameterServer(8, synchronous=True),
+            ParameterServer(synchronous=True),
             ActorGradients(),
             {
                 "master": [("learner",), ("learner.2",)],
@@ -138,7 +138,7 @@ def test_links_count_what_crosses_over_all_actors() -> None:
             },
         ),
         (
-            SplitDevices(8, staleness=0),
+            SplitDevices(staleness=0),
             TwoUnrolls(),
             {
                 "learner": [("learner",), ("learner.2",)],
@@ -175,11 +175,23 @@ TOGETHER = ("learner", "judge.2", "learner.2")
 @pytest.mark.parametrize(
     ("strategy", "over_the_unroll", "next_to_it", "worker", "programs"),
     [
-        (Local(8), H, F, "main", [TOGETHER]),
-        (ActorLearner(8, staleness=0), H, F, "learner", [TOGETHER]),
-        (SplitDevices(8, 2, 1, staleness=0), H, F, "learner", [TOGETHER]),
-        (SplitDevices(8, 2, 2, staleness=0), H, H, "learner", [(name,) for name in TOGETHER]),
-        (Local(8, sides=("judge",)), Q, Q, "judge", [("judge",), ("judge.2",)]),
+        (Local(), H, F, "main", [TOGETHER]),
+        (ActorLearner(staleness=0), H, F, "learner", [TOGETHER]),
+        (
+            SplitDevices(actor_devices=2, learner_devices=1, staleness=0),
+            H,
+            F,
+            "learner",
+            [TOGETHER],
+        ),
+        (
+            SplitDevices(actor_devices=2, learner_devices=2, staleness=0),
+            H,
+            H,
+            "learner",
+            [(name,) for name in TOGETHER],
+        ),
+        (Local(sides=("judge",)), Q, Q, "judge", [("judge",), ("judge.2",)]),
     ],
     ids=["local", "actors", "one device", "two devices", "a worker of its own"],
 )
@@ -214,12 +226,12 @@ def notes(
 
 def test_a_reader_is_told_of_staleness_collectives_and_crowded_cores() -> None:
     enough = Resources(devices=4, cores=64)
-    (told,) = notes(ParameterServer(8), Bearing(), enough)
+    (told,) = notes(ParameterServer(), Bearing(), enough)
     assert "at most 4 versions old" in told and "Bearing corrects with nothing" in told
-    (told,) = notes(SplitDevices(8, staleness=1), Lagging(), enough)
+    (told,) = notes(SplitDevices(staleness=1), Lagging(), enough)
     assert "exactly 1 version old (less at the start)" in told
     assert told.endswith("; Lagging corrects with a little")
-    (told,) = notes(SplitDevices(8, 2, 2, staleness=0), Toy(), enough)
+    (told,) = notes(SplitDevices(actor_devices=2, learner_devices=2, staleness=0), Toy(), enough)
     assert told == "mean is an all-reduce over 2 devices"
-    assert notes(ActorLearner(8, staleness=0), Toy(), enough) == []
-    assert notes(ActorLearner(8, staleness=0)) == ["3 workers share 2 cores"]
+    assert notes(ActorLearner(staleness=0), Toy(), enough) == []
+    assert notes(ActorLearner(staleness=0)) == ["3 workers share 2 cores"]

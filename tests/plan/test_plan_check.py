@@ -34,13 +34,13 @@ def graph() -> Graph:
 
 @pytest.fixture(scope="module")
 def plan(graph: Graph) -> Plan:
-    return make_plan(Fused(num_envs=8), Graphs(Toy(), drift_task(8), Drift()), MACHINE)[0]
+    return make_plan(Fused(), Graphs(Toy(), drift_task(8), Drift()), MACHINE)[0]
 
 
 @pytest.fixture(scope="module")
 def acting_apart() -> tuple[Plan, Graph]:
     """Two actors with 4 environments each."""
-    return planned(ActorLearner(8, staleness=0))
+    return planned(ActorLearner(staleness=0))
 
 
 def refusal(plan: Plan, graph: Graph, devices: int | None = None) -> str:
@@ -53,14 +53,14 @@ def refusal(plan: Plan, graph: Graph, devices: int | None = None) -> str:
 
 
 SOUND: dict[str, Strategy] = {
-    "fused": Fused(8),
-    "fused on 4": Fused(8, devices=4),
-    "local": Local(8),
-    "actor-learner": ActorLearner(8, actors=4, staleness=0),
-    "central-inference": CentralInference(8),
-    "data-parallel": DataParallel(8, devices=4),
-    "split-devices": SplitDevices(8, 2, 2, staleness=0),
-    "environments": Environments(8),
+    "fused": Fused(),
+    "fused on 4": Fused(devices=4),
+    "local": Local(),
+    "actor-learner": ActorLearner(actors=4, staleness=0),
+    "central-inference": CentralInference(),
+    "data-parallel": DataParallel(devices=4),
+    "split-devices": SplitDevices(actor_devices=2, learner_devices=2, staleness=0),
+    "environments": Environments(),
 }
 
 
@@ -123,7 +123,7 @@ def test_processes_run_no_programs(plan: Plan, graph: Graph) -> None:
 
 
 def test_no_process_steps_a_jax_environment() -> None:
-    plan, graph = planned(Environments(8))
+    plan, graph = planned(Environments())
     workers = tuple(
         replace(worker, kind=WorkerKind.PROCESS) if worker.name == "environments-1" else worker
         for worker in plan.workers
@@ -215,7 +215,7 @@ def test_acting_has_one_place_per_actor(acting_apart: tuple[Plan, Graph]) -> Non
 
 
 def test_a_side_stays_on_one_worker() -> None:
-    plan, graph = planned(Local(8), TwoUnrolls())
+    plan, graph = planned(Local(), TwoUnrolls())
     workers = (*plan.workers, Worker("other", (1,)))
     moved = tuple(
         replace(i, worker="other") if i.fragment in ("learner.2", "unroll.2.act") else i
@@ -234,7 +234,7 @@ def test_a_side_stays_on_one_worker() -> None:
 
 
 def test_groups_of_environments_are_equal() -> None:
-    plan, graph = planned(Environments(8))
+    plan, graph = planned(Environments())
     first, last = plan.instances_of("unroll.step")
     uneven = (replace(first, envs=(0, 2)), replace(last, envs=(2, 8)))
     instances = (*without(plan, "unroll.step"), *uneven)
@@ -244,14 +244,14 @@ def test_groups_of_environments_are_equal() -> None:
 
 
 def test_a_batch_is_of_whole_groups() -> None:
-    plan, graph = planned(CentralInference(8, workers=2))
+    plan, graph = planned(CentralInference(workers=2))
     assert refusal(replace(plan, batch=6), graph) == (
         "acts on 6 environments at a time, but they come in groups of 4; choose a multiple."
     )
 
 
 def test_the_learner_has_a_device_for_each_replica() -> None:
-    plan, graph = planned(SplitDevices(8, 2, 2, staleness=0))
+    plan, graph = planned(SplitDevices(actor_devices=2, learner_devices=2, staleness=0))
     workers = (replace(plan.workers[0], devices=(3,)), *plan.workers[1:])
     assert refusal(replace(plan, workers=workers), graph) == (
         "has 2 learner replicas, but worker 'learner' has 1 devices; give it one for each."
@@ -278,7 +278,7 @@ def test_without_an_order_something_must_be_allowed_to_be_old(
 
 
 def test_actors_run_ahead_only_if_they_meet_the_learner_once() -> None:
-    plan, graph = planned(ActorLearner(8, staleness=0), TwoUnrolls())
+    plan, graph = planned(ActorLearner(staleness=0), TwoUnrolls())
     assert refusal(replace(plan, staleness=1), replace(graph, staleness=None)) == (
         "has a staleness of 1, but TwoUnrolls sends to its actors after it has heard from them, "
         "within one iteration; use a staleness of 0."
@@ -333,7 +333,7 @@ def test_a_queue_joins_threads(plan: Plan, graph: Graph) -> None:
 
 
 def test_shared_memory_joins_processes() -> None:
-    plan, graph = planned(Environments(8, processes=True), env=HOST)
+    plan, graph = planned(Environments(processes=True), env=HOST)
     check(plan, graph)
     for kind in (LinkKind.FUSED, LinkKind.HANDOFF, LinkKind.QUEUE):
         assert f"on process environments-0 by a {kind} link" in refusal(
@@ -348,15 +348,17 @@ def unjoined(self: Any, rl: Any, state: Any) -> Any:
 
 
 def test_replicas_that_nothing_joins() -> None:
-    planned(Fused(8), with_iteration(unjoined))
+    planned(Fused(), with_iteration(unjoined))
     with pytest.raises(
         UserError, match=r"4 learner replicas, but Altered never calls rl\.mean, so"
     ):
-        planned(Fused(8, devices=4), with_iteration(unjoined))
+        planned(Fused(devices=4), with_iteration(unjoined))
     with pytest.raises(
         UserError, match=r"2 learner replicas, but Altered never calls rl\.mean, so"
     ):
-        planned(SplitDevices(8, 2, 2, staleness=0), with_iteration(unjoined))
+        planned(
+            SplitDevices(actor_devices=2, learner_devices=2, staleness=0), with_iteration(unjoined)
+        )
 
 
 def test_a_mean_among_the_actors_is_joined_only_in_one_program() -> None:
@@ -366,9 +368,9 @@ def test_a_mean_among_the_actors_is_joined_only_in_one_program() -> None:
         return state, {"level": rl.reduce(level)}
 
     algorithm = with_iteration(iteration)
-    planned(DataParallel(8), algorithm)
-    planned(Local(8), algorithm, HOST)
-    for strategy in (DataParallel(8), SplitDevices(8, 2, 2, staleness=0)):
+    planned(DataParallel(), algorithm)
+    planned(Local(), algorithm, HOST)
+    for strategy in (DataParallel(), SplitDevices(actor_devices=2, learner_devices=2, staleness=0)):
         with pytest.raises(UserError, match=r"has 2 replicas, but Altered calls rl\.mean on the"):
             planned(strategy, algorithm, HOST)
 
@@ -380,7 +382,7 @@ def test_a_users_strategy_is_checked_before_its_links_are_worked_out() -> None:
             return replace(plan, instances=without(plan, "unroll.step"))
 
     with pytest.raises(UserError, match=r"strategy 'careless' places 'unroll\.step' for the env"):
-        planned(Careless(8))
+        planned(Careless())
 
 
 def test_a_placement_can_be_checked_before_it_has_links(plan: Plan, graph: Graph) -> None:
@@ -390,7 +392,7 @@ def test_a_placement_can_be_checked_before_it_has_links(plan: Plan, graph: Graph
 
 def test_the_parameter_server_takes_gradients_only() -> None:
     with pytest.raises(UserError) as caught:
-        planned(ParameterServer(8))
+        planned(ParameterServer())
     sentence = str(caught.value)
     assert sentence.startswith(
         "ParameterServer's workers send gradients (rl.reduce), but Toy sends whole trajectories "
@@ -398,5 +400,5 @@ def test_the_parameter_server_takes_gradients_only() -> None:
     )
     assert sentence.endswith("): use --strategy actor-learner, or an algorithm such as a3c.")
     assert "toys.py:" in sentence
-    plan, _ = planned(ParameterServer(8, synchronous=True), ActorGradients())
+    plan, _ = planned(ParameterServer(synchronous=True), ActorGradients())
     assert (plan.actors, plan.joined, plan.staleness, plan.ordered) == (2, 2, 0, True)

@@ -60,14 +60,20 @@ PLANS = st.builds(
 COUNT = st.sampled_from([1, 2, 4])
 FLAG = st.booleans()
 STRATEGIES: list[st.SearchStrategy[Strategy]] = [
-    st.builds(Fused, st.just(8), COUNT),
-    st.builds(Local, st.integers(1, 9)),
-    st.builds(ActorLearner, st.just(8), COUNT, st.just(0), FLAG),
-    st.builds(CentralInference, st.just(8), COUNT, st.none() | st.just(8), st.floats(0, 1)),
-    st.builds(SplitDevices, st.just(8), st.just(2), st.sampled_from([1, 2]), COUNT, st.just(0)),
-    st.builds(DataParallel, st.just(8), COUNT),
-    st.builds(ParameterServer, st.just(8), COUNT, st.just(True)),
-    st.builds(Environments, st.just(8), COUNT, FLAG),
+    st.builds(Fused, devices=COUNT),
+    st.just(Local()),
+    st.builds(ActorLearner, actors=COUNT, staleness=st.just(0), processes=FLAG),
+    st.builds(CentralInference, workers=COUNT, batch=st.none() | st.just(8), wait=st.floats(0, 1)),
+    st.builds(
+        SplitDevices,
+        actor_devices=st.just(2),
+        learner_devices=st.sampled_from([1, 2]),
+        threads=COUNT,
+        staleness=st.just(0),
+    ),
+    st.builds(DataParallel, devices=COUNT),
+    st.builds(ParameterServer, workers=COUNT, synchronous=st.just(True)),
+    st.builds(Environments, workers=COUNT, processes=FLAG),
 ]
 """Each of them with any options."""
 
@@ -94,7 +100,7 @@ def test_the_plan_of_any_strategy_survives_json(strategy: Strategy, env: Any) ->
         env = Drift() if isinstance(strategy, Fused) else HOST
     algorithm = ActorGradients() if isinstance(strategy, ParameterServer) else Toy()
     plan, _ = planned(strategy, algorithm, env)
-    assert plan.strategy == strategy.name and plan.num_envs == strategy.num_envs
+    assert plan.strategy == strategy.name and plan.num_envs == algorithm.num_envs
     assert_survives(plan)
 
 

@@ -13,18 +13,18 @@ def lines_of(plan_and_graph: tuple[Plan, Graph]) -> list[str]:
 
 
 def test_fused_fragments_are_one_program() -> None:
-    plan, _ = planned(Fused(8))
+    plan, _ = planned(Fused())
     assert plan.programs("main") == [("unroll.act", "unroll.step", "learner")]
     assert plan.programs("other") == []
 
 
 def test_handed_over_fragments_are_programs_of_their_own() -> None:
-    plan, _ = planned(Local(8))
+    plan, _ = planned(Local())
     assert plan.programs("main") == [("unroll.act",), ("unroll.step",), ("learner",)]
 
 
 def test_the_text_of_a_fused_plan() -> None:
-    lines = lines_of(planned(Fused(8, devices=4)))
+    lines = lines_of(planned(Fused(devices=4)))
     assert lines[0] == (
         "plan  fused: 8 environments, 4 learner replicas, 4 actors with 2 each, staleness 0"
     )
@@ -41,7 +41,7 @@ def test_the_text_of_a_fused_plan() -> None:
 
 
 def test_the_text_of_a_local_plan_on_the_host() -> None:
-    lines = lines_of(planned(Local(8), env=HOST))
+    lines = lines_of(planned(Local(), env=HOST))
     assert lines[0] == "plan  local: 8 environments, 1 learner replica, staleness 0"
     assert lines[2] == "  worker main on device 0"
     assert lines[5].split() == ["2", "unroll.step", "on", "the", "host"]
@@ -49,7 +49,7 @@ def test_the_text_of_a_local_plan_on_the_host() -> None:
 
 
 def test_workers_that_are_alike_are_told_of_once() -> None:
-    plan, graph = planned(ActorLearner(8, actors=4, staleness=0, processes=True), env=HOST)
+    plan, graph = planned(ActorLearner(actors=4, staleness=0, processes=True), env=HOST)
     assert [len(group) for group in alike(plan)] == [1, 4, 4]
     told = text(plan, graph)
     assert "  worker learner on device 0\n" in told
@@ -61,7 +61,7 @@ def test_workers_that_are_alike_are_told_of_once() -> None:
 
 
 def test_workers_on_different_devices_are_told_apart() -> None:
-    plan, graph = planned(SplitDevices(8, 2, 1, threads=2, staleness=0))
+    plan, graph = planned(SplitDevices(actor_devices=2, learner_devices=1, threads=2, staleness=0))
     assert [len(group) for group in alike(plan)] == [1, 2, 2]
     told = text(plan, graph)
     assert "  worker learner on device 2\n" in told
@@ -70,6 +70,6 @@ def test_workers_on_different_devices_are_told_apart() -> None:
 
 
 def test_batches_of_acting_are_told() -> None:
-    lines = lines_of(planned(CentralInference(8)))
+    lines = lines_of(planned(CentralInference()))
     assert "acting in batches of 6" in lines[0]
     assert "  worker inference on device 0, 8 environments" in lines

@@ -53,7 +53,7 @@ def test_the_graph_alone() -> None:
 
 
 def test_with_a_plan_links_and_programs_are_told() -> None:
-    plan, graph = make_plan(Local(num_envs=4), Graphs(Toy(), drift_task()), MACHINE)
+    plan, graph = make_plan(Local(), Graphs(Toy(), drift_task()), MACHINE)
     words = texts(svg(graph, plan))
     assert "gather · hand-off" in words
     assert "main · program 3" in words
@@ -62,7 +62,7 @@ def test_with_a_plan_links_and_programs_are_told() -> None:
 
 
 def test_fused_boxes_share_a_tint() -> None:
-    plan, graph = make_plan(Fused(num_envs=4), Graphs(Toy(), drift_task(), Drift()), MACHINE)
+    plan, graph = make_plan(Fused(), Graphs(Toy(), drift_task(), Drift()), MACHINE)
     document = svg(graph, plan)
     assert texts(document).count("main · program 1") == 3
     assert "stroke-dasharray" not in document.replace(
@@ -72,7 +72,7 @@ def test_fused_boxes_share_a_tint() -> None:
 
 @pytest.mark.parametrize("algorithm", [Toy(), TwoUnrolls(), ActorGradients()])
 def test_no_box_covers_another(algorithm: Toy) -> None:
-    plan, graph = make_plan(Fused(num_envs=4), Graphs(algorithm, drift_task(), Drift()), MACHINE)
+    plan, graph = make_plan(Fused(), Graphs(algorithm, drift_task(), Drift()), MACHINE)
     drawn = boxes(svg(graph, plan))
     assert len(drawn) == len(graph.fragments) + 1
     for (x, y, width, height), (x2, y2, width2, height2) in combinations(drawn, 2):
@@ -92,7 +92,7 @@ def test_edges_between_the_same_boxes_are_one_arrow() -> None:
         return state, {"reward": reward.sum(), "first": first.sum()}
 
     graphs = Graphs(with_iteration(iteration), drift_task(), Drift())
-    plan, graph = make_plan(Local(num_envs=4), graphs, MACHINE)
+    plan, graph = make_plan(Local(), graphs, MACHINE)
     words = texts(svg(graph, plan))
     assert words.count("gather 48 B") == 1
     assert words.count("gather 12 B") == 1
@@ -102,11 +102,15 @@ def test_edges_between_the_same_boxes_are_one_arrow() -> None:
 @pytest.mark.parametrize(
     ("strategy", "env", "told"),
     [
-        (ActorLearner(8, actors=4, staleness=0), None, "4 × actor · program 1"),
-        (CentralInference(8), HOST, "4 × environments"),
-        (CentralInference(8), HOST, "inference"),
-        (SplitDevices(8, 2, 2, staleness=0), None, "4 × actor · program 1"),
-        (Environments(8), HOST, "2 × environments"),
+        (ActorLearner(actors=4, staleness=0), None, "4 × actor · program 1"),
+        (CentralInference(), HOST, "4 × environments"),
+        (CentralInference(), HOST, "inference"),
+        (
+            SplitDevices(actor_devices=2, learner_devices=2, staleness=0),
+            None,
+            "4 × actor · program 1",
+        ),
+        (Environments(), HOST, "2 × environments"),
     ],
 )
 def test_workers_that_are_alike_share_a_badge(strategy: Strategy, env: Any, told: str) -> None:

@@ -52,9 +52,9 @@ def serving(algorithm: str, shards: int = 1, tcp: bool = False) -> Generator[Ser
 
 
 STRATEGIES: dict[str, Strategy] = {
-    "local": Local(ENVS),
-    "2 actors": ActorLearner(ENVS, actors=2, staleness=0),
-    "central inference": CentralInference(ENVS, workers=2),
+    "local": Local(),
+    "2 actors": ActorLearner(actors=2, staleness=0),
+    "central inference": CentralInference(workers=2),
 }
 CASES = {
     "dqn": ("dqn", "local", 1, False),
@@ -103,7 +103,7 @@ def test_a_served_replay_equals_the_interpreter(case: str) -> None:
 def test_the_interpreter_reaches_servers_too() -> None:
     state, _ = interpreted("dqn-prioritized", HOST, 2)
     found = dovetail.interpret(
-        ALGORITHMS["dqn-prioritized"], HOST, iterations=UPDATES, num_envs=ENVS, total_steps=STEPS,
+        ALGORITHMS["dqn-prioritized"], HOST, iterations=UPDATES, total_steps=STEPS,
         seed=SEED, debug=False, replay=ServedReplay(shards=2),
     )  # fmt: skip
     assert_close(found.state._replace(replay=()), state._replace(replay=()))
@@ -112,7 +112,7 @@ def test_the_interpreter_reaches_servers_too() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("env", [HOST, CARTPOLE])
 def test_actors_ahead_of_the_learner_insert_by_themselves(env: str) -> None:
-    strategy = ActorLearner(ENVS, actors=2, staleness=2)
+    strategy = ActorLearner(actors=2, staleness=2)
     with (
         serving("dqn-prioritized", 2) as served,
         Started(ALGORITHMS["dqn-prioritized"], env, strategy, served=served) as running,
@@ -129,7 +129,7 @@ def test_actors_ahead_of_the_learner_insert_by_themselves(env: str) -> None:
 
 
 def test_the_plan_says_where_the_replay_is() -> None:
-    found = dovetail.explain(ALGORITHMS["dqn"], HOST, Local(ENVS), replay=ServedReplay(shards=2))
+    found = dovetail.explain(ALGORITHMS["dqn"], HOST, Local(), replay=ServedReplay(shards=2))
     assert "the replay is kept by 2 servers of this machine" in str(found)
     assert "insert → replay" in str(found)
     assert "replay → sample" in str(found)
@@ -139,9 +139,9 @@ def test_the_plan_says_where_the_replay_is() -> None:
 
 
 REFUSED: dict[str, tuple[Strategy, str]] = {
-    "fused": (Fused(ENVS), "the replay is kept by 1 server of this machine: use --strategy local"),
-    "2 replicas": (DataParallel(ENVS, devices=2), "gives its samples to one learner, but there"),
-    "shards": (ActorLearner(ENVS, shards=2), "--shards 2 keeps a replay in shards, but DQN has"),
+    "fused": (Fused(), "the replay is kept by 1 server of this machine: use --strategy local"),
+    "2 replicas": (DataParallel(devices=2), "gives its samples to one learner, but there"),
+    "shards": (ActorLearner(shards=2), "--shards 2 keeps a replay in shards, but DQN has"),
 }
 
 

@@ -42,6 +42,24 @@ def test_a_config_file_may_say_policy(tmp_path: Path) -> None:
     words = f"train a2c --config {file} --unroll-length 4 --hidden-sizes 4 --episodes 1 --no-video"
     assert main([*words.split(), "--run", str(folder)]) == 0
     assert Run(folder).config["strategy"] == "fused"
+    assert Run(folder).config["options"]["num_envs"] == 2
+
+
+@pytest.mark.parametrize("name", ["num_envs", "envs"])
+def test_a_run_whose_strategy_had_the_number_of_environments_goes_on(
+    tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "run"
+    words = f"train a2c --env dovetail:Chain-v0 --total-steps 16 {TINY} --run {folder}"
+    assert main(words.split()) == 0
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["strategy_options"][name] = config["options"].pop("num_envs")
+    file.write_text(json.dumps(config))
+    assert dt.evaluate_run(folder, episodes=2).returns.shape == (2,)
+    run = dt.resume(folder, total_steps=32)
+    assert run.summary["updates"] == 4 and run.config["options"]["num_envs"] == 2
+    assert run.config["strategy_options"] == {"sides": [], "devices": 1}
 
 
 def test_the_copies_of_an_earlier_plan(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from dovetail.runtime.host_unroll import OwnEnvironments
 from dovetail.strategies import CentralInference, Local
 
 WAYS: dict[str, tuple[Any, type]] = {
-    "at hand": (Local(4), OwnEnvironments),
-    "on other workers": (CentralInference(4, workers=2, batch=2), ActBatch),
+    "at hand": (Local(), OwnEnvironments),
+    "on other workers": (CentralInference(workers=2, batch=2), ActBatch),
 }
 
 
@@ -39,7 +39,7 @@ def test_acting_takes_the_carry_and_gives_it_back_in_place(
         return found
 
     monkeypatch.setattr(kind, "act", watched)
-    with Started(Decoder(), Drift(), strategy) as running:
+    with Started(Decoder(num_envs=4), Drift(), strategy) as running:
         running.advance(2)
     assert len(used) >= 6
     assert set(used) == {(True, True)}
@@ -48,7 +48,7 @@ def test_acting_takes_the_carry_and_gives_it_back_in_place(
 @pytest.mark.parametrize("way", list(WAYS))
 def test_what_an_unroll_begins_with_can_still_be_read(way: str) -> None:
     """It was reported, and an unroll that fails is run again with it."""
-    with Started(Decoder(), Drift(), WAYS[way][0]) as running:
+    with Started(Decoder(num_envs=4), Drift(), WAYS[way][0]) as running:
         reported = running.advance(1).actor().carry
         before = jax.tree.map(np.array, reported)
         running.advance(2)

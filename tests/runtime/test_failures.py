@@ -79,13 +79,13 @@ def run(
 
 
 IMPALA_STRATEGIES: dict[str, Strategy] = {
-    "actor-learner in threads": ActorLearner(8, processes=False),
-    "actor-learner in processes": ActorLearner(8, processes=True),
-    "synchronous": ActorLearner(8, staleness=0, processes=True),
-    "central-inference": CentralInference(8, processes=True),
-    "central-inference in threads": CentralInference(8, processes=False),
-    "environments": Environments(8, processes=True),
-    "split-devices": SplitDevices(8),
+    "actor-learner in threads": ActorLearner(processes=False),
+    "actor-learner in processes": ActorLearner(processes=True),
+    "synchronous": ActorLearner(staleness=0, processes=True),
+    "central-inference": CentralInference(processes=True),
+    "central-inference in threads": CentralInference(processes=False),
+    "environments": Environments(processes=True),
+    "split-devices": SplitDevices(),
 }
 
 
@@ -104,13 +104,13 @@ def test_an_environment_that_raises_once_is_set_up_again(
 
 def test_a_worker_of_a_parameter_server_is_set_up_again(tmp_path: Path) -> None:
     env = fragile("raise", marker=tmp_path / "once")
-    done = run(A3C(**SHORT), env, ParameterServer(8), tmp_path / "run")
+    done = run(A3C(**SHORT), env, ParameterServer(), tmp_path / "run")
     assert done.metrics["restarts"][-1] == 1
 
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
 def test_one_that_always_fails_ends_the_run_with_its_name(how: str, tmp_path: Path) -> None:
-    strategy = ActorLearner(8, processes=how == "exit")
+    strategy = ActorLearner(processes=how == "exit")
     with pytest.raises(UserError) as caught:
         run(IMPALA(**SHORT), fragile(how), strategy, tmp_path / "run")
     said = str(caught.value)
@@ -169,7 +169,7 @@ def test_a_thread_that_hangs_is_named_with_where_it_stands(
         run(
             IMPALA(**SHORT),
             env,
-            ActorLearner(8, staleness=0, processes=False),
+            ActorLearner(staleness=0, processes=False),
             tmp_path / "run",
             patience=3.0,
         )
@@ -194,7 +194,7 @@ def test_a_learner_that_fails_ends_the_run_with_the_checkpoint_named(
         run(
             a2c(),
             "CartPole-v1",
-            ActorLearner(8, staleness=0, processes=False),
+            ActorLearner(staleness=0, processes=False),
             tmp_path / "run",
             steps=100_000,
         )
@@ -205,7 +205,9 @@ def test_a_learner_that_fails_ends_the_run_with_the_checkpoint_named(
 
 def test_a_pause_between_two_orders_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "GRACE", 0.0)
-    with Started(a2c(), "CartPole-v1", ActorLearner(4, actors=2, processes=False)) as running:
+    with Started(
+        a2c(num_envs=4), "CartPole-v1", ActorLearner(actors=2, processes=False)
+    ) as running:
         running.advance(2)
         run: Any = running.runtime._run
         run._patience = 0.3

@@ -21,22 +21,22 @@ from dovetail.strategies.interface import Strategy
 
 UPDATES = 3
 CASES: dict[str, tuple[str, str, Strategy]] = {
-    "fused": ("ppo", CARTPOLE, Fused(8)),
-    "local": ("ppo", HOST, Local(8)),
-    "local with a replay": ("dqn", HOST, Local(8)),
-    "replay in a worker": ("dqn", HOST, Local(8, sides=("replay",))),
-    "actors": ("ppo", HOST, ActorLearner(8, actors=2, staleness=0, processes=False)),
+    "fused": ("ppo", CARTPOLE, Fused()),
+    "local": ("ppo", HOST, Local()),
+    "local with a replay": ("dqn", HOST, Local()),
+    "replay in a worker": ("dqn", HOST, Local(sides=("replay",))),
+    "actors": ("ppo", HOST, ActorLearner(actors=2, staleness=0, processes=False)),
     "shards": (
         "dqn-prioritized",
         HOST,
-        ActorLearner(8, actors=4, staleness=0, shards=2, processes=False),
+        ActorLearner(actors=4, staleness=0, shards=2, processes=False),
     ),
-    "inference": ("ppo", HOST, CentralInference(8, workers=2, processes=False)),
-    "replicas": ("ppo", HOST, DataParallel(8, devices=2)),
-    "replicas with a replay": ("dqn", HOST, DataParallel(8, devices=2)),
-    "split devices": ("ppo", HOST, SplitDevices(8, 2, 2, staleness=0)),
-    "environments": ("ppo", HOST, Environments(8, workers=2, processes=False)),
-    "gradients": ("a3c", HOST, ParameterServer(8, workers=2, synchronous=True)),
+    "inference": ("ppo", HOST, CentralInference(workers=2, processes=False)),
+    "replicas": ("ppo", HOST, DataParallel(devices=2)),
+    "replicas with a replay": ("dqn", HOST, DataParallel(devices=2)),
+    "split devices": ("ppo", HOST, SplitDevices(actor_devices=2, learner_devices=2, staleness=0)),
+    "environments": ("ppo", HOST, Environments(workers=2, processes=False)),
+    "gradients": ("a3c", HOST, ParameterServer(workers=2, synchronous=True)),
 }
 
 

@@ -23,13 +23,13 @@ from dovetail.strategies.interface import Strategy
 
 ENVS = 4
 SYNCHRONOUS: dict[str, Strategy] = {
-    "fused": Fused(ENVS),
-    "local": Local(ENVS),
-    "actor-learner": ActorLearner(ENVS, staleness=0),
-    "central-inference": CentralInference(ENVS, workers=2, processes=False),
-    "data-parallel": DataParallel(ENVS),
-    "split-devices": SplitDevices(ENVS, staleness=0),
-    "environments": Environments(ENVS, processes=False),
+    "fused": Fused(),
+    "local": Local(),
+    "actor-learner": ActorLearner(staleness=0),
+    "central-inference": CentralInference(workers=2, processes=False),
+    "data-parallel": DataParallel(),
+    "split-devices": SplitDevices(staleness=0),
+    "environments": Environments(processes=False),
 }
 
 
@@ -39,9 +39,9 @@ def started(algorithm: Algorithm, strategy: Strategy, env: Any = None, **more: A
 
 @pytest.mark.parametrize("strategy", SYNCHRONOUS)
 def test_many_iterations_at_once_are_the_same_as_one_by_one(strategy: str) -> None:
-    with started(RecurrentToy(), SYNCHRONOUS[strategy]) as at_once:
+    with started(RecurrentToy(num_envs=ENVS), SYNCHRONOUS[strategy]) as at_once:
         sums = at_once.advance(5)
-    with started(RecurrentToy(), SYNCHRONOUS[strategy]) as one_by_one:
+    with started(RecurrentToy(num_envs=ENVS), SYNCHRONOUS[strategy]) as one_by_one:
         reports = [one_by_one.advance(1) for _ in range(5)]
     np.testing.assert_array_equal(numbers(at_once.state), numbers(one_by_one.state))
     np.testing.assert_array_equal(numbers(at_once.actor), numbers(one_by_one.actor))
@@ -54,9 +54,11 @@ def test_many_iterations_at_once_are_the_same_as_one_by_one(strategy: str) -> No
     assert np.asarray(sums.episodes[0]).sum() > 0
 
 
-@pytest.mark.parametrize("algorithm", [TwoUnrolls(), Toy()], ids=["two unrolls", "one"])
+@pytest.mark.parametrize(
+    "algorithm", [TwoUnrolls(num_envs=ENVS), Toy(num_envs=ENVS)], ids=["two unrolls", "one"]
+)
 def test_local_is_fused(algorithm: Algorithm) -> None:
-    with started(algorithm, Fused(ENVS)) as fused, started(algorithm, Local(ENVS)) as local:
+    with started(algorithm, Fused()) as fused, started(algorithm, Local()) as local:
         theirs, ours = fused.advance(4), local.advance(4)
     np.testing.assert_allclose(numbers(local.state), numbers(fused.state), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(numbers(local.actor), numbers(fused.actor), rtol=1e-5, atol=1e-5)
@@ -66,11 +68,11 @@ def test_local_is_fused(algorithm: Algorithm) -> None:
 
 @pytest.mark.parametrize(
     "strategy",
-    [Fused(ENVS, devices=4), SplitDevices(ENVS, 2, 2, threads=1, staleness=0)],
+    [Fused(devices=4), SplitDevices(actor_devices=2, learner_devices=2, threads=1, staleness=0)],
     ids=["fused", "split"],
 )
 def test_metrics_are_means_over_devices(strategy: Strategy) -> None:
-    with started(Toy(), Fused(ENVS)) as one, started(Toy(), strategy) as many:
+    with started(Toy(num_envs=ENVS), Fused()) as one, started(Toy(num_envs=ENVS), strategy) as many:
         expected, found = one.advance(3), many.advance(3)
     assert many.plan.replicas > 1
     assert float(found.metrics["loss"]) == pytest.approx(float(expected.metrics["loss"]), rel=1e-4)
@@ -80,7 +82,10 @@ def test_metrics_are_means_over_devices(strategy: Strategy) -> None:
 
 
 def test_seeds_have_an_axis_of_their_own() -> None:
-    with started(Toy(), Fused(ENVS), seeds=3) as several, started(Toy(), Fused(ENVS)) as alone:
+    with (
+        started(Toy(num_envs=ENVS), Fused(), seeds=3) as several,
+        started(Toy(num_envs=ENVS), Fused()) as alone,
+    ):
         report = several.advance(2)
         alone.advance(2)  # the same first seed
     assert np.shape(report.metrics["loss"]) == (3,)
@@ -94,7 +99,7 @@ def test_seeds_have_an_axis_of_their_own() -> None:
 def test_what_was_handed_out_does_not_change_afterwards(strategy: str) -> None:
     """The host's buffers are used again; a snapshot between two iterations must not see it."""
     env = "gymnasium:CartPole-v1?vectorization=sync"
-    with started(a2c(), SYNCHRONOUS[strategy], env) as running:
+    with started(a2c(num_envs=ENVS), SYNCHRONOUS[strategy], env) as running:
         running.advance(2)
         state, actor = running.state, running.actor
         before = numbers(state), numbers(actor)
@@ -108,11 +113,11 @@ def test_what_was_handed_out_does_not_change_afterwards(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", SYNCHRONOUS)
 def test_loading_a_snapshot_goes_back_to_it(strategy: str) -> None:
     chosen = SYNCHRONOUS[strategy]
-    with started(Toy(), chosen) as first:
+    with started(Toy(num_envs=ENVS), chosen) as first:
         first.advance(1)
         snapshot = first.state, first.actor
         first.advance(3)
-    with started(Toy(), chosen, start=snapshot) as again:
+    with started(Toy(num_envs=ENVS), chosen, start=snapshot) as again:
         np.testing.assert_array_equal(numbers(again.actor), numbers(snapshot[1]))
         again.advance(3)
     np.testing.assert_array_equal(numbers(again.state), numbers(first.state))
@@ -120,7 +125,7 @@ def test_loading_a_snapshot_goes_back_to_it(strategy: str) -> None:
 
 
 def test_time_is_told_by_fragment() -> None:
-    with started(a2c(), Local(ENVS)) as local:
+    with started(a2c(num_envs=ENVS), Local()) as local:
         assert set(local.runtime.seconds.values()) == {0.0}
         local.advance(2)
         spent = local.runtime.seconds
@@ -128,12 +133,12 @@ def test_time_is_told_by_fragment() -> None:
         local.advance(1)
         assert all(local.runtime.seconds[name] > before for name, before in spent.items())
         assert local.runtime.compile_seconds > 0
-    with started(a2c(), Fused(ENVS)) as fused:
+    with started(a2c(num_envs=ENVS), Fused()) as fused:
         assert fused.runtime.compile_seconds > 0
 
 
 def test_workers_tell_how_long_they_waited() -> None:
-    with started(a2c(), ActorLearner(ENVS, staleness=0)) as running:
+    with started(a2c(num_envs=ENVS), ActorLearner(staleness=0)) as running:
         running.advance(3)
         spent = running.runtime.seconds
     waits = {name for name in spent if name.startswith("wait_")}
@@ -142,7 +147,7 @@ def test_workers_tell_how_long_they_waited() -> None:
 
 
 def test_steps_are_counted_by_environment() -> None:
-    with started(a2c(), Fused(ENVS)) as running:
+    with started(a2c(num_envs=ENVS), Fused()) as running:
         running.advance(3)
         assert np.asarray(running.actor.step).tolist() == [3 * LENGTH] * ENVS
         assert running.graph.steps_per_iteration == LENGTH * ENVS
@@ -151,7 +156,7 @@ def test_steps_are_counted_by_environment() -> None:
 @pytest.mark.parametrize("strategy", SYNCHRONOUS)
 def test_closing_ends_its_threads_and_may_be_done_twice(strategy: str) -> None:
     before = set(threading.enumerate())
-    with started(Toy(), SYNCHRONOUS[strategy]) as running:
+    with started(Toy(num_envs=ENVS), SYNCHRONOUS[strategy]) as running:
         running.advance(1)
     running.runtime.close()
     for thread in set(threading.enumerate()) - before:

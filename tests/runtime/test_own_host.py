@@ -167,18 +167,18 @@ class OnShelf(Started):
         bound = algorithm.bind(
             Task(found.spec, plan.update_envs, STEPS, plan.num_envs, plan.shards)
         )
-        start = first_state(bound, found.jax, strategy.num_envs, SEED)
+        start = first_state(bound, found.jax, plan.num_envs, SEED)
         self.state: Any = start[0]
         self.actor: Any = self.runtime.load(*start)
 
 
 CASES: dict[str, tuple[str, Strategy]] = {
-    "actors": ("ppo", ActorLearner(8, actors=2, staleness=0, processes=False)),
+    "actors": ("ppo", ActorLearner(actors=2, staleness=0, processes=False)),
     "shards": (
         "dqn-prioritized",
-        ActorLearner(8, actors=4, staleness=0, shards=2, processes=False),
+        ActorLearner(actors=4, staleness=0, shards=2, processes=False),
     ),
-    "a replay": ("dqn", Local(8, sides=("replay",))),
+    "a replay": ("dqn", Local(sides=("replay",))),
 }
 
 
@@ -192,7 +192,7 @@ def test_a_third_host_equals_the_interpreter(case: str) -> None:
 
 def test_supervision_is_the_same_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.01)
-    strategy = ActorLearner(8, actors=2, staleness=0, processes=False)
+    strategy = ActorLearner(actors=2, staleness=0, processes=False)
     with OnShelf(ALGORITHMS["ppo"], HOST, strategy) as running:
         running.advance(1)
         running.host.started[-1].gone = True

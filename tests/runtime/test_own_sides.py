@@ -42,15 +42,15 @@ CRITIC = CriticApart(unroll_length=4, hidden=8)
 JAX, HOST = "dovetail:CartPole-v1", "gymnasium:CartPole-v1?vectorization=sync"
 APART: dict[str, Any] = {"sides": ("critic",)}
 STRATEGIES: dict[str, Strategy] = {
-    "with the learner": Local(8),
-    "local": Local(8, **APART),
-    "fused": Fused(8),
-    "fused on 2 devices": Fused(8, devices=2),
-    "actors": ActorLearner(8, actors=2, staleness=0, processes=False, **APART),
-    "inference": CentralInference(8, workers=2, processes=False, **APART),
-    "replicas": DataParallel(8, devices=2, **APART),
-    "split devices": SplitDevices(8, 2, 2, staleness=0, **APART),
-    "environments": Environments(8, workers=2, processes=False, **APART),
+    "with the learner": Local(),
+    "local": Local(**APART),
+    "fused": Fused(),
+    "fused on 2 devices": Fused(devices=2),
+    "actors": ActorLearner(actors=2, staleness=0, processes=False, **APART),
+    "inference": CentralInference(workers=2, processes=False, **APART),
+    "replicas": DataParallel(devices=2, **APART),
+    "split devices": SplitDevices(actor_devices=2, learner_devices=2, staleness=0, **APART),
+    "environments": Environments(workers=2, processes=False, **APART),
 }
 UPDATES = 3
 
@@ -70,10 +70,10 @@ def test_a_critic_of_its_own_equals_the_interpreter(strategy: str) -> None:
 
 
 def test_explain_shows_it() -> None:
-    told = str(dt.explain(CRITIC, JAX, Local(8, **APART)))
+    told = str(dt.explain(CRITIC, JAX, Local(**APART)))
     assert "worker critic on device 0" in told
     assert "call       learner → critic" in told and "queue" in told
-    assert ">critic<" in dt.explain(CRITIC, JAX, Local(8)).svg()
+    assert ">critic<" in dt.explain(CRITIC, JAX, Local()).svg()
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_a_process_of_its_own_computes_the_same(tmp_path: Path) -> None:
     trained: dict[str, Any] = {}
     for name in ("critic", "critic@process"):
         folder = dataclasses.replace(QUIET, folder=str(tmp_path / name))
-        strategy = Local(8, sides=(name,))
+        strategy = Local(sides=(name,))
         run = dt.train(CRITIC, HOST, strategy, total_steps=8 * 4 * UPDATES, settings=folder)
         trained[name] = saved(run)[0]["state"]
     assert_close(numbers(trained["critic@process"]), numbers(trained["critic"]))
@@ -89,7 +89,7 @@ def test_a_process_of_its_own_computes_the_same(tmp_path: Path) -> None:
 
 def test_a_resumed_run_goes_on_with_what_the_side_held(tmp_path: Path) -> None:
     whole, half = (dataclasses.replace(QUIET, folder=str(tmp_path / n)) for n in ("whole", "half"))
-    strategy, steps = Fused(8), 8 * 4 * 4
+    strategy, steps = Fused(), 8 * 4 * 4
     expected = saved(dt.train(CRITIC, JAX, strategy, total_steps=steps, settings=whole))[0]["state"]
     run = dt.train(CRITIC, JAX, strategy, total_steps=steps // 2, settings=half)
     dt.resume(run, total_steps=steps)
@@ -103,6 +103,7 @@ def test_a_resumed_run_goes_on_with_what_the_side_held(tmp_path: Path) -> None:
 class Judged(Toy):
     """A toy whose rewards a plain Python function on a side of its own scores."""
 
+    num_envs: int = 4
     mistake: str = ""
 
     def score(self, reward: np.ndarray) -> Any:
@@ -124,11 +125,11 @@ class Judged(Toy):
 
 
 JUDGES: dict[str, Strategy] = {
-    "local": Local(4),
-    "own worker": Local(4, sides=("judge",)),
-    "two copies": Local(4, sides=("judge:2",)),
-    "actors": ActorLearner(4, actors=2, staleness=0, processes=False, sides=("judge",)),
-    "replicas": DataParallel(4, devices=2, sides=("judge",)),
+    "local": Local(),
+    "own worker": Local(sides=("judge",)),
+    "two copies": Local(sides=("judge:2",)),
+    "actors": ActorLearner(actors=2, staleness=0, processes=False, sides=("judge",)),
+    "replicas": DataParallel(devices=2, sides=("judge",)),
 }
 
 
@@ -136,7 +137,7 @@ JUDGES: dict[str, Strategy] = {
 def test_plain_python_is_a_side_like_any_other(strategy: str) -> None:
     with Started(Judged(), Drift(), JUDGES[strategy]) as running:
         report = running.advance(2)
-    with Started(Judged(), Drift(), Local(4)) as expected:
+    with Started(Judged(), Drift(), Local()) as expected:
         wanted = expected.advance(2)
     assert float(report.metrics["score"]) == pytest.approx(2 * float(wanted.metrics["mean"]))
     assert_close(numbers(running.state.params), numbers(expected.state.params))
@@ -148,14 +149,14 @@ def test_plain_python_is_a_side_like_any_other(strategy: str) -> None:
 )
 def test_what_plain_python_does_wrong_is_told(mistake: str, sentence: str) -> None:
     with (
-        Started(Judged(mistake=mistake), Drift(), Local(4, sides=("judge",))) as running,
+        Started(Judged(mistake=mistake), Drift(), Local(sides=("judge",))) as running,
         pytest.raises(UserError, match=f"Worker judge failed: .*{sentence}"),
     ):
         running.advance(1)
 
 
 def test_plain_python_is_not_compiled() -> None:
-    sentence = told_of(Judged(), Fused(4))
+    sentence = told_of(Judged(), Fused())
     assert sentence.startswith("Fused compiles everything into one program, but judge runs plain")
     assert re.search(r"\(.*test_own_sides\.py:\d+:\d+\): use --strategy local\.$", sentence)
 
@@ -188,7 +189,7 @@ def test_a_process_that_dies_or_hangs_is_set_up_again(
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.01)
     lasting = dataclasses.replace(QUIET, patience=2.0)
-    algorithm, strategy = Fragile(folder=str(tmp_path), blocks=blocks), Local(4)
+    algorithm, strategy = Fragile(folder=str(tmp_path), blocks=blocks), Local()
     apart = dataclasses.replace(strategy, sides=("judge@process",))
     found, expected = (
         dt.train(
@@ -213,7 +214,7 @@ def refused(make: Any) -> str:
 
 
 def told_of(algorithm: Any, strategy: Strategy | None = None) -> str:
-    return refused(lambda: dt.explain(algorithm, Drift(), strategy or Local(4)))
+    return refused(lambda: dt.explain(algorithm, Drift(), strategy or Local()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +284,7 @@ class Forgetful(Local):
 
 
 def test_a_side_that_nobody_places() -> None:
-    assert told_of(Judged(), Forgetful(4)) == (
+    assert told_of(Judged(), Forgetful()) == (
         "The plan of strategy 'forgetful' places nothing of the side 'judge' ('judge'); give its "
         "fragments a worker, or make the plan with Strategy.place, which puts them with the "
         "learner."
@@ -292,12 +293,10 @@ def test_a_side_that_nobody_places() -> None:
 
 def test_more_copies_than_a_batch_divides_into() -> None:
     assert "4 environments cannot be split evenly among 3 copies of judge" in told_of(
-        Judged(), Local(4, sides=("judge:3",))
+        Judged(), Local(sides=("judge:3",))
     )
-    assert "--sides jury asks for workers of its own" in told_of(
-        Judged(), Local(4, sides=("jury",))
-    )
-    assert "'judge:0' names no side" in refused(lambda: Local(4, sides=("judge:0",)))
+    assert "--sides jury asks for workers of its own" in told_of(Judged(), Local(sides=("jury",)))
+    assert "'judge:0' names no side" in refused(lambda: Local(sides=("judge:0",)))
     assert (
         "has 2 copies of critic on workers of their own, but CriticApart changes the state there"
-    ) in refused(lambda: dt.explain(CRITIC, JAX, Local(8, sides=("critic:2",))))
+    ) in refused(lambda: dt.explain(CRITIC, JAX, Local(sides=("critic:2",))))

@@ -41,7 +41,7 @@ def test_the_learner_gets_what_it_asked_for_some_updates_ago(ahead: int, shards:
         rl.answers, rl.ahead = answers, ahead
         state, _ = bound.iteration(rl, state)
         actor = rl.actor
-    strategy = ActorLearner(ENVS, actors=2, staleness=0, shards=shards, prefetch=ahead)
+    strategy = ActorLearner(actors=2, staleness=0, shards=shards, prefetch=ahead)
     with Started(algorithm, CARTPOLE, strategy, seed=SEED) as running:
         running.advance(UPDATES)
     assert_close(running.state.params, state.params)
@@ -58,7 +58,7 @@ def test_ahead_and_unordered_all_is_inserted_and_nothing_is_too_old(env: str) ->
         hidden_sizes=(8,),
         prioritized=True,
     )
-    strategy = ActorLearner(ENVS, actors=4, staleness=2, shards=2, processes=False)
+    strategy = ActorLearner(actors=4, staleness=2, shards=2, processes=False)
     updates = 40
     with Started(dqn, env, strategy, seed=SEED) as running:
         assert running.plan.prefetch == 1 and not running.plan.ordered

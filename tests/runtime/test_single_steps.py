@@ -21,9 +21,9 @@ ENVS, UPDATES = 3, 8
 FRAGILE = f"{Path(__file__).parents[1] / 'fragile.py'}:Fragile"
 
 
-def one_step(name: str) -> Algorithm:
+def one_step(name: str, envs: int = ENVS) -> Algorithm:
     """An algorithm that learns after every step."""
-    options: Any = {"unroll_length": 1}
+    options: Any = {"unroll_length": 1, "num_envs": envs}
     return dataclasses.replace(ALGORITHMS[name], **options)
 
 
@@ -42,9 +42,9 @@ def test_it_equals_the_plain_loop(name: str, autoreset: str) -> None:
     env = f"{HOST_PENDULUM if name in CONTINUOUS else HOST}&autoreset={autoreset}"
     algorithm = one_step(name)
     state, _, actor = dovetail.interpret(
-        algorithm, env, iterations=UPDATES, num_envs=ENVS, total_steps=1000, seed=0, debug=False
+        algorithm, env, iterations=UPDATES, total_steps=1000, seed=0, debug=False
     )
-    with Started(algorithm, env, Local(ENVS)) as running:
+    with Started(algorithm, env, Local()) as running:
         assert isinstance(running.runtime._run, StepRun)
         reports = [running.advance(count) for count in (1, 4, UPDATES - 5)]
     assert int(state.updates) == UPDATES
@@ -55,10 +55,10 @@ def test_it_equals_the_plain_loop(name: str, autoreset: str) -> None:
 
 
 def test_it_reports_what_other_runs_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Started(one_step("dqn"), HOST, Local(ENVS)) as running:
+    with Started(one_step("dqn"), HOST, Local()) as running:
         found = [running.advance(UPDATES), running.advance(3)]
     monkeypatch.setattr(local, "single_steps", lambda *_: False)
-    with Started(one_step("dqn"), HOST, Local(ENVS)) as running:
+    with Started(one_step("dqn"), HOST, Local()) as running:
         assert isinstance(running.runtime._run, Execution)
         others = [running.advance(UPDATES), running.advance(3)]
     for own, other in zip(found, others, strict=True):
@@ -72,7 +72,7 @@ def test_it_reports_what_other_runs_report(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_earlier_report_keeps_its_state() -> None:
     """What the program changes in place is the replay's, not the weights that were reported."""
-    with Started(one_step("td3"), HOST_PENDULUM, Local(2)) as running:
+    with Started(one_step("td3", 2), HOST_PENDULUM, Local()) as running:
         report = running.runtime.advance(4).wait()
         before = [np.array(leaf) for leaf in report.state().params["actor"]]
         running.runtime.advance(4).wait()
@@ -82,7 +82,7 @@ def test_an_earlier_report_keeps_its_state() -> None:
 
 
 def test_what_an_environment_raises_is_told_and_the_state_is_kept() -> None:
-    with Started(one_step("dqn"), f"{FRAGILE}?at=7", Local(2)) as running:
+    with Started(one_step("dqn", 2), f"{FRAGILE}?at=7", Local()) as running:
         running.advance(5)
         with pytest.raises(UserError, match="environment 0 raised ValueError in step at step 7"):
             running.runtime.advance(5)
@@ -90,7 +90,7 @@ def test_what_an_environment_raises_is_told_and_the_state_is_kept() -> None:
 
 
 def test_spans_add_up_to_the_time_spent() -> None:
-    with Started(one_step("dqn"), HOST, Local(ENVS)) as running:
+    with Started(one_step("dqn"), HOST, Local()) as running:
         running.advance(2)
         [spans] = running.runtime.advance(600).wait().spans.values()
     computing = [span for span in spans if span.kind == "compute"]

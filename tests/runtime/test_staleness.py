@@ -57,10 +57,10 @@ def interpreted(algorithm: Toy, lag: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("strategy", "lag"),
     [
-        (SplitDevices(ENVS, staleness=1), 1),
-        (SplitDevices(ENVS, 2, 2, staleness=2), 2),
-        (CentralInference(ENVS, staleness=1), 1),
-        (SplitDevices(ENVS, staleness=0), 0),
+        (SplitDevices(staleness=1), 1),
+        (SplitDevices(actor_devices=2, learner_devices=2, staleness=2), 2),
+        (CentralInference(staleness=1), 1),
+        (SplitDevices(staleness=0), 0),
     ],
 )
 def test_a_fixed_lag_is_that_of_a_loop_which_hears_late(strategy: Strategy, lag: int) -> None:
@@ -81,7 +81,9 @@ def test_the_lag_makes_a_difference() -> None:
     assert np.abs(states[1] - states[2]).max() > 1e-3
 
 
-@pytest.mark.parametrize("strategy", [SplitDevices(ENVS, staleness=1), ActorLearner(ENVS, 4, 0)])
+@pytest.mark.parametrize(
+    "strategy", [SplitDevices(staleness=1), ActorLearner(actors=4, staleness=0)]
+)
 def test_what_is_ordered_repeats_to_the_last_bit(strategy: Strategy) -> None:
     runs: list[np.ndarray] = []
     for _ in range(2):
@@ -94,10 +96,10 @@ def test_what_is_ordered_repeats_to_the_last_bit(strategy: Strategy) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "strategy"),
     [
-        (Bearing(), ActorLearner(ENVS, 4, staleness=1)),
-        (Bearing(), ActorLearner(ENVS, 2, staleness=3)),
-        (BearingGradients(), ParameterServer(ENVS, workers=4, staleness=2)),
-        (BearingGradients(), ParameterServer(ENVS, workers=2)),
+        (Bearing(), ActorLearner(actors=4, staleness=1)),
+        (Bearing(), ActorLearner(actors=2, staleness=3)),
+        (BearingGradients(), ParameterServer(workers=4, staleness=2)),
+        (BearingGradients(), ParameterServer(workers=2)),
     ],
 )
 def test_what_comes_as_it_comes_is_never_older_than_the_bound(

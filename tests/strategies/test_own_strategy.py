@@ -30,14 +30,12 @@ from dovetail.strategies.interface import (
 class InPairs(Strategy):
     """Two actors for every pair, environments in threads of their own."""
 
-    num_envs: int = 8
-    """Environments stepped side by side, over all pairs."""
     pairs: int = 1
     """Pairs of actors."""
 
     def plan(self, graph: Graph, resources: Resources) -> Plan:
         workers, placed = [Worker("learner", (0,))], on_learner(graph, "learner")
-        for i, share in enumerate(shares(0, self.num_envs, 2 * self.pairs, "actors")):
+        for i, share in enumerate(shares(0, graph.num_envs, 2 * self.pairs, "actors")):
             workers += [Worker(f"actor-{i}", (0,)), environment_worker(graph, f"env-{i}", False)]
             placed += on_actor(graph, f"actor-{i}", share)
             placed += on_environment(graph, f"env-{i}", share)
@@ -81,7 +79,7 @@ def in_pairs(**options: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("env", [JAX, HOST])
 def test_it_computes_what_everybody_computes(env: str) -> None:
-    with Started(a2c(), env, Local(8)) as expected:
+    with Started(a2c(), env, Local()) as expected:
         expected.advance(3)
     with Started(a2c(), env, in_pairs(pairs=2)) as running:
         report = running.advance(3)
@@ -98,7 +96,7 @@ def test_python_trains_resumes_and_explains_with_it() -> None:
     assert "note: 2 pairs of actors" in str(dovetail.explain(a2c(), JAX, strategy))
     run = dovetail.train(a2c(), JAX, strategy, total_steps=2 * LENGTH * 8, settings=QUIET)
     assert run.config["strategy"] == f"{Path('in_pairs.py').resolve()}:InPairs"
-    assert run.config["strategy_options"] == {"num_envs": 8, "pairs": 2, "sides": []}
+    assert run.config["strategy_options"] == {"pairs": 2, "sides": []}
     assert run.summary["env_steps"] == 2 * LENGTH * 8
     dovetail.resume(run, total_steps=3 * LENGTH * 8)
     assert int(saved(Run.open(run.path))[0]["state"].updates) == 3

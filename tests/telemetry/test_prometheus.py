@@ -360,12 +360,12 @@ def scrape_when(exporter: ExporterProcess, steps: float) -> dict[str, Metric]:
 
 
 TRAININGS: dict[str, tuple[Any, str, Any]] = {
-    "fused": (a2c(), "dovetail:Chain-v0", Fused(4)),
-    "local": (a2c(), "CartPole-v1", Local(4)),
+    "fused": (a2c(num_envs=4), "dovetail:Chain-v0", Fused()),
+    "local": (a2c(num_envs=4), "CartPole-v1", Local()),
     "actor-learner": (
-        IMPALA(unroll_length=LENGTH, hidden_sizes=(8,)),
+        IMPALA(unroll_length=LENGTH, num_envs=4, hidden_sizes=(8,)),
         "CartPole-v1",
-        ActorLearner(4, processes=False),
+        ActorLearner(processes=False),
     ),
 }
 
@@ -412,8 +412,8 @@ def test_a_training_that_diverges_shows_it_before_it_ends(monkeypatch: pytest.Mo
     monkeypatch.setattr(ExporterProcess, "diverged", diverge_and_scrape)
     settings = dataclasses.replace(QUIET, metrics_port=0)
     with pytest.raises(UserError, match="Training diverged: loss became nan"):
-        algorithm = Diverges(unroll_length=LENGTH, hidden_sizes=(8,))
-        dovetail.train(algorithm, "dovetail:Chain-v0", Fused(4), total_steps=16, settings=settings)
+        algorithm = Diverges(unroll_length=LENGTH, num_envs=4, hidden_sizes=(8,))
+        dovetail.train(algorithm, "dovetail:Chain-v0", Fused(), total_steps=16, settings=settings)
     assert samples(found[0])["dovetail_nonfinite_metrics",] == 1
 
 
@@ -422,7 +422,7 @@ def test_nothing_is_served_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError
 
     monkeypatch.setattr(ExporterProcess, "__init__", refuse)
-    dovetail.train(a2c(), "dovetail:Chain-v0", Fused(4), total_steps=16, settings=QUIET)
+    dovetail.train(a2c(num_envs=4), "dovetail:Chain-v0", Fused(), total_steps=16, settings=QUIET)
 
 
 def test_a_resumed_run_takes_another_port_and_says_so(
@@ -434,7 +434,9 @@ def test_a_resumed_run_takes_another_port_and_says_so(
     settings = dataclasses.replace(QUIET, metrics_port=port, display="plain", folder="run")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_after(patch, 2)
-        dovetail.train(a2c(), "dovetail:Chain-v0", Fused(4), total_steps=960, settings=settings)
+        dovetail.train(
+            a2c(num_envs=4), "dovetail:Chain-v0", Fused(), total_steps=960, settings=settings
+        )
     assert f"http://127.0.0.1:{port}/metrics" in capsys.readouterr().err
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -52,7 +52,11 @@ def outside(home: Path) -> list[Path]:
 def trained(folder: Path, services: tuple[str, ...], **more: Any) -> Run:
     settings = replace(QUIET, folder=str(folder), log=services, **more)
     return dovetail.train(
-        ppo(unroll_length=32), "CartPole-v1", Local(4), total_steps=512, settings=settings
+        ppo(unroll_length=32, num_envs=4),
+        "CartPole-v1",
+        Local(),
+        total_steps=512,
+        settings=settings,
     )
 
 

@@ -333,13 +333,15 @@ def test_tensorboard_shows_how_arrays_are_spread(tmp_path):
 
 def test_a_run_shows_its_weights_and_its_video_on_request(tmp_path):
     settings = replace(QUIET, folder=str(tmp_path / "run"), video=True)
-    quiet = dovetail.train(ppo(), "CartPole-v1", Local(4), total_steps=64, settings=settings)
+    quiet = dovetail.train(
+        ppo(num_envs=4), "CartPole-v1", Local(), total_steps=64, settings=settings
+    )
     kinds = {
         v.WhichOneof("value") for e in read_events(quiet.path / "events") for v in e.summary.value
     }
     assert kinds == {"simple_value"}
     settings = replace(settings, folder=str(tmp_path / "more"), histograms=True, log_video=True)
-    run = dovetail.train(ppo(), "CartPole-v1", Local(4), total_steps=64, settings=settings)
+    run = dovetail.train(ppo(num_envs=4), "CartPole-v1", Local(), total_steps=64, settings=settings)
     values = [v for e in read_events(run.path / "events") for v in e.summary.value]
     weights = [v for v in values if v.WhichOneof("value") == "histo"]
     assert len(weights) >= 6 and all(v.tag.startswith("weights/") for v in weights)

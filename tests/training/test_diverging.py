@@ -51,11 +51,11 @@ def run_of(error: UserError) -> Run:
     return Run.open(str(error).rpartition(" in ")[2])
 
 
-@pytest.mark.parametrize("strategy", [Fused(4), Local(4)], ids=["fused", "local"])
+@pytest.mark.parametrize("strategy", [Fused(), Local()], ids=["fused", "local"])
 def test_a_loss_that_is_not_a_number(strategy: Any) -> None:
     with pytest.raises(UserError) as error:
         dovetail.train(
-            Fails(unroll_length=LENGTH, hidden_sizes=(8,)),
+            Fails(unroll_length=LENGTH, num_envs=4, hidden_sizes=(8,)),
             CHAIN,
             strategy,
             total_steps=STEPS,
@@ -88,7 +88,7 @@ class Rots:
 
 def test_a_jax_environment_that_is_to_blame_is_named() -> None:
     with pytest.raises(UserError, match=r"Training diverged: .*; environment \d+ showed") as error:
-        dovetail.train(a2c(), Rots(), Fused(8), total_steps=STEPS, settings=QUIET)
+        dovetail.train(a2c(), Rots(), Fused(), total_steps=STEPS, settings=QUIET)
     keys = environment_keys(jax.random.fold_in(seed_key(0), 1), 8)
     rotten = np.flatnonzero(np.asarray(jax.vmap(jax.random.uniform)(keys)) < 0.4)
     told = re.search(r"environment (\d+) showed .* not finite by step (\d+),", str(error.value))
@@ -98,14 +98,16 @@ def test_a_jax_environment_that_is_to_blame_is_named() -> None:
 
 def test_a_learning_rate_out_of_all_bounds() -> None:
     with pytest.raises(UserError, match="Training diverged: .* became (nan|inf|-inf) ") as error:
-        dovetail.train(ppo(learning_rate=1e30), CHAIN, Fused(4), total_steps=STEPS, settings=QUIET)
+        dovetail.train(
+            ppo(learning_rate=1e30, num_envs=4), CHAIN, Fused(), total_steps=STEPS, settings=QUIET
+        )
     assert np.isfinite(numbers(saved(run_of(error.value))[0]["state"])).all()
 
 
 def test_weights_are_looked_at_too() -> None:
-    algorithm = Bursts(unroll_length=LENGTH, hidden_sizes=(8,))
+    algorithm = Bursts(unroll_length=LENGTH, num_envs=4, hidden_sizes=(8,))
     with pytest.raises(UserError, match="a weight is no longer finite in update 1;") as error:
-        dovetail.train(algorithm, CHAIN, Fused(4), total_steps=LENGTH * 4, settings=QUIET)
+        dovetail.train(algorithm, CHAIN, Fused(), total_steps=LENGTH * 4, settings=QUIET)
     tree, meta = saved(run_of(error.value))
     assert meta["updates"] == 0 and np.isfinite(numbers(tree["state"])).all()
 

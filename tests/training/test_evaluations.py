@@ -26,7 +26,7 @@ OFTEN = dataclasses.replace(QUIET, evaluate_every=1e-9)
 
 @pytest.mark.parametrize(
     ("env", "strategy"),
-    [("dovetail:CartPole-v1", Fused(4)), ("gymnasium:CartPole-v1", Local(4))],
+    [("dovetail:CartPole-v1", Fused()), ("gymnasium:CartPole-v1", Local())],
     ids=["fused", "local"],
 )
 def test_evaluation_never_disturbs_training(
@@ -42,9 +42,9 @@ def test_evaluation_never_disturbs_training(
         ask(self, *args)
 
     monkeypatch.setattr(BackgroundEvaluation, "ask", counted)
-    never = dovetail.train(a2c(), env, strategy, total_steps=STEPS, settings=QUIET)
+    never = dovetail.train(a2c(num_envs=4), env, strategy, total_steps=STEPS, settings=QUIET)
     assert asked == 1  # the one at the end
-    often = dovetail.train(a2c(), env, strategy, total_steps=STEPS, settings=OFTEN)
+    often = dovetail.train(a2c(num_envs=4), env, strategy, total_steps=STEPS, settings=OFTEN)
     assert asked > 2
     np.testing.assert_array_equal(numbers(saved(often)[0]), numbers(saved(never)[0]))
     assert often.summary["final_return"] == never.summary["final_return"]
@@ -71,7 +71,7 @@ class Pretending:
     last: "Pretending"
 
 
-@pytest.mark.parametrize("strategy", [Fused(4), Local(4)], ids=["fused", "local"])
+@pytest.mark.parametrize("strategy", [Fused(), Local()], ids=["fused", "local"])
 def test_a_run_ends_with_the_weights_that_reached_the_goal(
     strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +79,7 @@ def test_a_run_ends_with_the_weights_that_reached_the_goal(
     monkeypatch.setattr(session, "Evaluator", Pretending)
     settings = dataclasses.replace(OFTEN, until=50.0, checkpoint_every=0.0, keep=100)
     run = dovetail.train(
-        a2c(), "dovetail:Chain-v0", strategy, total_steps=100 * STEPS, settings=settings
+        a2c(num_envs=4), "dovetail:Chain-v0", strategy, total_steps=100 * STEPS, settings=settings
     )
     summary = run.summary
     assert summary["final_return"] == 100.0 and summary["time_to_threshold_s"] > 0

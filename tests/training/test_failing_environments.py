@@ -75,7 +75,7 @@ def breaks(tmp_path: Path) -> None:
 def test_the_environment_and_the_step_are_named(how: str, sentence: str, tmp_path: Path) -> None:
     env = f"breaks.py:Breaks?how={how}"
     with pytest.raises(UserError, match=sentence) as error:
-        dovetail.train(a2c(), env, Local(4), total_steps=STEPS, settings=QUIET)
+        dovetail.train(a2c(num_envs=4), env, Local(), total_steps=STEPS, settings=QUIET)
     run = Run.open(str(error.value).rpartition("--resume ")[2])
     tree, meta = saved(run)
     assert f"Update {meta['updates']} is saved" in str(error.value)
@@ -128,7 +128,7 @@ class Waits:
 
 def test_any_exception_keeps_the_last_good_state() -> None:
     with pytest.raises(UserError, match="test:Waits raised RuntimeError at step 29: the robot"):
-        dovetail.train(a2c(), Waits, Local(2), total_steps=1000, settings=QUIET)
+        dovetail.train(a2c(num_envs=2), Waits, Local(), total_steps=1000, settings=QUIET)
     (run,) = Path("runs").iterdir()
     (checkpoint,) = (run / "checkpoints").iterdir()
     assert int(checkpoint.name) * LENGTH < 30

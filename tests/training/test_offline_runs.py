@@ -25,7 +25,7 @@ from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
 from dovetail.strategies import Local
 
-ALGORITHM = OfflineTD3(**OFFLINE, buffer_size=64, learning_starts=4)
+ALGORITHM = OfflineTD3(**OFFLINE, num_envs=4, buffer_size=64, learning_starts=4)
 HERE = f"{Path(__file__).parent.parent / 'recorded_control.py'}:OfflineTD3"
 
 
@@ -58,12 +58,11 @@ def test_gradient_steps_are_what_is_counted(pendulum: Path, tmp_path: Path) -> N
         ALGORITHM,
         "Pendulum-v1",
         iterations=6,
-        num_envs=64,
         total_steps=22,
         data=pendulum,
         debug=False,
     )
-    own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 64, 22)).acting(expected.state)
+    own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 4, 22)).acting(expected.state)
     np.testing.assert_allclose(params(run), numbers([own]), rtol=1e-5, atol=1e-5)
     assert dovetail.evaluate_run(run, episodes=2).mean == pytest.approx(run.summary["final_return"])
 
@@ -80,7 +79,7 @@ def test_a_resumed_run_is_the_same_run(
 ) -> None:
     """In the offline phase, between the phases, and in the online one."""
     told: dict[str, Any] = {"data": pendulum, "total_steps": 11, "online_steps": 24}
-    local = Local(4)
+    local = Local()
     whole = dovetail.train(ALGORITHM, None, local, **told, settings=quiet(tmp_path / "whole"))
     assert whole.summary["env_steps"] == 36 and whole.summary["updates"] == 3 + 6
     assert [int(row["updates"]) for row in rows(whole)][-1] == 9
@@ -373,11 +372,11 @@ def test_a_dataset_on_the_disk_is_read_as_it_is_needed(
     run = dovetail.train(ALGORITHM, **told, total_steps=24, settings=quiet(tmp_path / "run"))
     assert taken[:3] == [0, 2, 4] and len(taken) == 3  # 72 steps at a time, 32 of each update
     whole = dovetail.interpret(
-        ALGORITHM, "Pendulum-v1", iterations=6, num_envs=64, total_steps=24, data=folder,
+        ALGORITHM, "Pendulum-v1", iterations=6, total_steps=24, data=folder,
         data_memory=1,
         debug=False,
     )  # fmt: skip
-    own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 64, 24)).acting(whole.state)
+    own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 4, 24)).acting(whole.state)
     np.testing.assert_allclose(params(run), numbers([own]), rtol=1e-5, atol=1e-5)
     half = dovetail.train(ALGORITHM, **told, total_steps=12, settings=quiet(tmp_path / "half"))
     np.testing.assert_array_equal(params(dovetail.resume(half, total_steps=24)), params(run))

@@ -23,8 +23,8 @@ ENVS, UPDATES, SEED = 4, 3, 3
 CARTPOLE = "dovetail:CartPole-v1?limit=5"
 HOST = "gymnasium:CartPole-v1?vectorization=sync&max_episode_steps=5"
 PENDULUM = "gymnasium:Pendulum-v1?vectorization=sync&max_episode_steps=5"
-SMALL: dict[str, Any] = {"buffer_size": 64, "learning_starts": 1, "hidden_sizes": (8,)}
-DQN_SMALL = DQN(4, 2, 8, **SMALL, n_step=3, prioritized=True)
+SMALL: dict[str, Any] = {"buffer_size": 64, "learning_starts": 1, "num_envs": ENVS}
+DQN_SMALL = DQN(4, 2, 8, **SMALL, hidden_sizes=(8,), n_step=3, prioritized=True)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,6 @@ def interpreted(algorithm: Algorithm, env: str, folder: Path, online: bool, shar
     """Where the plain loop comes to."""
     told: dict[str, Any] = {
         "iterations": UPDATES,
-        "num_envs": ENVS,
         "total_steps": STEPS,
         "seed": SEED,
     }
@@ -75,10 +74,10 @@ def compare(
 
 
 OFFLINE_STRATEGIES: dict[str, Strategy] = {
-    "fused": Fused(ENVS),
-    "local": Local(ENVS),
-    "4 replicas": DataParallel(ENVS, devices=4),
-    "fused on 2 devices": Fused(ENVS, devices=2),
+    "fused": Fused(),
+    "local": Local(),
+    "4 replicas": DataParallel(devices=4),
+    "fused on 2 devices": Fused(devices=2),
 }
 
 
@@ -90,7 +89,7 @@ def test_a_strategy_equals_the_interpreter_where_nobody_acts(strategy: str, cart
 
 @pytest.mark.parametrize("strategy", ["fused", "local"])
 def test_the_environment_need_not_be_compiled(strategy: str, pendulum: Path) -> None:
-    algorithm = OfflineTD3(**OFFLINE, normalize_observations=True)
+    algorithm = OfflineTD3(**OFFLINE, num_envs=ENVS, normalize_observations=True)
     state = compare(algorithm, PENDULUM, OFFLINE_STRATEGIES[strategy], pendulum, online=False)
     assert int(state.steps) == UPDATES * 4
     assert float(state.moments.weight) == UPDATES * 4 * 8
@@ -99,11 +98,11 @@ def test_the_environment_need_not_be_compiled(strategy: str, pendulum: Path) -> 
 @pytest.mark.parametrize(
     ("algorithm", "env", "strategy"),
     [
-        (DQN_SMALL, CARTPOLE, Fused(ENVS)),
-        (DQN_SMALL, HOST, Local(ENVS)),
-        (DQN_SMALL, HOST, ActorLearner(ENVS, actors=2, staleness=0, processes=False)),
-        (DQN_SMALL, HOST, ActorLearner(ENVS, actors=2, staleness=0, shards=2, processes=False)),
-        (SAC(**OFFLINE, buffer_size=64, learning_starts=1), PENDULUM, Local(ENVS)),
+        (DQN_SMALL, CARTPOLE, Fused()),
+        (DQN_SMALL, HOST, Local()),
+        (DQN_SMALL, HOST, ActorLearner(actors=2, staleness=0, processes=False)),
+        (DQN_SMALL, HOST, ActorLearner(actors=2, staleness=0, shards=2, processes=False)),
+        (SAC(**OFFLINE, **SMALL), PENDULUM, Local()),
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
@@ -116,7 +115,7 @@ def test_recorded_and_replayed_steps_make_a_batch(
 
 def test_replicas_hold_the_data_once_each(cartpole: Path) -> None:
     data = RecordedData(cartpole)
-    with Started(DQN_SMALL, CARTPOLE, Fused(ENVS, devices=4), data=data, online=False) as running:
+    with Started(DQN_SMALL, CARTPOLE, Fused(devices=4), data=data, online=False) as running:
         running.advance(1)
     data.close()
     for leaf in jax.tree.leaves(running.state.data):
@@ -126,12 +125,18 @@ def test_replicas_hold_the_data_once_each(cartpole: Path) -> None:
 def test_a_batch_that_replicas_cannot_share(cartpole: Path) -> None:
     data = RecordedData(cartpole)
     with pytest.raises(UserError, match=r"\[2, 7\]: choose another number of items"):
-        Started(DQN(4, 2, 7, **SMALL), CARTPOLE, Fused(ENVS, devices=2), data=data, online=False)
+        Started(
+            DQN(4, 2, 7, **SMALL, hidden_sizes=(8,)),
+            CARTPOLE,
+            Fused(devices=2),
+            data=data,
+            online=False,
+        )
     data.close()
 
 
 def test_who_only_acts_has_nothing_to_do(cartpole: Path) -> None:
     data = RecordedData(cartpole)
     with pytest.raises(UserError, match="nobody acts in it: use fused, local or data-parallel"):
-        Started(DQN_SMALL, HOST, ActorLearner(ENVS, actors=2), data=data, online=False)
+        Started(DQN_SMALL, HOST, ActorLearner(actors=2), data=data, online=False)
     data.close()

@@ -39,9 +39,10 @@ from dovetail.training.start import first_state
 LENGTH, ENVS, UPDATES = 8, 4, 6
 SLOW = pytest.mark.slow
 STEPS = LENGTH * ENVS * UPDATES
-OPTIONS: dict[str, Any] = {"unroll_length": LENGTH, "hidden_sizes": (8,)}
+OPTIONS: dict[str, Any] = {"unroll_length": LENGTH, "num_envs": ENVS, "hidden_sizes": (8,)}
 SMALL_DQN = DQN(
     unroll_length=LENGTH,
+    num_envs=ENVS,
     hidden_sizes=(8,),
     batch_size=4,
     gradient_steps=2,
@@ -58,14 +59,16 @@ def train(algorithm: Any, env: str, strategy: Any, record: str | None) -> doveta
 @pytest.mark.parametrize(
     ("algorithm", "env", "strategy"),
     [
-        (PPO(**OPTIONS), "dovetail:CartPole-v1", Fused(ENVS)),
-        (PPO(**OPTIONS), "dovetail:CartPole-v1", ActorLearner(ENVS, actors=2, staleness=0)),
-        (SMALL_DQN, "CartPole-v1", Local(ENVS)),
-        (replace(SMALL_DQN, unroll_length=1), "CartPole-v1", Local(ENVS)),
-        pytest.param(PPO(**OPTIONS), "CartPole-v1", Local(ENVS), marks=SLOW),
-        pytest.param(PPO(**OPTIONS), "CartPole-v1", CentralInference(ENVS, 2), marks=SLOW),
-        pytest.param(A3C(**OPTIONS), "CartPole-v1", ActorLearner(ENVS, 2, 0), marks=SLOW),
-        pytest.param(SMALL_DQN, "dovetail:CartPole-v1", Fused(ENVS), marks=SLOW),
+        (PPO(**OPTIONS), "dovetail:CartPole-v1", Fused()),
+        (PPO(**OPTIONS), "dovetail:CartPole-v1", ActorLearner(actors=2, staleness=0)),
+        (SMALL_DQN, "CartPole-v1", Local()),
+        (replace(SMALL_DQN, unroll_length=1), "CartPole-v1", Local()),
+        pytest.param(PPO(**OPTIONS), "CartPole-v1", Local(), marks=SLOW),
+        pytest.param(PPO(**OPTIONS), "CartPole-v1", CentralInference(workers=2), marks=SLOW),
+        pytest.param(
+            A3C(**OPTIONS), "CartPole-v1", ActorLearner(actors=2, staleness=0), marks=SLOW
+        ),
+        pytest.param(SMALL_DQN, "dovetail:CartPole-v1", Fused(), marks=SLOW),
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
@@ -106,6 +109,8 @@ class Counting(Algorithm):
 
     correction: ClassVar[Correction] = Correction("nothing to learn", None)
 
+    num_envs: int = ENVS
+
     def init(self, key: jax.Array) -> Any:
         return jnp.float32(0)
 
@@ -126,10 +131,10 @@ class Counting(Algorithm):
 @pytest.mark.parametrize(
     ("env", "strategy"),
     [
-        ("CartPole-v1", ActorLearner(ENVS, 2, 1)),
-        ("dovetail:CartPole-v1", ActorLearner(ENVS, 4, 3)),
-        ("dovetail:CartPole-v1", SplitDevices(ENVS, threads=2, staleness=2)),
-        ("CartPole-v1", CentralInference(ENVS, 2)),
+        ("CartPole-v1", ActorLearner(actors=2, staleness=1)),
+        ("dovetail:CartPole-v1", ActorLearner(actors=4, staleness=3)),
+        ("dovetail:CartPole-v1", SplitDevices(threads=2, staleness=2)),
+        ("CartPole-v1", CentralInference(workers=2)),
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )
@@ -164,8 +169,8 @@ class Alike(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize(
     "strategy",
     [
-        ActorLearner(ENVS, actors=4, staleness=3, processes=False),
-        SplitDevices(ENVS, threads=2, staleness=2),
+        ActorLearner(actors=4, staleness=3, processes=False),
+        SplitDevices(threads=2, staleness=2),
     ],
     ids=lambda strategy: type(strategy).__name__,
 )
@@ -180,7 +185,9 @@ def test_no_episode_is_made_of_two_environments(strategy: Any, tmp_path: Path) -
 
 
 def test_an_asynchronous_training_is_recorded_whole(tmp_path: Path) -> None:
-    run = train(IMPALA(**OPTIONS), "CartPole-v1", ActorLearner(ENVS, 2, 1), str(tmp_path / "d"))
+    run = train(
+        IMPALA(**OPTIONS), "CartPole-v1", ActorLearner(actors=2, staleness=1), str(tmp_path / "d")
+    )
     found = info(tmp_path / "d", check=True)
     assert STEPS - found.episodes <= found.steps <= run.summary["env_steps"]
     assert found.versions is not None
@@ -200,7 +207,7 @@ def test_an_asynchronous_training_is_recorded_whole(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_is_recorded_elsewhere(tmp_path: Path) -> None:
-    run = train(PPO(**OPTIONS), "CartPole-v1", Local(ENVS), str(tmp_path / "d"))
+    run = train(PPO(**OPTIONS), "CartPole-v1", Local(), str(tmp_path / "d"))
     dovetail.resume(run, total_steps=2 * STEPS)
     more = tmp_path / f"d-from-{UPDATES}"
     assert STEPS - info(more).episodes <= info(more).steps <= STEPS
@@ -208,7 +215,7 @@ def test_a_resumed_run_is_recorded_elsewhere(tmp_path: Path) -> None:
 
 
 def test_what_a_resumed_run_goes_on_with_has_not_begun(tmp_path: Path) -> None:
-    run = train(PPO(**OPTIONS), "dovetail:CartPole-v1", Fused(ENVS), str(tmp_path / "d"))
+    run = train(PPO(**OPTIONS), "dovetail:CartPole-v1", Fused(), str(tmp_path / "d"))
     dovetail.resume(run, total_steps=2 * STEPS)
     with Reader(tmp_path / "d") as first, Reader(tmp_path / f"d-from-{UPDATES}") as second:
         assert first.episodes.begun.all()
@@ -217,8 +224,8 @@ def test_what_a_resumed_run_goes_on_with_has_not_begun(tmp_path: Path) -> None:
 
 def test_what_cannot_be_recorded(tmp_path: Path) -> None:
     for algorithm, strategy in (
-        (PPO(**OPTIONS), DataParallel(ENVS, 2)),
-        (A3C(**OPTIONS), ParameterServer(ENVS, workers=2, synchronous=True)),
+        (PPO(**OPTIONS), DataParallel(devices=2)),
+        (A3C(**OPTIONS), ParameterServer(workers=2, synchronous=True)),
     ):
         name = type(strategy).__name__
         with pytest.raises(dovetail.UserError, match=f"gathers, and {name} does not bring it all"):
@@ -228,15 +235,15 @@ def test_what_cannot_be_recorded(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(dovetail.UserError, match="full is not empty, and a dataset never"):
-        train(PPO(**OPTIONS), "CartPole-v1", Local(ENVS), str(tmp_path / "full"))
+        train(PPO(**OPTIONS), "CartPole-v1", Local(), str(tmp_path / "full"))
 
 
 @pytest.mark.parametrize(
     ("env", "strategy"),
     [
-        ("dovetail:CartPole-v1", Fused(ENVS)),
-        ("CartPole-v1", Local(ENVS)),
-        ("CartPole-v1", ActorLearner(ENVS, 2, 0)),
+        ("dovetail:CartPole-v1", Fused()),
+        ("CartPole-v1", Local()),
+        ("CartPole-v1", ActorLearner(actors=2, staleness=0)),
     ],
     ids=lambda x: x if isinstance(x, str) else type(x).__name__,
 )

@@ -23,7 +23,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The final checkpoint of a training that nobody interrupts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("straight"))
-        run = dovetail.train(ppo(), CHAIN, Fused(ENVS), total_steps=STEPS, settings=QUIET)
+        run = dovetail.train(ppo(num_envs=ENVS), CHAIN, Fused(), total_steps=STEPS, settings=QUIET)
         return saved(run)[0]
 
 
@@ -42,7 +42,7 @@ def test_fused_resumes_bit_for_bit(
     straight: Any, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
     run = interrupted(
-        monkeypatch, looks, ppo(), CHAIN, Fused(ENVS), total_steps=STEPS, settings=QUIET
+        monkeypatch, looks, ppo(num_envs=ENVS), CHAIN, Fused(), total_steps=STEPS, settings=QUIET
     )
     stopped_at = saved(run)[1]["updates"]
     assert stopped_at < UPDATES and (stopped_at > 0) == (looks > 0)
@@ -58,7 +58,9 @@ def test_fused_resumes_bit_for_bit(
 def test_two_interruptions_make_no_difference(
     straight: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = interrupted(monkeypatch, 1, ppo(), CHAIN, Fused(ENVS), total_steps=STEPS, settings=QUIET)
+    run = interrupted(
+        monkeypatch, 1, ppo(num_envs=ENVS), CHAIN, Fused(), total_steps=STEPS, settings=QUIET
+    )
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
         with pytest.raises(KeyboardInterrupt):
@@ -69,9 +71,9 @@ def test_two_interruptions_make_no_difference(
 
 
 def test_without_annealing_a_new_total_goes_on_bit_for_bit() -> None:
-    algorithm = a2c(anneal_lr=False)
-    whole = dovetail.train(algorithm, CHAIN, Fused(ENVS), total_steps=STEPS, settings=QUIET)
-    part = dovetail.train(algorithm, CHAIN, Fused(ENVS), total_steps=STEPS // 2, settings=QUIET)
+    algorithm = a2c(anneal_lr=False, num_envs=ENVS)
+    whole = dovetail.train(algorithm, CHAIN, Fused(), total_steps=STEPS, settings=QUIET)
+    part = dovetail.train(algorithm, CHAIN, Fused(), total_steps=STEPS // 2, settings=QUIET)
     half = numbers(saved(part)[0]["state"])
     dovetail.resume(part, total_steps=STEPS)
     np.testing.assert_array_equal(numbers(saved(part)[0]), numbers(saved(whole)[0]))
@@ -80,7 +82,7 @@ def test_without_annealing_a_new_total_goes_on_bit_for_bit() -> None:
 
 
 def test_a_new_total_is_annealed_over_and_kept() -> None:
-    run = dovetail.train(a2c(), CHAIN, Fused(ENVS), total_steps=STEPS // 2, settings=QUIET)
+    run = dovetail.train(a2c(num_envs=ENVS), CHAIN, Fused(), total_steps=STEPS // 2, settings=QUIET)
     before = numbers(saved(run)[0]["state"].params)
     dovetail.resume(run, total_steps=STEPS)
     moved = np.abs(numbers(saved(run)[0]["state"].params) - before).max()
@@ -94,7 +96,7 @@ def test_a_new_total_is_annealed_over_and_kept() -> None:
 
 
 def test_local_with_a_jax_environment_resumes_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    what: Any = (a2c(), CHAIN, Local(ENVS))
+    what: Any = (a2c(num_envs=ENVS), CHAIN, Local())
     whole = dovetail.train(*what, total_steps=STEPS // 4, settings=QUIET)
     run = interrupted(monkeypatch, 2, *what, total_steps=STEPS // 4, settings=QUIET)
     assert 0 < saved(run)[1]["updates"] < 10
@@ -103,7 +105,7 @@ def test_local_with_a_jax_environment_resumes_bit_for_bit(monkeypatch: pytest.Mo
 
 
 def test_local_resumes_all_but_the_host_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    what: Any = (a2c(), "gymnasium:CartPole-v1", Local(ENVS))
+    what: Any = (a2c(num_envs=ENVS), "gymnasium:CartPole-v1", Local())
     whole, _ = saved(dovetail.train(*what, total_steps=STEPS // 4, settings=QUIET))
     run = interrupted(monkeypatch, 2, *what, total_steps=STEPS // 4, settings=QUIET)
     halfway, meta = saved(run)

@@ -18,15 +18,23 @@ CHAIN = "dovetail:Chain-v0"
 
 def dqn(**options: Any) -> DQN:
     return DQN(
-        LENGTH, 2, 4, buffer_size=64, learning_starts=8, hidden_sizes=(8,), n_step=2, **options
+        LENGTH,
+        2,
+        4,
+        num_envs=ENVS,
+        buffer_size=64,
+        learning_starts=8,
+        hidden_sizes=(8,),
+        n_step=2,
+        **options,
     )
 
 
-SHARDED = ActorLearner(ENVS, actors=2, staleness=0, shards=2)
+SHARDED = ActorLearner(actors=2, staleness=0, shards=2)
 
 
 @pytest.mark.parametrize(
-    "strategy", [Fused(ENVS), Local(ENVS), SHARDED], ids=["fused", "local", "2 shards"]
+    "strategy", [Fused(), Local(), SHARDED], ids=["fused", "local", "2 shards"]
 )
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_it_resumes_bit_for_bit(
@@ -59,7 +67,7 @@ def test_checkpoints_on_the_way_are_whole(tmp_path: Any) -> None:
         evaluate_every=0,
         episodes=1,
     )
-    run = dovetail.train(dqn(), CHAIN, Local(ENVS), total_steps=STEPS, settings=settings)
+    run = dovetail.train(dqn(), CHAIN, Local(), total_steps=STEPS, settings=settings)
     steps = sorted(int(p.name) for p in (run.path / "checkpoints").iterdir() if p.name.isdigit())
     assert len(steps) > 2
     for step in steps:

@@ -17,19 +17,22 @@ from dovetail.strategies import (
 )
 from dovetail.strategies.interface import Strategy
 
-ENVS = 4
 STRATEGIES: dict[str, Strategy] = {
-    "actor-learner": ActorLearner(ENVS, staleness=0),
-    "central-inference": CentralInference(ENVS, workers=2, processes=False),
-    "split-devices": SplitDevices(ENVS, staleness=0),
-    "data-parallel": DataParallel(ENVS),
-    "environments": Environments(ENVS, processes=False),
+    "actor-learner": ActorLearner(staleness=0),
+    "central-inference": CentralInference(workers=2, processes=False),
+    "split-devices": SplitDevices(staleness=0),
+    "data-parallel": DataParallel(),
+    "environments": Environments(processes=False),
 }
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_resuming_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
-    strategy, algorithm, env = STRATEGIES[name], a2c(anneal_lr=False), "dovetail:CartPole-v1"
+    strategy, algorithm, env = (
+        STRATEGIES[name],
+        a2c(anneal_lr=False, num_envs=4),
+        "dovetail:CartPole-v1",
+    )
     whole, part = (dataclasses.replace(QUIET, folder=str(tmp_path / x)) for x in ("a", "b"))
     run = dovetail.train(algorithm, env, strategy, total_steps=160, settings=whole)
     dovetail.train(algorithm, env, strategy, total_steps=80, settings=part)
@@ -40,8 +43,8 @@ def test_resuming_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 
 def test_an_asynchronous_run_goes_on_from_its_updates(tmp_path: Path) -> None:
-    strategy = ActorLearner(ENVS, staleness=2, processes=False)
-    algorithm = dovetail.algorithms.IMPALA(unroll_length=4, hidden_sizes=(8,))
+    strategy = ActorLearner(staleness=2, processes=False)
+    algorithm = dovetail.algorithms.IMPALA(unroll_length=4, num_envs=4, hidden_sizes=(8,))
     settings = dataclasses.replace(QUIET, folder=str(tmp_path / "run"))
     dovetail.train(algorithm, "CartPole-v1", strategy, total_steps=160, settings=settings)
     run = dovetail.resume(tmp_path / "run", total_steps=320)

@@ -78,7 +78,7 @@ def test_config_names_everything(trained: tuple[Path, str, str]) -> None:
     config = Run.open(trained[0]).config
     assert (config["steps"], config["seed"], config["env"]) == (160, 5, "CartPole-v1")
     assert config["options"]["hidden_sizes"] == [8] and config["options"]["unroll_length"] == LENGTH
-    assert config["strategy_options"] == {"num_envs": 4, "sides": []}
+    assert config["strategy_options"] == {"sides": []}
     assert config["settings"]["episodes"] == 3
     assert {"dovetail", "jax", "gymnasium"} <= config["versions"].keys()
 
@@ -109,6 +109,6 @@ def test_the_plan_and_the_graph_are_the_plans(trained: tuple[Path, str, str]) ->
     assert (trained[0] / "graph.svg").read_text().startswith("<svg")
     plan = from_json(json.loads((trained[0] / "plan.json").read_text()))
     explained = explain(
-        A2C(unroll_length=LENGTH, hidden_sizes=(8,)), "CartPole-v1", Local(num_envs=4)
+        A2C(unroll_length=LENGTH, num_envs=4, hidden_sizes=(8,)), "CartPole-v1", Local()
     )
     assert plan == explained.plan

@@ -31,14 +31,14 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("seeds")
     settings = dataclasses.replace(SEVERAL, folder=str(folder / "run"))
     return dovetail.train(
-        a2c(), CARTPOLE, Fused(ENVS), total_steps=STEPS, seed=7, settings=settings
+        a2c(num_envs=ENVS), CARTPOLE, Fused(), total_steps=STEPS, seed=7, settings=settings
     )
 
 
 @pytest.mark.parametrize("index", [0, 3])
 def test_a_seed_of_the_batch_is_the_training_alone(batch: Run, index: int) -> None:
     alone = dovetail.train(
-        a2c(), CARTPOLE, Fused(ENVS), total_steps=STEPS, seed=7 + index, settings=QUIET
+        a2c(num_envs=ENVS), CARTPOLE, Fused(), total_steps=STEPS, seed=7 + index, settings=QUIET
     )
     together, expected = saved(batch)[0]["state"], saved(alone)[0]["state"]
     one = [np.asarray(leaf)[index] for leaf in numbers_by_leaf(together)]
@@ -92,9 +92,11 @@ def test_what_was_trained_can_be_evaluated(batch: Run) -> None:
 
 
 def test_only_fused_on_one_device_batches_seeds() -> None:
-    for strategy in (Local(ENVS), Fused(ENVS, devices=2)):
+    for strategy in (Local(), Fused(devices=2)):
         with pytest.raises(UserError, match="--seeds 4 .* needs --strategy fused on one device"):
-            dovetail.train(a2c(), CARTPOLE, strategy, total_steps=STEPS, settings=SEVERAL)
+            dovetail.train(
+                a2c(num_envs=ENVS), CARTPOLE, strategy, total_steps=STEPS, settings=SEVERAL
+            )
 
 
 def test_until_is_for_one_seed() -> None:

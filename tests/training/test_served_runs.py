@@ -26,14 +26,14 @@ from dovetail.training.replay_servers import Servers, limiter_of, served_form
 
 CHAIN = "dovetail:Chain-v0"
 ENVS = 4
-ALGORITHM = DQN(4, 2, 4, buffer_size=4096, learning_starts=8, hidden_sizes=(8,))
+ALGORITHM = DQN(4, 2, 4, num_envs=ENVS, buffer_size=4096, learning_starts=8, hidden_sizes=(8,))
 
 
 def quiet(folder: Path) -> dovetail.Settings:
     return replace(QUIET, folder=str(folder))
 
 
-LOCAL = Local(ENVS)
+LOCAL = Local()
 
 
 def train(folder: Path, replay: Any, steps: int = 160, strategy: Any = LOCAL) -> Any:
@@ -144,7 +144,7 @@ def test_a_server_that_dies_ends_the_run_with_a_sentence(
         threading.Timer(4.0, os.kill, (begun[0], signal.SIGKILL)).start()
 
     monkeypatch.setattr(Servers, "__init__", started)
-    strategy = ActorLearner(ENVS, actors=2, staleness=0)
+    strategy = ActorLearner(actors=2, staleness=0)
     with pytest.raises(UserError, match=r"The replay server \(process \d+\) .*start another"):
         train(tmp_path / "run", "servers", 10_000_000, strategy)
     with pytest.raises(ProcessLookupError):
@@ -192,12 +192,14 @@ OTHERS: dict[str, tuple[Any, Any, str]] = {
 def test_another_table_is_refused(case: str, shared: tuple[ReplayServer, str]) -> None:
     algorithm, env, sentence = OTHERS[case]
     with pytest.raises(UserError, match=sentence):
-        dovetail.train(algorithm, env, Local(ENVS), replay=shared[1], settings=QUIET)
+        dovetail.train(algorithm, env, Local(), replay=shared[1], settings=QUIET)
 
 
 def test_too_many_environments_are_refused(shared: tuple[ReplayServer, str]) -> None:
     with pytest.raises(UserError, match="has room for 12 environments, but this training has 16"):
-        dovetail.train(ALGORITHM, CHAIN, Local(16), replay=shared[1], settings=QUIET)
+        dovetail.train(
+            replace(ALGORITHM, num_envs=16), CHAIN, Local(), replay=shared[1], settings=QUIET
+        )
 
 
 def test_an_algorithm_without_a_replay_is_refused() -> None:

@@ -23,13 +23,15 @@ from dovetail.strategies.interface import Strategy
 DISCOUNT = 0.5
 VALUES = (0.125, 0.25, 0.5, 1.0, 100.0)
 LENGTH = 10
-LOCAL, BATCHED = Local(2), CentralInference(2, workers=2, processes=False)
+LOCAL, BATCHED = Local(), CentralInference(workers=2, processes=False)
 FIELDS = ("reward", "terminated", "truncated", "first", "valid", "bootstrap", "value", "place")
 
 
 @dataclass(frozen=True)
 class Watcher(Algorithm):
     """Walks right, learns nothing, and keeps the last batch in its state."""
+
+    num_envs: int = 2
 
     def init(self, key: jax.Array) -> Any:
         rows = {name: jnp.zeros((LENGTH, self.task.num_envs)) for name in FIELDS}
@@ -103,7 +105,7 @@ def chain(strategy: Strategy, limit: int) -> tuple[str, Strategy]:
 
 
 BACKENDS = {
-    "jax, fused": lambda limit: chain(Fused(2), limit),
+    "jax, fused": lambda limit: chain(Fused(), limit),
     "jax, local": lambda limit: chain(LOCAL, limit),
     "jax, batched": lambda limit: chain(BATCHED, limit),
     "same step": lambda limit: host("same_step", limit),
