@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.cli.reference import PACKAGE, Kind, catalog, class_in, parse
+from dovetail.cli.reference import PACKAGE, class_in, parse
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,12 @@ def _place(base: str, file: Path) -> tuple[Path, str] | None:
 
 
 def _own_place(module: str, name: str) -> tuple[Path, str] | None:
-    """The file and name of a built-in class; resolves re-exports like `dovetail.algorithms.PPO`."""
-    kinds: tuple[Kind, ...] = ("algorithm", "strategy")
-    own = [place for kind in kinds for place in catalog(kind).values()]
-    module = next((m for m, _, n in (p.partition(":") for p in own) if n == name), module)
+    """The file and name of a built-in class; resolves re-exports like `dovetail.Algorithm`."""
+    package = PACKAGE.joinpath(*module.split(".")[1:], "__init__.py")
+    if package.is_file():  # it lists what it exports as "module:Name"
+        texts = (node.value for node in ast.walk(parse(package)) if isinstance(node, ast.Constant))
+        places = (str(text).rpartition(":") for text in texts)
+        module = next((place for place, _, exported in places if exported == name), module)
     source = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
     return (source, name) if source.is_file() else None
 

@@ -36,6 +36,12 @@ class Leaf(Root, Shared):
 class Better(dt.algorithms.PPO):
     extra: int = 7
     """More."""
+
+class Own(dt.Algorithm):
+    pass
+
+class Placing(dt.strategies.Strategy):
+    pass
 '''
 
 
@@ -81,6 +87,11 @@ def test_an_algorithm_of_the_user_inherits_ours(source: Path) -> None:
     assert options["extra"] == Option("extra", "int", "7", "More.")
 
 
+def test_the_bases_are_found_under_their_public_names(source: Path) -> None:
+    assert list(read(source, "Own")) == ["num_envs"]
+    assert list(read(source, "Placing")) == ["sides"]
+
+
 def test_every_own_option_has_a_meaning() -> None:
     from dovetail.cli.reference import Kind, catalog
 
@@ -98,7 +109,7 @@ def test_every_own_option_has_a_meaning() -> None:
     [
         ("pp0", "There is no algorithm called 'pp0': did you mean 'ppo'?"),
         ("absent.py:X", "There is no file absent.py to take the algorithm from"),
-        ("mine.py", "Say which class of mine.py is the algorithm, for instance mine.py:Better."),
+        ("mine.py", "Say which class of mine.py is the algorithm, for instance mine.py:Placing."),
         ("mine.py:Leave", "mine.py defines no class 'Leave': did you mean 'Leaf'?"),
         ("broken.py:X", "broken.py, line 1, is not Python"),
         ("binary.py:X", "binary.py is not a text file in UTF-8"),
