@@ -26,6 +26,9 @@ from dovetail.training.reporting import make_exporter, make_recorder
 from dovetail.training.restore import Started, restored
 from dovetail.training.signals import Stop
 
+WIDE = 64
+"""Environments from which on one compiled program makes good use of a processor."""
+
 
 def conduct(start: RunStart, stop: Stop) -> Run:
     """Runs the loop of every phase and finishes the folder; raises `Stopped` if stopped."""
@@ -54,6 +57,8 @@ class _Session:
         # `push`, not `callback`: the final status needs the exception.
         stack.push(lambda kind, error, _: self._status.close(_ending(error, stop), error))
         self._progress.message(f"{_title(start)} → {start.run.path}")
+        if (advice := _advice(start)) is not None:
+            self._progress.message(advice)
         self._exporter = make_exporter(
             start.config, settings, start.last.planned.plan, start.resumed, self._progress.message
         )
@@ -183,6 +188,19 @@ def _title(start: RunStart) -> str:
     acting = f", {plan.num_envs} environments" if start.last.planned.graph.unrolls else ""
     what = f"{plan.algorithm} on {plan.env}, {plan.strategy}{acting}"
     return what if seeds == 1 else f"{what}, {seeds} seeds"
+
+
+def _advice(start: RunStart) -> str | None:
+    """Suggests more environments where one program would step them at little cost."""
+    planned, algorithm = start.last.planned, start.last.algorithm
+    chosen = start.resumed or algorithm.num_envs != type(algorithm).num_envs
+    compiled = planned.plan.fused and planned.graph.unrolls
+    if chosen or not compiled or algorithm.num_envs * start.settings.seeds >= WIDE:
+        return None
+    return (
+        f"One program steps all {algorithm.num_envs} environments: --num-envs {WIDE} would take "
+        f"more steps per second, and changes the result."
+    )
 
 
 def _introduce(start: RunStart, phase: Phase, loop: Loop, tell: Callable[[str], None]) -> None:

@@ -25,7 +25,7 @@ from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
 from dovetail.strategies import Local
 
-ALGORITHM = OfflineTD3(**OFFLINE, num_envs=4, buffer_size=64, learning_starts=4)
+ALGORITHM = OfflineTD3(**OFFLINE, buffer_size=64, learning_starts=4)
 HERE = f"{Path(__file__).parent.parent / 'recorded_control.py'}:OfflineTD3"
 
 
@@ -62,7 +62,7 @@ def test_gradient_steps_are_what_is_counted(pendulum: Path, tmp_path: Path) -> N
         data=pendulum,
         debug=False,
     )
-    own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 4, 22)).acting(expected.state)
+    own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 8, 22)).acting(expected.state)
     np.testing.assert_allclose(params(run), numbers([own]), rtol=1e-5, atol=1e-5)
     assert dovetail.evaluate_run(run, episodes=2).mean == pytest.approx(run.summary["final_return"])
 
@@ -79,8 +79,8 @@ def test_a_resumed_run_is_the_same_run(
 ) -> None:
     """In the offline phase, between the phases, and in the online one."""
     told: dict[str, Any] = {"data": pendulum, "total_steps": 11, "online_steps": 24}
-    local = Local()
-    whole = dovetail.train(ALGORITHM, None, local, **told, settings=quiet(tmp_path / "whole"))
+    few, local = dataclasses.replace(ALGORITHM, num_envs=4), Local()
+    whole = dovetail.train(few, None, local, **told, settings=quiet(tmp_path / "whole"))
     assert whole.summary["env_steps"] == 36 and whole.summary["updates"] == 3 + 6
     assert [int(row["updates"]) for row in rows(whole)][-1] == 9
     monkeypatch.setattr("dovetail.training.loop.REPORT_SECONDS", 0.0)
@@ -89,7 +89,7 @@ def test_a_resumed_run_is_the_same_run(
         with monkeypatch.context() as patched:
             stop_after(patched, looks)
             with pytest.raises(BaseException, match="everything is saved"):
-                dovetail.train(ALGORITHM, None, local, **told, settings=quiet(folder))
+                dovetail.train(few, None, local, **told, settings=quiet(folder))
         reached = Checkpoints(folder / "checkpoints").latest()
         assert reached is not None and reached < 9
         run = dovetail.resume(folder)
@@ -146,6 +146,7 @@ def test_without_an_environment_nothing_is_evaluated(
     told = capsys.readouterr().err
     assert "Nothing is evaluated: the dataset names no environment." in told
     assert "8 gradient steps on 27 recorded steps of" in told
+    assert "--num-envs" not in told  # nobody acts
     with pytest.raises(UserError, match="without an environment: call this from Python"):
         dovetail.evaluate_run(run)
     assert dovetail.evaluate_run(run, episodes=1, env="Pendulum-v1").mean < 0
@@ -376,7 +377,7 @@ def test_a_dataset_on_the_disk_is_read_as_it_is_needed(
         data_memory=1,
         debug=False,
     )  # fmt: skip
-    own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 4, 24)).acting(whole.state)
+    own = ALGORITHM.bind(dovetail.Task(load_trained(run).env.spec, 8, 24)).acting(whole.state)
     np.testing.assert_allclose(params(run), numbers([own]), rtol=1e-5, atol=1e-5)
     half = dovetail.train(ALGORITHM, **told, total_steps=12, settings=quiet(tmp_path / "half"))
     np.testing.assert_array_equal(params(dovetail.resume(half, total_steps=24)), params(run))
