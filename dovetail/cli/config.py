@@ -8,8 +8,9 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from dovetail.cli.synonyms import answer, ours
 from dovetail.errors import UserError, nearest
-from dovetail.run.legacy import MOVED, OPTIONS, with_present_keys
+from dovetail.run.legacy import KEYS, MOVED, OPTIONS, with_present_keys
 
 TABLES = ("algorithm", "strategy", "settings")
 
@@ -23,6 +24,11 @@ def load(path: str) -> dict[str, object]:
     except ValueError as error:
         raise UserError(f"The config file {path} is not valid TOML: {error}.") from error
     values: dict[str, object] = {}
+    for old, new in KEYS.items():
+        if old in document and new in document:
+            raise UserError(
+                f"{path} has both {old!r}, its earlier name, and {new!r}: leave one out."
+            )
     for key, value in with_present_keys(document).items():
         if key in TABLES and isinstance(value, Mapping):
             values |= {f"{key}.{_place(name)}": item for name, item in value.items()}
@@ -46,7 +52,11 @@ def check(
             names = [other.rpartition(".") for other in known]
             near = [last for first, _, last in names if first == table] if dot else _keys(flags)
             where = f"in [{table}]" if dot else "at the top level"
-            raise UserError(f"{path} has an unknown key {name!r} {where}: {nearest(name, near)}")
+            hint = _hint(name, flags) or nearest(name, near)
+            raise UserError(f"{path} has an unknown key {name!r} {where}: {hint}")
+        if place in checked:
+            one = place.rpartition(".")[2].replace("-", "_")
+            raise UserError(f"{path} gives the option {one!r} twice, by two names: leave one out.")
         checked[place] = value
     return checked
 
@@ -61,6 +71,12 @@ def _found(key: str, flags: Mapping[str, str], known: set[str]) -> str | None:
         if (moved := MOVED.get(f"{table}.{present}")) in known:
             return moved
     return None
+
+
+def _hint(name: str, flags: Mapping[str, str]) -> str | None:
+    """The answer to another library's name of an option, by our key; None if it is not one."""
+    known = ours(name, list(flags))
+    return None if known is None else answer(name, known).replace(known, repr(_place(known[2:])))
 
 
 def _keys(flags: Iterable[str]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from dovetail.cli.parser import Parser
 from dovetail.cli.values import numbers
+from dovetail.telemetry.progress import number
 
 
 def run(argv: list[str]) -> None:
@@ -47,10 +48,11 @@ def run(argv: list[str]) -> None:
 def _text(told: dict[str, Any]) -> str:
     band = ""
     if told["confidence_low"] is not None:
-        band = f" (95 % confidence {told['confidence_low']:.1f} to {told['confidence_high']:.1f})"
+        low, high = number(told["confidence_low"]), number(told["confidence_high"])
+        band = f" (95 % confidence {low} to {high})"
     where = f" They are in {told['recorded']}." if told["recorded"] else ""
     kind = "exploring" if told["explored"] else "greedy"
     return (
-        f"{told['episodes']} {kind} episodes: mean return {told['mean_return']:.1f}{band}, "
+        f"{told['episodes']} {kind} episodes: mean return {number(told['mean_return'])}{band}, "
         f"mean length {told['mean_length']:.1f}.{where}"
     )

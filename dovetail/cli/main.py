@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from dovetail.cli.interrupts import insisting
-from dovetail.errors import UserError, nearest
+from dovetail.errors import UserError, nearest, one_sentence, user_line
 
 COMMANDS = {
     "train": "trains an algorithm on an environment, or resumes a run",
@@ -64,9 +64,9 @@ def _explain(error: Exception, debug: bool) -> int:
         return 141
     if isinstance(error, OSError) and error.filename:
         return _fail(f"Cannot use {error.filename}: {error.strerror}.", 2, debug)
-    what = " ".join(str(error).split("\n\n")[0].split()) or "no message"
     hint = "" if debug else " Run with --debug for the traceback."
-    return _fail(f"{type(error).__name__}: {what.rstrip('.')}.{hint}", 1, debug)
+    # What arises in the user's own code is the user's to repair, with Dovetail's code 2.
+    return _fail(one_sentence(error) + hint, 2 if user_line(error) else 1, debug)
 
 
 def _dispatch(words: list[str]) -> None:

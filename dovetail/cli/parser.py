@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from dovetail.cli.options import Option
-from dovetail.cli.synonyms import ours
+from dovetail.cli.synonyms import answer, ours
 from dovetail.errors import UserError
 
 NEGATIVE = re.compile(r"-\.?\d")
 COMPLAINTS = {
     r"^argument (\S+): expected .*": r"\1 wants a value",
+    r"^argument (\S+)/(--no-\S+): ignored explicit .*": r"write \1 or \2, without a value",
     r"^argument (\S+): ignored explicit argument .*": r"\1 takes no value",
     r"^the following arguments are required: (.*)": r"\1 is missing",
 }
@@ -75,7 +76,9 @@ class Parser(argparse.ArgumentParser):
             name = flag.partition("=")[0]
             raise UserError(f"{self.prog} has no option {name}: {self._hint(name)}")
         if unknown:
-            raise UserError(f"{self.prog} does not expect {unknown[0]!r}: see {self.prog} --help.")
+            raise UserError(
+                f"{self.prog} does not expect {unknown[0]!r}: {self._stray(unknown[0])}"
+            )
         return vars(known)
 
     def error(self, message: str) -> NoReturn:
@@ -88,10 +91,16 @@ class Parser(argparse.ArgumentParser):
     def _hint(self, name: str) -> str:
         flags = sorted(self.places)
         if (known := ours(name, flags)) is not None:
-            return f"it is called {known} here."
+            return answer(name, known)
         initials = [flag for flag in flags if _initials(flag) == name.strip("-")]
         near = initials or difflib.get_close_matches(name, flags, n=1, cutoff=0.6)
         return f"did you mean {near[0]}?" if near else f"see {self.prog} --help."
+
+    def _stray(self, word: str) -> str:
+        """A hint for a word that is neither a flag nor the value of one."""
+        if word.lower() not in ("true", "false"):
+            return f"see {self.prog} --help."
+        return "a flag is on as it stands, and off with --no-: --anneal-lr, --no-anneal-lr."
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -121,12 +130,20 @@ def normalized(words: list[str]) -> list[str]:
         if word.startswith("--"):
             name, equals, value = word.partition("=")
             name = name.replace("_", "-")
-            normal.append(ALIASES.get(name, name) + equals + value)
+            present = ALIASES.get(name, name)
+            if present != name and any(_name(other) == present for other in words):
+                raise UserError(f"{name} is the earlier name of {present}: give only one of them.")
+            normal.append(present + equals + value)
         elif NEGATIVE.match(word) and normal and re.fullmatch(r"--[^=]+", normal[-1]):
             normal[-1] += f"={word}"
         else:
             normal.append(word)
     return normal
+
+
+def _name(word: str) -> str:
+    """The name of the flag in a word of the command line."""
+    return word.partition("=")[0].replace("_", "-")
 
 
 def _literal(text: str) -> str:

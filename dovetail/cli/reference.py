@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dovetail import algorithms, strategies
-from dovetail.errors import UserError, nearest
+from dovetail.errors import UserError, command, nearest
 from dovetail.loading import load_object
 
 Kind = Literal["algorithm", "strategy"]
@@ -58,6 +58,11 @@ def find(kind: Kind, word: str) -> Reference:
         file = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
         return Reference(kind, file, name, word.lower())
     path, _, name = word.rpartition(":") if ".py:" in word else (word, "", "")
+    if (Path(word) / "config.json").is_file():
+        raise UserError(
+            f"{word} is a run, not an {kind}: use {command('explain', word, '--analyze')} to see "
+            f"where its time went, or {command('train', '--resume', word)} to go on with it."
+        )
     if not path.endswith(".py"):
         raise UserError(f"There is no {kind} called {word!r}: {nearest(word.lower(), own)}")
     if not Path(path).is_file():

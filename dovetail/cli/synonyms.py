@@ -219,8 +219,33 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 }
 """Their name → our names, without leading dashes; of several, the first that the command has."""
 
+UNLIKE = {
+    "target-update-interval": "the target follows the weights at every gradient step, by this rate",
+    "target-network-update-freq": "the target follows at every gradient step, by this rate",
+    "target-network-frequency": "the target follows at every gradient step, by this rate",
+    "target-update-period": "the target follows at every gradient step, by this rate",
+    "target-update-freq": "the target follows at every gradient step, by this rate",
+    "minibatch-size": "the number of minibatches, not the size of one",
+    "mini-batch-size": "the number of minibatches, not the size of one",
+    "lr-schedule": "a flag: linearly to 0, or constant with --no-anneal-lr",
+    "eps-decay": "the fraction of the run during which ε falls",
+    "epsilon-timesteps": "the fraction of the run during which ε falls",
+    "use-lstm": "the size of the memory, 0 for none",
+    "utd-ratio": "the gradient steps per update, not per environment step",
+    "utd": "the gradient steps per update, not per environment step",
+    "updates-per-step": "the gradient steps per update, not per environment step",
+    "target-entropy": "the entropy for each dimension of the action",
+}
+"""Their name → what our nearest option means, where that is something else."""
+
 
 def ours(name: str, flags: Collection[str]) -> str | None:
     """The flag in `flags` for another library's `name`; None if there is none."""
     wanted = SYNONYMS.get(name.strip("-").replace("_", "-").removeprefix("no-"), ())
     return next((f"--{word}" for word in wanted if f"--{word}" in flags), None)
+
+
+def answer(name: str, known: str) -> str:
+    """The end of a sentence about another library's `name` for our option `known`."""
+    other = UNLIKE.get(name.strip("-").replace("_", "-"))
+    return f"the nearest option is {known}, {other}." if other else f"it is called {known} here."

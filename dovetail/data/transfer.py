@@ -120,7 +120,7 @@ def _format(metadata: Metadata) -> str:
 def _joined(readers: Sequence[Reader], format: str) -> tuple[Metadata, list[int]]:
     """The metadata of the new dataset, and the offset of each reader's sources."""
     if format not in FORMATS:
-        raise UserError(f"There is no format {format!r}: {nearest(format, FORMATS)}.")
+        raise UserError(f"There is no format {format!r}: {nearest(format, FORMATS)}")
     first = readers[0].metadata
     shifts: list[int] = []
     sources = infos = ()

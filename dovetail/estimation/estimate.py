@@ -131,7 +131,7 @@ def estimate_policy(
     """The expected return of a target policy; see `estimate`."""
     for name in methods:
         if name not in METHODS:
-            raise UserError(f"There is no method {name!r}: {nearest(name, METHODS)}.")
+            raise UserError(f"There is no method {name!r}: {nearest(name, METHODS)}")
     _refuse_gamma(gamma)
     _refuse_epsilon(target)
     _refuse_unknown_chances(target)

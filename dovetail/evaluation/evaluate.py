@@ -27,6 +27,7 @@ from dovetail.evaluation.play import (
     acting_on_host,
     played,
 )
+from dovetail.functions.statistics import bootstrap_interval
 from dovetail.graph.unroll import (
     Act,
     ActorState,
@@ -69,12 +70,12 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % confidence interval of the mean return (normal approximation)."""
-        count = len(self.returns)
-        if count < 2:
+        """The 95 % confidence interval of the mean return, by percentile bootstrap: unlike a normal
+        approximation it stays within the range of the returns."""
+        if len(self.returns) < 2:
             return -np.inf, np.inf
-        half = 1.96 * float(self.returns.std(ddof=1)) / count**0.5
-        return self.mean - half, self.mean + half
+        low, high = bootstrap_interval(self.returns, np.mean)
+        return float(low), float(high)
 
 
 Play = Callable[[Params, threading.Event], Evaluation | None]

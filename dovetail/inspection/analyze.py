@@ -326,7 +326,7 @@ def _row(share: TimeShare, wall: float, mark: str) -> Row:
     numbers = share.numbers
     rate = ""
     if numbers["bytes"]:
-        rate = f"{quantity(numbers['bytes'] / wall, 'B')}/s"
+        rate = f"{quantity(round(numbers['bytes'] / wall), 'B')}/s"
     elif numbers["items"]:
         rate = f"{numbers['items'] / wall:,.0f}/s"
     return (

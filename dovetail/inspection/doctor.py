@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from dovetail.envs.member import LOG
 from dovetail.envs.registry import BACK_ENDS
-from dovetail.errors import UserError
+from dovetail.errors import UserError, command
 from dovetail.run.folder import Run
 from dovetail.telemetry.status import ASKED, EVERY, FILE, STACKS
 
@@ -202,11 +202,13 @@ def _of_run(run: Run) -> Iterator[Finding]:
             yield Finding("note", status["traceback"].rstrip())
             yield from _room(str(run.path), LITTLE_DISK, "the run is written there")
         return
-    if not _is_alive(status):
+    alive = _is_alive(status)
+    if not alive:
+        again = command("train", "--resume", run.path)
         yield Finding(
             "bad",
             f"Its process {status['pid']} is gone since {age:.0f} s without saying why: it was "
-            f"killed; go on with dovetail train --resume {run.path}",
+            f"killed; go on with {again}",
         )
     elif age > LATE:
         yield Finding("bad", f"Process {status['pid']} is there, but stopped {age:.0f} s ago")
@@ -216,7 +218,7 @@ def _of_run(run: Run) -> Iterator[Finding]:
     level: Level = "bad" if since > SLOW else "good"
     yield Finding(level, f"{status['env_steps']:,} steps; the last report came {since:.0f} s ago")
     for worker in status["workers"]:
-        yield _of_worker(worker)
+        yield _of_worker(worker) if alive else _of_dead_worker(worker)
     yield from _room(str(run.path), LITTLE_DISK, "the run is written there")
     for message in status["messages"][-10:]:
         ago = now - message["time"]
@@ -230,6 +232,13 @@ def _of_worker(worker: dict[str, Any]) -> Finding:
         return Finding(level, f"{worker['name']} waits for {worker['waits_for']} ({quiet:.0f} s)")
     level = "bad" if quiet > SLOW else "good"
     return Finding(level, f"{worker['name']} is {worker['doing']} ({quiet:.0f} s)")
+
+
+def _of_dead_worker(worker: dict[str, Any]) -> Finding:
+    """What a worker did when its process was last heard of."""
+    waited = f"was waiting for {worker['waits_for']}"
+    last = waited if worker["waits_for"] else f"was {worker['doing']}"
+    return Finding("note", f"{worker['name']} {last} when it was killed")
 
 
 def _status(run: Run) -> dict[str, Any]:

@@ -467,5 +467,5 @@ LINK_CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
 
 
 def _refusal(plan: Plan, found: str) -> UserError:
-    stop = "" if found.endswith("?") else "."
+    stop = "" if found.endswith(("?", ".")) else "."
     return UserError(f"The plan of strategy {plan.strategy!r} {found}{stop}")

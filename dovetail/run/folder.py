@@ -6,6 +6,7 @@ text, PNG). Each is replaced atomically, so that other programs can read a run w
 
 import contextlib
 import csv
+import errno
 import json
 import os
 import re
@@ -48,7 +49,7 @@ class Run:
         folder = Path(path)
         if not folder.exists():
             hint = _other_runs(folder.name, folder.parent)
-            raise UserError(f"There is no run at {folder}: {hint}.")
+            raise UserError(f"There is no run at {folder}: {hint}")
         if not folder.is_dir():
             raise UserError(
                 f"{folder} is a file, but a run is a folder: give the folder, for instance "
@@ -56,7 +57,7 @@ class Run:
             )
         if not (folder / "config.json").is_file():
             hint = _other_runs(folder.name, folder, folder.parent)
-            raise UserError(f"{folder} is not a run, it has no config.json: {hint}.")
+            raise UserError(f"{folder} is not a run, it has no config.json: {hint}")
         return cls(folder)
 
     @property
@@ -156,9 +157,11 @@ def sync(path: Path) -> None:
 
 def write_error(path: Path, error: OSError) -> UserError:
     """The `UserError` for a path that cannot be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    remedy = "free some space there, or " if full else ""
     return UserError(
-        f"Cannot write {path} ({error.strerror or error}): free some space there, or choose a "
-        "folder that can be written."
+        f"Cannot write {path} ({error.strerror or error}): {remedy}choose a folder that can be "
+        "written."
     )
 
 
@@ -223,7 +226,8 @@ def _file_name(name: str) -> str:
 
 
 def _other_runs(word: str, *roots: Path) -> str:
-    """A hint for a folder that is not a run: the run with the closest name, or the newest ones."""
+    """A hint for a folder that is not a run, as the end of a sentence: the run with the closest
+    name, or the newest ones."""
     for root in (*roots, ROOT):
         names = [config.parent.name for config in root.glob("*/config.json")]
         if not names:
@@ -231,9 +235,9 @@ def _other_runs(word: str, *roots: Path) -> str:
         hint = nearest(word, names)
         if hint.startswith("choose"):
             newest = sorted(names, key=lambda name: (root / name).stat().st_mtime, reverse=True)
-            hint = f"the newest runs are {', '.join(newest[:5])}"
+            hint = f"the newest runs are {', '.join(newest[:5])}."
         return f"in {root}, {hint}"
-    return "give a folder that a training made"
+    return "give a folder that a training made."
 
 
 def _plain(obj: object) -> Any:

@@ -30,7 +30,12 @@ class SidePlacement:
     @staticmethod
     def parse(text: str) -> "SidePlacement":
         """Parses "critic", "critic:2" (two copies) or "judge@process" (a separate process)."""
-        found = re.fullmatch(r"([^:@\s]+)(?::([1-9]\d*))?(@process)?", text)
+        found = re.fullmatch(r"([^:@\s]+)(?::(\d+))?(@process)?", text)
+        if found is not None and found[2] is not None and int(found[2]) == 0:
+            raise UserError(
+                f"--sides {text!r} asks for no copy of {found[1]}: give 1 or more, or leave the "
+                "side out, and it runs with the learner."
+            )
         if found is None:
             raise UserError(
                 f"--sides {text!r} names no side: write for instance critic, critic:2 for two "

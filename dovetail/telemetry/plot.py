@@ -88,7 +88,7 @@ def plot(
         raise UserError("There is no run to draw: name at least one run folder.")
     if x not in ("env_steps", "time_s"):
         hint = nearest(x, ("env_steps", "time_s"))
-        raise UserError(f"Curves cannot be drawn against {x!r}: {hint}.")
+        raise UserError(f"Curves cannot be drawn against {x!r}: {hint}")
     figure, axes = _figure()
     title, groups = _groups(opened, x, y)
     for index, group in enumerate(groups):
@@ -171,7 +171,7 @@ def _missing(run: Run, metrics: dict[str, np.ndarray], y: str) -> UserError:
     if y in metrics or any(name.startswith(f"{y}/seed") for name in metrics):
         return UserError(f"{run.path} has no value of {y!r} yet: wait, or draw another metric.")
     names = dict.fromkeys(name.split("/seed")[0] for name in metrics)
-    return UserError(f"{run.path} has no metric called {y!r}: {nearest(y, names)}.")
+    return UserError(f"{run.path} has no metric called {y!r}: {nearest(y, names)}")
 
 
 def _figure() -> "tuple[Figure, Axes]":

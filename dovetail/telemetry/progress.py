@@ -155,7 +155,7 @@ def make_progress(display: Display, total_steps: int) -> Progress:
     if display == "live":
         return LiveProgress(total_steps)
     hint = nearest(display, ("live", "plain", "none"))
-    raise UserError(f"There is no display called {display!r}: {hint}.")
+    raise UserError(f"There is no display called {display!r}: {hint}")
 
 
 def line(progress: Progress) -> str:

@@ -41,7 +41,7 @@ def check_services(names: tuple[str, ...]) -> None:
     """Raises if a service is unknown or its packages are missing."""
     for name in names:
         if name not in SERVICES:
-            raise UserError(f"--log has no {name!r}: {nearest(name, SERVICES)}.")
+            raise UserError(f"--log has no {name!r}: {nearest(name, SERVICES)}")
         for package in SERVICES[name]:
             if importlib.util.find_spec(package) is None:
                 raise UserError(

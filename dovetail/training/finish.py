@@ -9,13 +9,13 @@ import numpy as np
 
 from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import Env
-from dovetail.errors import UserError
+from dovetail.errors import UserError, command
 from dovetail.evaluation.evaluate import Evaluation
 from dovetail.evaluation.export import export_policy, load_policy
 from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
 from dovetail.run.folder import Run
 from dovetail.telemetry.plot import learning_curve
-from dovetail.telemetry.progress import Progress
+from dovetail.telemetry.progress import Progress, number
 from dovetail.telemetry.tensorboard import TensorBoardSink
 from dovetail.telemetry.video import record_video
 from dovetail.training.background_evaluation import BackgroundEvaluation
@@ -86,9 +86,8 @@ def finish(
     export_policy(run.path / "policy", algorithm, params[outcome.best])
     progress.close()
     if not stop:
-        _draw(run, None if evaluations.silent else env, loop, progress)
-    if not stop:
-        progress.message(farewell(run, summary))
+        shown = _draw(run, None if evaluations.silent else env, loop, progress)
+        progress.message(farewell(run, summary, shown))
 
 
 def summarize(
@@ -119,8 +118,9 @@ def summarize(
     }
 
 
-def _draw(run: Run, env: Env | None, loop: Loop, progress: Progress) -> None:
-    """Draws the learning curve and, if enabled and possible, records a video."""
+def _draw(run: Run, env: Env | None, loop: Loop, progress: Progress) -> bool:
+    """Draws the learning curve and, if enabled and possible, records a video; returns whether the
+    agent can be watched, as far as is known."""
     try:
         learning_curve(run, run.path / "learning_curve.png")
     except UserError as nothing_to_draw:
@@ -130,27 +130,31 @@ def _draw(run: Run, env: Env | None, loop: Loop, progress: Progress) -> None:
         video = record_video(env, policy, run.path / "video.mp4")
         if video.reason is not None:
             progress.message(video.reason)
-        elif loop.settings.log_video:
+            return False
+        if loop.settings.log_video:
             made = record_video(env, policy, run.path / "video.gif", max_steps=FILM_STEPS)
             if made.path is not None:
                 events = TensorBoardSink(run.path / "events")
                 events.write_gif(loop.reached.env_steps, made.path.read_bytes())
                 events.close()
+    return env is not None
 
 
-def farewell(run: Run, summary: dict[str, Any]) -> str:
-    """The final message: the result, the folder, and commands to try next."""
+def farewell(run: Run, summary: dict[str, Any], watch: bool = True) -> str:
+    """The final message: the result, the folder, and commands to try next, `watch` among them if it
+    would show something."""
     took = f"{summary['env_steps']:,} steps in {summary['wall_s']:.1f} s"
     lines = [f"Trained {summary['algorithm']} on {summary['env']}: {took}."]
     if summary["final_return"] is not None:
         interval = summary.get("final_return_interval")
-        spread = f" (95 % interval {interval[0]:.1f} … {interval[1]:.1f})" if interval else ""
+        spread = ""
+        if interval:
+            spread = f" (95 % interval {number(interval[0])} … {number(interval[1])})"
         kind = "interquartile mean return" if interval else "mean greedy return"
-        lines.append(f"The {kind} is {summary['final_return']:.1f}{spread}{_verdict(summary)}.")
+        lines.append(f"The {kind} is {number(summary['final_return'])}{spread}{_verdict(summary)}.")
     lines.append(f"The run is in {run.path}")
-    lines.append(
-        f"Next: dovetail watch {run.path} · dovetail eval {run.path} · dovetail plot {run.path}"
-    )
+    words = ("watch", "eval", "plot") if watch else ("eval", "plot")
+    lines.append("Next: " + " · ".join(command(word, run.path) for word in words))
     return "\n".join(lines)
 
 

@@ -182,5 +182,5 @@ def _refuse_seeds(plan: Plan, settings: Settings) -> None:
         raise UserError(
             f"--seeds {settings.seeds} trains several seeds as one compiled batch, which needs "
             f"--strategy fused on one device; this plan is {plan.strategy}'s, with "
-            f"{plan.replicas} learner replicas."
+            f"{plan.replicas} learner replica{'s' * (plan.replicas > 1)}."
         )

@@ -210,8 +210,14 @@ def serve_replay(
     check_option("num_envs", num_envs, num_envs >= 1, "1 or more")
     rate = samples_per_insert
     check_option("samples_per_insert", rate, rate is None or rate > 0, "more than 0")
-    if listen is not None and not re.fullmatch(r"[^\s:/]+:\d{1,5}", listen):
-        raise UserError(f"--listen is {listen}: give host:port, as in 127.0.0.1:7777.")
+    if listen is not None:
+        host, _, port = listen.rpartition(":")
+        fits = re.fullmatch(r"[^\s:/]+", host) and port.isascii() and port.isdigit()
+        if not fits or int(port) > 65535:
+            raise UserError(
+                f"--listen is {listen}: give host:port, as in 127.0.0.1:7777, with a port up to "
+                "65535."
+            )
     form, file = served_form(algorithm, resolve(env).spec, num_envs), None
     key = secrets.token_hex(32)
     if durable is not None:  # keep the key, so that the address stays valid after a restart
