@@ -3,28 +3,112 @@
 import hashlib
 import importlib
 import importlib.util
+import inspect
+import multiprocessing
+import os
 import sys
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dovetail.errors import UserError, nearest
 
 USER_MODULE = "dovetail_user_"
 """Prefix of the module names of loaded files. Other processes cannot import these names."""
 
+UNGUARDED = 77
+"""Exit code of a process that was about to start what its parent runs, while it imported the main
+module."""
+
+_remembered: WeakValueDictionary[str, type] = WeakValueDictionary()
+"""The classes that runs of this process use, by the names under which runs record them."""
+_loading: dict[Path, ModuleType] = {}
+"""The users' files that are being loaded."""
+
 
 def load_object(target: str, what: str) -> Any:
-    """Returns the object that `target` names; `what` is its kind in error messages."""
+    """Returns the object that `target` names; `what` is its kind in error messages.
+
+    Of a class that this process has used or imported already, that very class is returned, and
+    nothing runs again.
+    """
+    if (known := _remembered.get(target)) is not None:
+        return known
     place, colon, name = target.rpartition(":")
     if not colon or not name:
         raise UserError(f"{target!r} names no {what}: write file.py:Name.")
-    module = load_file(Path(place).resolve()) if place.endswith(".py") else _module(place, what)
+    if place.endswith(".py"):
+        file = Path(place).resolve()
+        module = _imported(file) or load_file(file)
+    else:
+        module = _module(place, what)
+    if not hasattr(module, name) and place == "__main__":
+        raise UserError(
+            f"The {what} {name} was defined in a notebook or on standard input: define it again "
+            "here, or move it to a file and train with that."
+        )
     if not hasattr(module, name):
         public = [known for known in vars(module) if not known.startswith("_")]
         raise UserError(f"{place} has no {what} {name!r}: {nearest(name, public)}")
     return getattr(module, name)
+
+
+def place_of(kind: type) -> str:
+    """`file.py:Name` of a class, or `module:Name` without a file, as in a notebook or in a script
+    from standard input; `load_object` returns the class for it."""
+    try:
+        place = f"{Path(inspect.getfile(kind)).resolve()}:{kind.__qualname__}"
+    except (OSError, TypeError):
+        place = f"{kind.__module__}:{kind.__qualname__}"
+    if not kind.__module__.startswith(USER_MODULE):  # those are loaded again when they change
+        _remembered[place] = kind
+    return place
+
+
+def _imported(path: Path) -> ModuleType | None:
+    """The module that Python itself has loaded from a file, be it the running script."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is None or name.startswith(USER_MODULE) or os.path.basename(file) != path.name:
+            continue
+        if Path(file).resolve() == path and module is not _loading.get(path):
+            return module
+    return None
+
+
+def refuse_while_loading(call: str) -> None:
+    """Raises if a user's file is being loaded for its classes: what it calls then would run once
+    for every load. A process that imports the main module, to find classes in it, exits."""
+    leave_if_unguarded()
+    for file in _loading:
+        raise UserError(
+            f"{file} calls {call} when it is loaded for its classes: put the call under "
+            '`if __name__ == "__main__":`.'
+        )
+
+
+def leave_if_unguarded() -> None:
+    """Exits a process of Dovetail whose main module, when imported, starts what its parent runs."""
+    me = multiprocessing.current_process()
+    if me.name.startswith("dovetail-") and getattr(me, "_inheriting", False):
+        os._exit(UNGUARDED)
+
+
+def main_file() -> str | None:
+    """The file of the main module, from which other processes can import it; None in a notebook and
+    for a script from standard input."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return file if file and os.path.isfile(file) else None
+
+
+def unguarded(what: str) -> UserError:
+    """The error for a process that ended with `UNGUARDED`."""
+    return UserError(
+        f"{what} is defined in {main_file()}, which its processes import, and which starts them "
+        'when it is imported: put what it does under `if __name__ == "__main__":`.'
+    )
 
 
 def call_named(path: str, name: str, **options: Any) -> Any:
@@ -53,9 +137,11 @@ def _load(path: Path, changed: int) -> ModuleType:
     sys.modules[spec.name] = module  # before it runs: dataclasses look their module up there
     if str(path.parent) not in sys.path:  # appended, so that it shadows no installed package
         sys.path.append(str(path.parent))
+    _loading[path] = module
     try:
         spec.loader.exec_module(module)
     except UserError:
+        del sys.modules[spec.name]
         raise
     except Exception as error:
         del sys.modules[spec.name]
@@ -63,6 +149,8 @@ def _load(path: Path, changed: int) -> ModuleType:
         raise UserError(
             f"{path}{where} cannot be loaded: {type(error).__name__}: {error}."
         ) from error
+    finally:
+        del _loading[path]
     return module
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from dovetail.envs.child import CLOSE, ChildJob, serve
 from dovetail.envs.segment import COMMAND, FOLDER, LINE
 from dovetail.errors import UserError
+from dovetail.loading import UNGUARDED, main_file, unguarded
 
 SPAWN = multiprocessing.get_context("spawn")
 """Spawn, because JAX's threads do not survive a fork."""
@@ -33,8 +34,6 @@ GRACE = 1.0
 LOG = "dovetail-log-"
 """Name prefix of the file to which a process's faulthandler writes."""
 _NAME = "dovetail-environments"
-_UNGUARDED = 77
-"""Exit code of a process that tried to start processes while it was still starting up."""
 _starting = threading.Lock()
 
 
@@ -113,12 +112,8 @@ class Member:
         """The error that says how it ended."""
         code = self._process.exitcode
         told = self._told(0)
-        if code == _UNGUARDED:
-            return UserError(
-                f"{self._env_id} is defined in {_main_file()}, which the processes of environments "
-                "import, and which starts them when it is imported: put what it does under "
-                '`if __name__ == "__main__":`.'
-            )
+        if code == UNGUARDED:
+            return unguarded(self._env_id)
         if code is None or code >= 0:
             how = "cannot be reached" if code is None else f"ended with exit code {code}"
             return ProcessFailed(f"{self._who} {how} {doing}.", told)
@@ -183,7 +178,10 @@ class Member:
 def pickled(build: Any, env_id: str) -> bytes:
     """A factory, pickled."""
     try:
-        return bytes(ForkingPickler.dumps(build))
+        sent = bytes(ForkingPickler.dumps(build))
+        if b"__main__" in sent and main_file() is None:
+            raise TypeError("it is defined in a notebook or on standard input")
+        return sent
     except Exception as error:
         raise UserError(
             f"{env_id} cannot be sent to a process of its own ({error}): define its class or "
@@ -200,17 +198,6 @@ def semaphore(env_id: str) -> Semaphore:
             f"{env_id}: a semaphore for its processes cannot be made ({error.strerror}): make room "
             f"in {FOLDER}."
         ) from error
-
-
-def leave_if_unguarded() -> None:
-    """Exits an environment process whose main module, when imported, tries to start processes."""
-    me = multiprocessing.current_process()
-    if me.name == _NAME and getattr(me, "_inheriting", False):
-        os._exit(_UNGUARDED)
-
-
-def _main_file() -> str:
-    return str(getattr(sys.modules.get("__main__"), "__file__", None) or "the main module")
 
 
 @contextlib.contextmanager

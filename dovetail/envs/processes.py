@@ -25,12 +25,12 @@ from dovetail.envs.member import (
     SLICE,
     Member,
     ProcessFailed,
-    leave_if_unguarded,
     pickled,
     semaphore,
 )
 from dovetail.envs.segment import COMMAND, DONE, FINAL, WORDS, SegmentLayout, StepResult
 from dovetail.errors import UserError
+from dovetail.loading import leave_if_unguarded
 
 __all__ = ["PATIENCE", "ProcessFailed", "ProcessVectorEnv", "make_bell", "sendable"]
 

@@ -20,6 +20,7 @@ from dovetail.envs.member import starting_process
 from dovetail.errors import UserError
 from dovetail.hosts.interface import LOOK_SECONDS
 from dovetail.hosts.job import Job, prepare
+from dovetail.loading import UNGUARDED, main_file, unguarded
 from dovetail.runtime.packing import Values
 from dovetail.runtime.remote import Payload, WorkerLost
 
@@ -52,7 +53,10 @@ class SpawnedHost:
 
 def _packed(job: Job) -> bytes:
     try:
-        return bytes(ForkingPickler.dumps(job))
+        sent = bytes(ForkingPickler.dumps(job))
+        if b"__main__" in sent and main_file() is None:
+            raise TypeError("a class is defined in a notebook or on standard input")
+        return sent
     except Exception as error:
         raise UserError(
             f"The algorithm, the environment or the strategy cannot be sent to a process of its "
@@ -137,8 +141,9 @@ class SpawnedProcess:
             self._gone = why
             pending, self._pending = self._pending, {}
             self._connection.close()
+        lost = unguarded("A class of this run") if code == UNGUARDED else WorkerLost(why)
         for answer in pending.values():  # no answer will come
-            answer.set_exception(WorkerLost(why))
+            answer.set_exception(lost)
 
 
 class SpawnedCall:

@@ -1,16 +1,14 @@
 """A run's `config.json`: everything needed to repeat the run or to resume it."""
 
 import dataclasses
-import inspect
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from dovetail.algorithm import Algorithm
 from dovetail.algorithms import ALGORITHMS
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError, nearest
-from dovetail.loading import load_object
+from dovetail.loading import load_object, place_of
 from dovetail.run.legacy import with_present_options
 from dovetail.run.settings import Settings
 from dovetail.strategies import STRATEGIES
@@ -57,10 +55,7 @@ def name_of(thing: Any, known: dict[str, str]) -> str:
     for name, target in known.items():
         if target == f"{kind.__module__}:{kind.__qualname__}":
             return name
-    try:
-        return f"{Path(inspect.getfile(kind)).resolve()}:{kind.__qualname__}"
-    except (OSError, TypeError):
-        return f"{kind.__module__}:{kind.__qualname__}"
+    return place_of(kind)
 
 
 def rebuild(name: str, options: dict[str, Any], known: dict[str, str], what: str) -> Any:

@@ -419,7 +419,7 @@ def test_a_script_without_a_guard_gets_one_sentence(tmp_path):
     done = run(f"{script}main()", tmp_path)
     assert done.stderr == ""
     (sentence,) = done.stdout.splitlines()
-    assert "script.py, which the processes of environments import" in sentence
+    assert "script.py, which its processes import" in sentence
     assert 'under `if __name__ == "__main__":`.' in sentence
     done = run(f'{script}if __name__ == "__main__": main()', tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
