@@ -30,10 +30,12 @@ def check_options(
     for names, fits, wanted in ranges:
         for name in names:
             value = getattr(options, name)
-            check_option(name, value, fits(value), wanted)
+            check_option(name, value, isinstance(value, int | float) and fits(value), wanted)
 
 
 def check_network(hidden: tuple[int, ...], activation: str) -> None:
     """Refuses hidden layers without units, and an activation that nobody knows."""
+    listed = isinstance(hidden, tuple | list) and all(isinstance(units, int) for units in hidden)
+    check_option("hidden_sizes", hidden, listed, "a tuple of sizes, such as (64, 64)")
     check_option("hidden_sizes", hidden, all(units > 0 for units in hidden), "sizes above 0")
     layers.activation(activation)

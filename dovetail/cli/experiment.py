@@ -71,11 +71,13 @@ def understand(parser: Parser, words: list[str]) -> Words:
     peek = Parser(parser.prog.partition(" ")[2], "")
     peek.flag("--config", "", "FILE")
     peek.flag("--strategy", "", "STRATEGY")
+    peek.flag("--resume", "", "RUN")
     asked = [word for word in normalized(rest) if word not in ("-h", "--help")]
     seen = vars(peek.parse_known_args(asked)[0])
     path = seen.get("config")
     file = config.load(path) if path else {}
-    algorithm = find("algorithm", name) if (name := name or _text(file, "algorithm")) else None
+    name = name or _text(file, "algorithm")
+    algorithm = find("algorithm", name) if name else _trained(seen.get("resume"))
     strategy = (
         find("strategy", word)
         if (word := seen.get("strategy") or _text(file, "strategy"))
@@ -91,6 +93,26 @@ def understand(parser: Parser, words: list[str]) -> Words:
         known = parser.known | {"algorithm", "strategy"}
         given = config.check(path, file, parser.places, known) | dict(given)
     return Words(algorithm, strategy, given)
+
+
+def _trained(run: str | None) -> Reference | None:
+    """The algorithm of a run to resume; None if its class is not in a file that is still there."""
+    if run is None or not Path(run, "config.json").is_file():
+        return None
+    from dovetail.run.folder import Run
+
+    try:
+        return find("algorithm", str(Run.open(run).config.get("algorithm")))
+    except UserError:
+        return None
+
+
+def algorithm_options(words: Words) -> dict[str, Any]:
+    """The given options of the algorithm, converted to their types."""
+    given = words.section("algorithm")
+    if words.algorithm is None or not given:
+        return {}
+    return dict(_choice(words.algorithm, given).options)
 
 
 def experiment(words: Words, command: str) -> Experiment:

@@ -11,7 +11,7 @@ def train_text(
     numbers: Mapping[str, int],
     cluster: str | None,
     settings: Mapping[str, Any],
-    data: str | None = None,
+    texts: Mapping[str, str],
     replay: str | None = None,
 ) -> str:
     """`dovetail train …` in Python."""
@@ -20,7 +20,7 @@ def train_text(
     if wanted.strategy is not None:
         named = "strategy=" if wanted.env is None else ""
         words.append(named + _choice_text(wanted.strategy, "strategies"))
-    words += [f"data={data!r}"] if data is not None else []
+    words += [f"{name}={text!r}" for name, text in texts.items()]
     words += [f"{name}={value:_}" for name, value in numbers.items()]
     words += [f"cluster={cluster}"] if cluster is not None else []
     words += [f"replay={replay}"] if replay is not None else []
@@ -29,10 +29,13 @@ def train_text(
     return "\n".join([*_imports(wanted, cluster), f"run = {_call('dt.train', words)}"])
 
 
-def resume_text(run: str, numbers: Mapping[str, int], cluster: str | None) -> str:
+def resume_text(
+    run: str, numbers: Mapping[str, int], cluster: str | None, changes: Mapping[str, Any]
+) -> str:
     """`dovetail train --resume …` in Python."""
     words = [repr(run), *(f"{name}={value:_}" for name, value in numbers.items())]
     words += [f"cluster={cluster}"] if cluster is not None else []
+    words += [f"{name}={value!r}" for name, value in changes.items()]
     return "\n".join([*_modules(cluster), f"run = {_call('dt.resume', words)}"])
 
 

@@ -2,10 +2,13 @@
 
 import json
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 from dovetail.cli.experiment import (
     Words,
+    algorithm_options,
     deployment,
     experiment,
     replay,
@@ -20,14 +23,20 @@ from dovetail.cli.values import convert, numbers
 from dovetail.errors import UserError
 
 WITH_RESUME = {"resume", "total-steps", "online-steps", "cluster", "deploy", "json", "quiet"}
-"""The flags allowed with --resume; everything else comes from the run's config."""
+"""The flags allowed with --resume, beside the algorithm's options and the settings; everything else
+comes from the run's config."""
 
 
 def run(argv: list[str]) -> None:
     """Trains or resumes; prints the summary as JSON with --json."""
     words = understand(_parser(), argv)
     quiet = bool(words.values.get("quiet"))
-    trained = _resume(words, quiet) if "resume" in words.values else _train(words, quiet)
+    if "resume" in words.values:
+        if argv and not argv[0].startswith("-"):
+            raise _no_place(argv[0])
+        trained = _resume(words, quiet)
+    else:
+        trained = _train(words, quiet)
     if words.values.get("json"):
         print(json.dumps(trained.summary))
     elif quiet:
@@ -43,7 +52,8 @@ def _parser() -> Parser:
         "dovetail train ppo --env CartPole-v1 --until 475",
         "dovetail train my_file.py:Mine --env gymnax:CartPole-v1 --strategy fused --num-envs 2048",
         "dovetail train iql --data data/hopper --total-steps 50_000 --online-steps 20_000",
-        "dovetail train --resume runs/ppo-CartPole-v1-0-20260101-120000 --total-steps 400_000",
+        "dovetail train --resume runs/ppo-CartPole-v1-0-20260101-120000 --total-steps 400_000 "
+        "--learning-rate 1e-4",
     )
     parser.usage = "dovetail train ALGORITHM --env ENV [--option value …]"
     parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
@@ -69,7 +79,8 @@ def _parser() -> Parser:
     )
     parser.flag("--run", "Folder for the run; new or empty", "FOLDER", "settings.folder")
     parser.flag("--config", "TOML file with any of these; the command line wins", "FILE")
-    parser.flag("--resume", "Go on with this run, with its own options", "RUN")
+    parser.flag("--resume", "Go on with this run, with its own options or with those given", "RUN")
+    parser.flag("--init-from", "Begin with the parameters of this run, on another task", "RUN")
     parser.flag("--json", "End with one line of JSON on standard output")
     parser.flag("--quiet", "Show nothing but the result")
     settings = read(PACKAGE / "run" / "settings.py", "Settings")
@@ -84,41 +95,47 @@ def _train(words: Words, quiet: bool) -> Any:
 
     wanted = experiment(words, "train")
     given = numbers(words.values, "total-steps", "seed", "online-steps", "data-memory")
-    data = {"data": convert(words.values["data"], str, "--data")} if "data" in words.values else {}
+    texts = {name: words.values[name] for name in ("data", "init-from") if name in words.values}
+    data = {name.replace("-", "_"): convert(x, str, f"--{name}") for name, x in texts.items()}
     settings = _settings(words)
     where, spelled = deployment(words)
     kept, kept_text = replay(words)
-    _show(train_text(wanted, given, spelled, settings, data.get("data"), kept_text), quiet)
+    python = train_text(wanted, given, spelled, settings, data, kept_text)
     strategy = wanted.strategy.build() if wanted.strategy else None
     if quiet:
         settings.setdefault("display", "none")
-    return dovetail.train(
-        wanted.algorithm.build(),
-        wanted.env,
-        strategy,
-        settings=dovetail.Settings(**settings),
-        **data,
-        **given,
-        **where,
-        **kept,
-    )
+    with _shown(python, quiet):
+        return dovetail.train(
+            wanted.algorithm.build(),
+            wanted.env,
+            strategy,
+            settings=dovetail.Settings(**settings),
+            **data,
+            **given,
+            **where,
+            **kept,
+        )
 
 
 def _resume(words: Words, quiet: bool) -> Any:
     import dovetail
 
-    spare = sorted(set(words.values) - WITH_RESUME)
-    if words.algorithm is not None:
-        spare.insert(0, words.algorithm.word)
-    if spare:
-        raise UserError(
-            f"--resume goes on with the run's own options, so {spare[0].rpartition('.')[2]!r} has "
-            "no place beside it: leave it out, or train a new run."
-        )
+    mine = {key for key in words.values if key.startswith(("algorithm.", "settings."))}
+    for spare in sorted(set(words.values) - WITH_RESUME - mine):
+        raise _no_place(spare.rpartition(".")[2])
     given = numbers(words.values, "total-steps", "online-steps")
+    changes = _settings(words) | algorithm_options(words)
     where, spelled = deployment(words)
-    _show(resume_text(words.values["resume"], given, spelled), quiet)
-    return dovetail.resume(words.values["resume"], **given, **where)
+    with _shown(resume_text(words.values["resume"], given, spelled, changes), quiet):
+        return dovetail.resume(words.values["resume"], **given, **where, **changes)
+
+
+def _no_place(word: str) -> UserError:
+    return UserError(
+        f"--resume goes on with the run's own algorithm, environment and strategy, so {word!r} has "
+        "no place beside it: leave it out, or train a new run (--init-from RUN begins with this "
+        "one's parameters)."
+    )
 
 
 def _settings(words: Words) -> dict[str, Any]:
@@ -132,7 +149,20 @@ def _settings(words: Words) -> dict[str, Any]:
     }
 
 
-def _show(python: str, quiet: bool) -> None:
-    """Prints the equivalent Python code to standard error."""
-    if not quiet:
-        print(f"The same in Python:\n\n{python}\n", file=sys.stderr, flush=True)
+@contextmanager
+def _shown(python: str, quiet: bool) -> Generator[None]:
+    """Prints the equivalent Python code to standard error once the run begins, so that an error
+    about its inputs stands alone."""
+    from dovetail.training.announcing import when_accepted
+
+    told = list[bool]()
+
+    def show() -> None:
+        told.append(True)
+        if not quiet:
+            print(f"The same in Python:\n\n{python}\n", file=sys.stderr, flush=True)
+
+    when_accepted(show)
+    yield
+    if not told:
+        show()

@@ -13,7 +13,7 @@ from dovetail.envs.interface import SplitHostEnv
 from dovetail.envs.names import missing_extra
 from dovetail.envs.processes import PATIENCE, Build, ProcessVectorEnv, Seeding, sendable
 from dovetail.envs.vector import VectorHost, autoreset_mode
-from dovetail.errors import UserError
+from dovetail.errors import UserError, one_sentence
 
 _EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "ale_py": "atari"}
 
@@ -92,4 +92,4 @@ def created(build: Callable[[], Any], env_id: str) -> Any:
             raise UserError(f"{env_id} needs a package that is not installed: {text}") from error
         raise missing_extra(env_id, extra, extra) from error
     except Exception as error:
-        raise UserError(f"{env_id} could not be made: {type(error).__name__}: {error}") from error
+        raise UserError(f"{env_id} could not be made: {one_sentence(error)}") from error

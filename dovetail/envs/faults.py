@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from dovetail.envs.makers import Alone
+from dovetail.errors import defined_at, is_users, user_line
 
 _INDEX_VARIABLE = {
     Alone.step.__code__: "i",
@@ -35,7 +36,37 @@ def fault(
         )
     index = _index_in(error.__traceback__)
     who = "an environment" if index is None else f"environment {first + index}"
-    return f"{who} raised {type(error).__name__} in {call} at step {step}: {error}"
+    if old := _like_old_gym(error, venv, index, call):
+        return f"{who} {old}"
+    place = user_line(error)
+    where = f" at {place}" if place else ""
+    return f"{who} raised {type(error).__name__} in {call} at step {step}{where}: {error}"
+
+
+def _like_old_gym(
+    error: BaseException, venv: VectorEnv[Any, Any, Any], index: int | None, call: str
+) -> str:
+    """The end of a sentence about an environment with the old Gym's interface; empty if it is not
+    one."""
+    told, frame = str(error), error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    if frame is None or is_users(frame.tb_frame.f_code.co_filename):
+        return ""  # it arose in the environment's own code, or in another process
+    # A step that ends an episode may fail in the reset after it.
+    in_reset = "expected 2" in told or call == "reset"
+    own = venv.envs[index or 0].unwrapped if isinstance(venv, SyncVectorEnv) else None
+    where = defined_at(getattr(type(own), "reset" if in_reset else "step", None))
+    if "unexpected keyword argument 'seed'" in told or "keyword argument 'options'" in told:
+        return f"has an old reset: {where}write it as reset(self, *, seed=None, options=None)."
+    if "unpack" not in told:
+        return ""
+    if in_reset:
+        return f"has an old reset: {where}return (observation, info), not the observation alone."
+    return (
+        f"has an old step: {where}return (observation, reward, terminated, truncated, info), five "
+        "values; the old Gym's four had done in place of terminated and truncated."
+    )
 
 
 def _index_in(traceback: TracebackType | None) -> int | None:

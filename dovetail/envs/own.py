@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail.envs.interface import EnvSpec, HostEnv, JaxEnv
 from dovetail.envs.resolve import Env
-from dovetail.errors import UserError
+from dovetail.errors import UserError, one_sentence
 from dovetail.loading import call_named, load_object
 
 
@@ -136,4 +136,4 @@ def _called(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) 
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{env_id} could not be made: {type(error).__name__}: {error}") from error
+        raise UserError(f"{env_id} could not be made: {one_sentence(error)}") from error

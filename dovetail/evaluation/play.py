@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail.algorithm import Algorithm, Params, Timestep
-from dovetail.batching import act_for_one, act_on_batch, defines, greedy_on_batch
+from dovetail.batching import act_for_one, act_on_batch, defines, greedy_on_batch, takes_batch
 from dovetail.envs.interface import Continuous
-from dovetail.graph.unroll import Act, slot_reset
+from dovetail.graph.check import GREEDY, check_action, results, same_carry
+from dovetail.graph.unroll import Act, environment_keys, initial_actor, slot_reset
 from dovetail.graph.unroll import StepRecord as Turn
 
 ACTING = 0x616374
@@ -83,6 +84,23 @@ def acting_on_host(algorithm: Algorithm, explore: bool) -> Act:
         return act(params, carry, timestep, at)
 
     return reset_and_act
+
+
+def check_greedy(algorithm: Algorithm) -> None:
+    """Traces the greedy policy of a bound algorithm for a batch of two, and checks its results:
+    otherwise its errors would appear only at the first evaluation."""
+    whole, spec = greedy_on_batch(algorithm), algorithm.task.env
+    name = "greedy_batch" if takes_batch(whole) else "greedy"
+
+    def acted(key: jax.Array) -> Any:
+        seen = jax.tree.map(lambda x: jnp.zeros((2, *x.shape), x.dtype), spec.observation)
+        actor = initial_actor((), seen, algorithm.initial_carry(), environment_keys(key, 2))
+        made = whole(algorithm.acting(algorithm.init(key)), actor.carry, actor.timestep)
+        action, carry = results(algorithm, name, getattr(algorithm, name), made, GREEDY)
+        same_carry(algorithm, name, actor.carry, carry)
+        return action
+
+    check_action(algorithm, spec, jax.eval_shape(acted, jax.random.key(0)), name)
 
 
 def played(turn: Turn) -> Played:

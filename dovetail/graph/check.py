@@ -10,28 +10,50 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.algorithm import Algorithm
+from dovetail.boundaries import At
 from dovetail.envs.interface import Continuous, Discrete, EnvSpec, MultiDiscrete
-from dovetail.errors import UserError
+from dovetail.errors import UserError, defined_at
+
+ACT = ("action", "extras", "carry")
+GREEDY = ("action", "carry")
+"""The results of `act` and `greedy`."""
+
+
+def results(
+    algorithm: Algorithm, name: str, function: Any, made: Any, wanted: tuple[str, ...]
+) -> Any:
+    """Checks that the method `name`, or the `function` in its place, returned as many results as
+    are `wanted`."""
+    if isinstance(made, tuple) and len(made) == len(wanted):
+        return made
+    found = f"{len(made)} results" if isinstance(made, tuple) else _kind(made)
+    raise UserError(
+        f"{defined_at(function)}{type(algorithm).__name__}.{name} must return "
+        f"({', '.join(wanted)}), but returned {found}."
+    )
 
 
 def two_results(algorithm: Algorithm, result: Any) -> tuple[Any, dict[str, Any]]:
     """Checks that `iteration` returned (state, metrics)."""
-    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+    results(algorithm, "iteration", algorithm.iteration, result, ("state", "metrics"))
+    if not isinstance(result[1], dict):
         raise UserError(
-            f"{type(algorithm).__name__}.iteration must return (state, metrics) with metrics a "
-            f"dict of scalars, got {type(result).__name__}."
+            f"{defined_at(algorithm.iteration)}{type(algorithm).__name__}.iteration must return "
+            f"(state, metrics) with metrics a dict of scalars, but its metrics are "
+            f"{_kind(result[1])}."
         )
     return result
 
 
+def _kind(made: Any) -> str:
+    return "nothing" if made is None else f"a {type(made).__name__}"
+
+
 def check_state(algorithm: Algorithm, before: Any, after: Any) -> None:
     """Checks that the new state has the structure, shapes and dtypes of the old one."""
-    name = type(algorithm).__name__
+    name = f"{defined_at(algorithm.iteration)}{type(algorithm).__name__}"
     if jax.tree.structure(before) != jax.tree.structure(after):
-        raise UserError(
-            f"{name}.iteration returns a state of another structure than {name}.init made: "
-            f"{jax.tree.structure(after)} instead of {jax.tree.structure(before)}."
-        )
+        raise UserError(f"{name}.iteration {_difference('state', 'init', before, after)}.")
     for (path, old), new in zip(
         jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
     ):
@@ -43,20 +65,54 @@ def check_state(algorithm: Algorithm, before: Any, after: Any) -> None:
             )
 
 
+def _difference(what: str, made_by: str, before: Any, after: Any) -> str:
+    """How the structure of a returned tree differs from the one that `made_by` made."""
+    was, now = _marks(before), _marks(after)
+    for path in [*was, *now]:
+        old, new = was.get(path), now.get(path)
+        if old != new and new is None:
+            return (
+                f"returns {what}{path} without the mark of {made_by}, for the side {old!r}: return "
+                f"dt.at({old!r}, …)"
+            )
+        if old != new:
+            there = f"for the side {old!r}" if old else "without a mark"
+            return (
+                f"returns {what}{path} marked for the side {new!r}, but {made_by} makes it {there}:"
+                f" mark it alike in both"
+            )
+    there, here = _paths(before), _paths(after)
+    if gone := next((path for path in there if path not in here), None):
+        return f"returns no {what}{gone}, which {made_by} makes"
+    if new := next((path for path in here if path not in there), None):
+        return f"returns {what}{new}, which {made_by} does not make"
+    kinds = type(after).__name__, type(before).__name__
+    other = f"a {kinds[0]} where {made_by} makes a {kinds[1]}"
+    return f"returns as {what} " + (other if kinds[0] != kinds[1] else "other containers inside")
+
+
+def _marks(tree: Any) -> dict[str, str]:
+    """The sides of the marked parts of a tree, by path."""
+    parts = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda part: isinstance(part, At))
+    return {jax.tree_util.keystr(path): part.side for path, part in parts if isinstance(part, At)}
+
+
+def _paths(tree: Any) -> list[str]:
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
 def same_carry(algorithm: Algorithm, function: str, before: Any, after: Any) -> Any:
     """Checks a returned carry against the one passed in and casts it to the same dtypes."""
+    name = f"{defined_at(getattr(algorithm, function))}{type(algorithm).__name__}.{function}"
     if jax.tree.structure(before) != jax.tree.structure(after):
-        raise UserError(
-            f"{type(algorithm).__name__}.{function} returns a carry of structure "
-            f"{jax.tree.structure(after)}, but initial_carry() has {jax.tree.structure(before)}."
-        )
+        raise UserError(f"{name} {_difference('carry', 'initial_carry', before, after)}.")
     for (path, old), new in zip(
         jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
     ):
         if old.shape != new.shape:
             raise UserError(
-                f"{type(algorithm).__name__}.{function} changes carry{jax.tree_util.keystr(path)} "
-                f"from shape {list(old.shape[1:])} to {list(new.shape[1:])}; keep its shape."
+                f"{name} changes carry{jax.tree_util.keystr(path)} from shape "
+                f"{list(old.shape[1:])} to {list(new.shape[1:])}; keep its shape."
             )
     # A scan needs the same dtypes in and out.
     return jax.tree.map(lambda old, new: new.astype(old.dtype), before, after)
@@ -68,14 +124,15 @@ def check_batch(algorithm: Algorithm, function: str, size: int, made: Any) -> No
         if not jnp.ndim(leaf) or leaf.shape[0] != size:
             what = ("action", "extras")[path[0].idx] + jax.tree_util.keystr(path[1:])
             raise UserError(
-                f"{type(algorithm).__name__}.{function} returns {what} of shape "
+                f"{defined_at(getattr(algorithm, function))}{type(algorithm).__name__}.{function} "
+                f"returns {what} of shape "
                 f"{list(jnp.shape(leaf))} for {size} environments: return [{size}, …], a row for "
                 f"each."
             )
 
 
-def check_action(algorithm: Algorithm, spec: EnvSpec, action: Any) -> None:
-    """Checks a batch of actions [B, …] against the environment's action space."""
+def check_action(algorithm: Algorithm, spec: EnvSpec, action: Any, function: str = "act") -> None:
+    """Checks a batch of actions [B, …] of `function` against the environment's action space."""
     match spec.action:
         case Discrete():
             wanted, kind = (), jnp.integer
@@ -89,8 +146,9 @@ def check_action(algorithm: Algorithm, spec: EnvSpec, action: Any) -> None:
         found = " and ".join(f"{x.dtype}{list(x.shape[1:])}" for x in leaves) or "nothing"
         number = "a whole number" if kind is jnp.integer else "a float"
         raise UserError(
-            f"{type(algorithm).__name__}.act returns the action {found}, but {spec.id} takes "
-            f"{spec.action}: {number} of shape {list(wanted)}."
+            f"{defined_at(getattr(algorithm, function))}{type(algorithm).__name__}.{function} "
+            f"returns the action {found}, but {spec.id} takes {spec.action}: "
+            f"{number} of shape {list(wanted)}."
         )
 
 

@@ -58,6 +58,30 @@ def kept_on(side: Side, made: Any) -> list[bool]:
     return stays
 
 
+def refuse_wrong_call(side: Any, function: Any) -> None:
+    """Raises if the first two arguments of `rl.call` are not a side and a function."""
+    if isinstance(side, str) and callable(function):
+        return
+    wrong, what = ("second", function) if isinstance(side, str) else ("first", side)
+    kind = "a marked part of the state" if isinstance(what, At) else f"a {type(what).__name__}"
+    raise UserError(
+        f"{here()}: rl.call takes the name of a side and the function to run there, then its "
+        f"arguments, but its {wrong} argument is {kind}: write rl.call('critic', function, …)."
+    )
+
+
+def refused_mark(state: Any) -> str:
+    """The sentence about a marked part of the state that is used without `rl.call`."""
+    parts = jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_mark)
+    found = {jax.tree_util.keystr(path): at.side for path, at in parts if isinstance(at, At)}
+    names = " and ".join(f"state{path} on the side {side!r}" for path, side in found.items())
+    side = next(iter(found.values()), "critic")
+    return (
+        f"a part of the state that lives on another side cannot be used here (init marks {names}): "
+        f"run a function there with rl.call({side!r}, function, …), which receives the part itself."
+    )
+
+
 def declared(function: Callable[..., Any], result: Any) -> Any:
     """The declared result of plain Python, as a pytree of `jax.ShapeDtypeStruct`."""
     leaves = jax.tree.leaves(result)
@@ -78,13 +102,20 @@ def run_python(function: Callable[..., Any], args: Any, result: Any, where: str)
     made = function(*given)
     if jax.tree.structure(made) != jax.tree.structure(result):
         raise UserError(
-            f"{where}: {_name(function)} returned {jax.tree.structure(made)}, but was declared to "
-            f"return {jax.tree.structure(result)}."
+            f"{where}: {_name(function)} returned {_shapes(made)}, but was declared to return "
+            f"{_shapes(result)}."
         )
     return [
         _checked(function, leaf, shape, where)
         for leaf, shape in zip(jax.tree.leaves(made), jax.tree.leaves(result), strict=True)
     ]
+
+
+def _shapes(tree: Any) -> str:
+    """The shapes in a tree, as text."""
+    if tree is None:
+        return "nothing"
+    return str(jax.tree.map(lambda leaf: list(np.shape(leaf)), tree))
 
 
 def _checked(function: Callable[..., Any], leaf: Any, shape: Any, where: str) -> np.ndarray:

@@ -7,6 +7,7 @@ graph cannot be cut, so they are refused there with the user's file and line.
 
 import dataclasses
 import os
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -39,12 +40,14 @@ from dovetail.boundaries import (
 )
 from dovetail.envs import batched
 from dovetail.envs.interface import EnvSpec, JaxEnv
-from dovetail.errors import UserError
+from dovetail.errors import UserError, defined_at, user_line
 from dovetail.graph import primitives
 from dovetail.graph.check import (
+    ACT,
     check_action,
     check_batch,
     check_state,
+    results,
     same_carry,
     scalar,
     two_results,
@@ -52,7 +55,7 @@ from dovetail.graph.check import (
 from dovetail.graph.cost import flops
 from dovetail.graph.cut import cut
 from dovetail.graph.ir import Graph, Inner
-from dovetail.graph.marks import declared, kept_on, unmarked
+from dovetail.graph.marks import declared, kept_on, refuse_wrong_call, refused_mark, unmarked
 from dovetail.graph.primitives import Crossing
 from dovetail.graph.sides import Ends, origin, settle
 from dovetail.graph.traced import PythonSpec, Traced, UnrollSpec
@@ -131,6 +134,9 @@ def trace_iteration(
     _refuse_uneven(actors, learners, "replicas", "actors")
     share = dataclasses.replace(task, num_envs=task.num_envs // actors)
     state = jax.eval_shape(algorithm.init, seed_key(0))
+    if not jax.tree.leaves(state):
+        name = f"{defined_at(algorithm.init)}{type(algorithm).__name__}"
+        raise UserError(f"{name}.init must return the state, but returned nothing.")
     actor = abstract_actor(algorithm, share, env)
     carry = jax.tree.map(np.asarray, algorithm.initial_carry())
     names: list[str] = []
@@ -161,6 +167,10 @@ def trace_iteration(
             f"{_user_line(error)}: Python needs the value of a traced array here, in an if, a loop "
             f"or a conversion; use jnp.where, jax.lax.cond or jax.lax.scan instead."
         ) from error
+    except (TypeError, AttributeError) as error:
+        if not re.search(r"\bAt\b", str(error)) or not user_line(error):
+            raise
+        raise UserError(f"{user_line(error)}: {refused_mark(state)}") from error
     return Traced(
         _without_dead_code(closed),
         jax.tree.structure(state),
@@ -256,6 +266,7 @@ class Tracing(RL):
         result: Any = None,
     ) -> Any:
         """Sends the arguments, runs the function, returns the results; marked parts stay."""
+        refuse_wrong_call(side, function)
         rule, sent, numbers = How(how), list[Any](), list[int]()
         for arg in unmarked(args):  # one crossing each: arguments may live on different sides
             numbers.append(self._crossings)
@@ -483,7 +494,8 @@ class Tracing(RL):
         whole, name = over_batch(chosen), "act_batch" if takes_batch(chosen) else "act"
 
         def checked(params: Params, carry: Any, timestep: Any, keys: jax.Array) -> Any:
-            action, extras, after = whole(params, carry, timestep, keys)
+            made = whole(params, carry, timestep, keys)
+            action, extras, after = results(algorithm, name, chosen, made, ACT)
             check_batch(algorithm, name, keys.shape[0], (action, extras))
             return action, extras, same_carry(algorithm, name, carry, after)
 

@@ -9,7 +9,12 @@ from dovetail.plan.explanation import Explanation
 from dovetail.strategies.interface import Strategy
 from dovetail.strategies.local import Local
 from dovetail.training.cluster import join
-from dovetail.training.planning import plan_for, prepare_backend, resolve_strategy
+from dovetail.training.planning import (
+    plan_for,
+    prepare_backend,
+    resolve_algorithm,
+    resolve_strategy,
+)
 from dovetail.training.replay_servers import ServedReplay, refuse_without
 
 STEPS = 200_000
@@ -17,7 +22,7 @@ STEPS = 200_000
 
 
 def explain(
-    algorithm: Algorithm,
+    algorithm: Algorithm | str,
     env: Any,
     strategy: Strategy | str | None = None,
     cluster: Deployment | str | None = None,
@@ -35,7 +40,7 @@ def explain(
             connection.close()
     found = resolve(env, traced=chosen.traced_envs)
     served = None if kept is None else kept.served(where is not None)
-    planned = plan_for(algorithm, found, chosen, STEPS, resources, served=served)
+    planned = plan_for(resolve_algorithm(algorithm), found, chosen, STEPS, resources, served=served)
     if kept is not None:
         refuse_without(planned.graph)
     return Explanation(planned.graph, planned.plan)

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from dovetail.errors import UserError, defined_at
 from dovetail.graph.ir import Graph
 from dovetail.graph.shares import Graphs
 from dovetail.plan.check import check, check_placement
@@ -18,6 +19,12 @@ def make_plan(strategy: "Strategy", graphs: Graphs, resources: Resources) -> tup
     Raises `UserError` if the plan is not sound.
     """
     plan = strategy.plan(graphs.whole, resources)
+    if not isinstance(plan, Plan):
+        kind = "nothing" if plan is None else f"a {type(plan).__name__}"
+        raise UserError(
+            f"{defined_at(strategy.plan)}{type(strategy).__name__}.plan must return a Plan, as "
+            f"self.place(graph, workers, instances) makes it, but returned {kind}."
+        )
     # First, because tracing the shares divides by the plan's numbers of copies.
     check_placement(plan, graphs.whole, resources.devices)
     graph = graphs.at(plan.traced_copies, plan.update_envs, plan.batch or None)

@@ -127,6 +127,15 @@ class Checkpoints:
         step = self._choose(None)
         return _read_record(self.folder / str(step), f"Checkpoint {step} in {self.folder}")["meta"]
 
+    def arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The arrays of the latest checkpoint, by path in the saved tree, and its metadata."""
+        step = self._choose(None)
+        place = f"Checkpoint {step} in {self.folder}"
+        record = _read_record(self.folder / str(step), place)
+        found = _read_arrays(self.folder / str(step), record["leaves"], place)
+        names = [present_path(entry["path"]) for entry in record["leaves"]]
+        return dict(zip(names, found, strict=True)), record["meta"]
+
     def restore(
         self, like: PyTree, step: int | None = None, expect: Mapping[str, Any] | None = None
     ) -> tuple[PyTree, dict[str, Any]]:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from dovetail.envs.resolve import Env
+from dovetail.errors import one_sentence
 from dovetail.graph.ir import Graph, Value
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
@@ -27,7 +28,7 @@ from dovetail.runtime.remote import RemoteWorkers
 from dovetail.runtime.report import Report, Tapped, UpdatePart, all_finite, sums
 from dovetail.runtime.schedule import Workers
 from dovetail.runtime.states import States
-from dovetail.runtime.supervision import Recovery, WorkerFailed, refuse_hung, sentence
+from dovetail.runtime.supervision import Recovery, WorkerFailed, refuse_hung
 from dovetail.runtime.worker import RunningWorker
 from dovetail.telemetry.spans import COMPUTE, WAIT
 
@@ -247,7 +248,7 @@ class Execution:
         if self._failure is not None:
             name, error = self._failure
             self._failure = None
-            raise WorkerFailed(f"Worker {name} failed: {sentence(error)}") from error
+            raise WorkerFailed(f"Worker {name} failed: {one_sentence(error)}") from error
         refuse_hung([worker.watch for worker in self._workers.all], self._patience)
 
     def report(self, iterations: int) -> Report:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from dovetail.envs.member import ProcessFailed
-from dovetail.errors import ServerGone, UserError
+from dovetail.errors import ServerGone, UserError, one_sentence
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 from dovetail.runtime.channel import Closed
@@ -117,7 +117,7 @@ class Recovery:
             lost = LOST if worker.away is not None and self._holds_state(worker) else ""
             self._tell(
                 f"{worker.name} failed; {again} set up again in {pause:.1f} s{lost} "
-                f"(restart {restarts.total}): {sentence(failed)}"
+                f"(restart {restarts.total}): {one_sentence(failed)}"
             )
             if self._stopping.wait(pause):
                 raise Closed("stopping")
@@ -155,10 +155,3 @@ def refuse_hung(watches: Sequence[Watch], patience: float) -> None:
                 f"A worker hangs: {watch.complaint()}A thread cannot be ended from outside; "
                 f"with --processes its environments can."
             )
-
-
-def sentence(error: BaseException) -> str:
-    """The message of an error, with its type unless it is a `UserError`."""
-    if isinstance(error, UserError):
-        return str(error)
-    return f"{type(error).__name__}: {error}"

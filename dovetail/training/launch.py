@@ -53,7 +53,7 @@ def launch(
         actor,
         episode_keys=keys,
         turn=reached.updates,
-        watched=_positions(algorithm.acting, state, settings.seeds),
+        watched=acting_leaves(algorithm.acting, state, settings.seeds),
     )
     return Loop(
         runtime,
@@ -118,7 +118,7 @@ def _states(
         algorithm, env.jax, plan.num_envs, start.config["seed"], start.settings.seeds, data
     )
     if started is None:
-        return state, actor, None
+        return state if start.warm is None else start.warm.into(state), actor, None
     if started.actor is not None:
         keys = resumed_keys(started.actor, started.reached.updates) if env.jax is None else None
         return with_data(started.state, data), started.actor, keys
@@ -127,7 +127,7 @@ def _states(
     return with_data(started.state, data), actor, None
 
 
-def _positions(acting: Callable[[Any], Any], state: Any, seeds: int) -> list[int]:
+def acting_leaves(acting: Callable[[Any], Any], state: Any, seeds: int) -> list[int]:
     """The positions of the learner's leaves that acting uses; all positions if it uses none."""
     traced = jax.make_jaxpr(acting if seeds == 1 else jax.vmap(acting))(state).jaxpr
     read = {id(atom) for equation in traced.eqns for atom in equation.invars}

@@ -3,10 +3,12 @@
 import contextlib
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dovetail.algorithm import Algorithm, Task
+from dovetail.algorithms import ALGORITHMS
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, nearest
 from dovetail.graph.ir import Graph
@@ -79,10 +81,10 @@ def graphs_of(
     return Graphs(algorithm, task, env.jax, wanted)
 
 
-def trace(algorithm: Algorithm, env: Any, steps: int = 200_000) -> Graph:
+def trace(algorithm: Algorithm | str, env: Any, steps: int = 200_000) -> Graph:
     """Returns the graph of `algorithm` on `env`, the input of every strategy."""
-    found = resolve(env)
-    return trace_task(algorithm, Task(found.spec, algorithm.num_envs, steps), found.jax)
+    found, loop = resolve(env), resolve_algorithm(algorithm)
+    return trace_task(loop, Task(found.spec, loop.num_envs, steps), found.jax)
 
 
 def prepare_backend(strategy: Strategy, devices: int | None = None) -> None:
@@ -113,17 +115,27 @@ def machine() -> Resources:
 
 def resolve_strategy(strategy: Strategy | str | None, env: Any) -> Strategy:
     """Returns the strategy for an object, a name, file.py:Name, or None (the default)."""
-    if strategy is None:
-        return default_strategy(env)
-    if not isinstance(strategy, str):
-        return strategy
-    if ":" in strategy:
-        return load_object(strategy, "strategy")()
-    if strategy not in STRATEGIES:
-        raise UserError(f"There is no strategy {strategy!r}: {nearest(strategy, STRATEGIES)}")
-    import dovetail.strategies as strategies
+    return default_strategy(env) if strategy is None else _made(strategy, "strategy", STRATEGIES)
 
-    return getattr(strategies, STRATEGIES[strategy].partition(":")[2])()
+
+def resolve_algorithm(algorithm: Algorithm | str | type[Algorithm]) -> Algorithm:
+    """Returns the algorithm for an object, a name, file.py:Name, or a class: the last three with
+    default options."""
+    return _made(algorithm, "algorithm", ALGORITHMS)
+
+
+def _made(given: Any, what: str, known: Mapping[str, str]) -> Any:
+    """The algorithm or strategy, whichever way it is given."""
+    made = given
+    if isinstance(given, str) and ":" not in given and given.lower() not in known:
+        raise UserError(f"There is no {what} {given!r}: {nearest(given, known)}")
+    if isinstance(given, str):
+        made = load_object(known.get(given.lower(), given), what)
+    made = made() if isinstance(made, type) else made
+    if not isinstance(made, Algorithm if what == "algorithm" else Strategy):
+        example = "dt.algorithms.PPO()" if what == "algorithm" else "dt.strategies.Local()"
+        raise UserError(f"The {what} is a {type(made).__name__}: give one, such as {example}.")
+    return made
 
 
 def default_strategy(env: Any) -> Strategy:

@@ -1,20 +1,25 @@
 """Prepares a start of a run: its phases, each with place, plan and bound algorithm."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import Env
+from dovetail.evaluation.play import check_greedy
 from dovetail.hosts.deployment import Deployment
 from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
 from dovetail.strategies.interface import Strategy
+from dovetail.training.changes import Changed
 from dovetail.training.dataset import RecordedData
 from dovetail.training.phases import Phase, phases, task_of
 from dovetail.training.place import Place
 from dovetail.training.planning import Planned
 from dovetail.training.replay_servers import ServedReplay
+
+if TYPE_CHECKING:
+    from dovetail.training.warm_start import WarmStart
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,7 @@ class Preparation:
             planned = place.plan(self.env, total, self.settings, data, phase.online)
             bound = self.algorithm.bind(task_of(planned, total, data, phase.online, place.served))
             found.append(PreparedPhase(phase, place, planned, bound))
+        check_greedy(found[-1].algorithm)
         return found
 
 
@@ -86,6 +92,10 @@ class RunStart:
     silent: str | None
     """The reason why nothing is evaluated; None if evaluation is possible."""
     resumed: bool
+    changed: Changed = field(default_factory=dict)
+    """Options that change with this start of a resumed run."""
+    warm: "WarmStart | None" = None
+    """The parameters to begin with, if they are another run's."""
 
     @property
     def last(self) -> PreparedPhase:

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 from dovetail.errors import UserError
 from dovetail.replay.data import without_data
 from dovetail.run.checkpoint import Checkpoints
+from dovetail.training.announcing import accepted
+from dovetail.training.changes import record
 from dovetail.training.loop import Reached
 from dovetail.training.prepare import RunStart
 from dovetail.training.start import shapes
@@ -38,7 +40,11 @@ def restored(start: RunStart, checkpoints: Checkpoints) -> tuple[int, Started]:
         meta["updates"], meta["env_steps"], meta["seconds"], meta["time_to_threshold"]
     )
     _refuse_finished(start, reached)
-    start.run.write_json("config.json", config)  # the total may have changed
+    if start.changed:
+        entry = record(start.changed, reached.updates, reached.env_steps)
+        config["changes"] = [*config.get("changes", ()), entry]
+    accepted()
+    start.run.write_json("config.json", config)  # the total or options may have changed
     if not prepared.phase.online:
         over = reached.env_steps >= prepared.phase.end
         return min(at + over, len(phases) - 1), Started(tree["state"], None, reached)

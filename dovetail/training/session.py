@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from dovetail.errors import UserError
+from dovetail.errors import UserError, command, user_line
 from dovetail.evaluation.evaluate import Evaluator
 from dovetail.run.checkpoint import Checkpoints
 from dovetail.run.folder import Run
@@ -16,10 +16,12 @@ from dovetail.telemetry.progress import make_progress
 from dovetail.telemetry.sinks import MetricsWriter
 from dovetail.telemetry.status import Status
 from dovetail.telemetry.timeline import Timeline
+from dovetail.training.announcing import accepted
 from dovetail.training.background_evaluation import BackgroundEvaluation
+from dovetail.training.changes import sentence
 from dovetail.training.finish import finish
 from dovetail.training.launch import launch
-from dovetail.training.loop import Diverged, Loop
+from dovetail.training.loop import Diverged, Loop, Reached
 from dovetail.training.phases import Phase
 from dovetail.training.prepare import RunStart
 from dovetail.training.reporting import make_exporter, make_recorder
@@ -32,12 +34,14 @@ WIDE = 64
 
 def conduct(start: RunStart, stop: Stop) -> Run:
     """Runs the loop of every phase and finishes the folder; raises `Stopped` if stopped."""
+    if not start.resumed:  # a resumed run is accepted once it is restored
+        accepted()
     with ExitStack() as stack:
         loop = _Session(start, stop, stack).go()
     if stop:
         raise stop.stopped(
             f"after {loop.reached.env_steps:,} steps; everything is saved. Go on with: "
-            f"dovetail train --resume {start.run.path}"
+            f"{command('train', '--resume', start.run.path)}"
         )
     return start.run
 
@@ -75,6 +79,7 @@ class _Session:
         at, loop = self._begin()
         recorder = make_recorder(start.run, start.config, start.settings, loop.reached, self._tell)
         stack.callback(recorder.close)
+        self._tell_beginning(loop.reached, recorder)
         evaluations = BackgroundEvaluation(_evaluator(start))
         stack.callback(evaluations.close)
         loop = self._run_phases(at, loop, recorder, evaluations)
@@ -86,6 +91,16 @@ class _Session:
         finish(start.run, start.config, loop, bound, env, evaluations, self._stop, self._progress)
         self._checkpoints.close()
         return loop
+
+    def _tell_beginning(self, reached: Reached, recorder: MetricsWriter) -> None:
+        """Says what this start does differently: other options, or another run's parameters."""
+        if self._start.warm is not None:
+            self._tell(str(self._start.warm))
+        if self._start.changed:
+            self._tell(sentence(self._start.changed, reached.updates))
+            phase = float(len(self._start.config["changes"]))
+            row = {"time_s": reached.seconds, "updates": float(reached.updates), "phase": phase}
+            recorder.record(reached.env_steps, row)
 
     def _begin(self) -> tuple[int, Loop]:
         """Returns (index of the phase to begin with, its loop)."""
@@ -172,15 +187,29 @@ class _Session:
         if isinstance(error, Diverged) and self._exporter is not None:
             self._exporter.diverged()
         if isinstance(error, UserError):
-            saved, run = checkpoints.latest(), self._start.run.path
-            kept = "Nothing was saved."
-            if saved is not None:
-                kept = f"Update {saved} is saved: go on with dovetail train --resume {run}"
-            if saved is not None and isinstance(error, Diverged):
-                kept = f"Update {saved} is saved in {run}"
             told = str(error)
             stop = "" if told.endswith((".", "!", "?")) else "."
-            raise UserError(f"{told}{stop} {kept}") from error
+            raise UserError(f"{told}{stop} {self._kept(error)}") from error
+
+    def _kept(self, error: UserError) -> str:
+        """What is left of a run that an error ended."""
+        saved, run = self._checkpoints.latest(), self._start.run.path
+        if not saved:  # update 0 is what the run began with
+            return "It ended before its first update."
+        if isinstance(error, Diverged):
+            return f"Update {saved} is saved in {run}"
+        again = command("train", "--resume", run)
+        first = "once that is repaired, " if _recurs(error) else ""
+        return f"Update {saved} is saved: {first}go on with {again}"
+
+
+def _recurs(error: BaseException | None) -> bool:
+    """Whether an error arose in the user's own code, here or in a process of environments."""
+    while error is not None:
+        if user_line(error) or getattr(error, "traceback", ""):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _title(start: RunStart) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import resolve
 from dovetail.errors import UserError, check_option
 from dovetail.hosts.deployment import Deployment, rebuilt
+from dovetail.loading import refuse_while_loading
 from dovetail.plan import serial
 from dovetail.plan.explanation import Explanation
 from dovetail.run.folder import Run
@@ -17,19 +19,21 @@ from dovetail.run.settings import Settings
 from dovetail.strategies import STRATEGIES
 from dovetail.strategies.interface import Strategy
 from dovetail.telemetry.remote import check_services
+from dovetail.training.changes import refuse_other_shapes, with_changes
 from dovetail.training.config import describe, name_of, options_of, rebuild_all
 from dovetail.training.dataset import MEMORY, RecordedData, check_data
 from dovetail.training.phases import acting_strategy, acts_at_all, check_steps, choose_strategy
-from dovetail.training.planning import Planned, prepare_backend
+from dovetail.training.planning import Planned, prepare_backend, resolve_algorithm
 from dovetail.training.prepare import Preparation, RunStart
 from dovetail.training.replay_servers import ServedReplay
 from dovetail.training.session import conduct
 from dovetail.training.signals import stopping
 from dovetail.training.start import enable_compile_cache
+from dovetail.training.warm_start import warm_start
 
 
 def train(
-    algorithm: Algorithm,
+    algorithm: Algorithm | str,
     env: Any = None,
     strategy: Strategy | str | None = None,
     *,
@@ -40,10 +44,12 @@ def train(
     data_memory: int = MEMORY,
     cluster: Deployment | str | None = None,
     replay: ServedReplay | str | None = None,
+    init_from: str | Path | Run | None = None,
     settings: Settings = Settings(),
 ) -> Run:
     """Trains `algorithm` on `env` for `total_steps` environment steps; returns the run.
 
+    `algorithm` is an object, as in `train(PPO(gamma=0.9), …)`, or a name, as in `train("ppo", …)`.
     `env` is an id ("CartPole-v1", "gymnax:Breakout-MinAtar"), a `JaxEnv`, or a class or factory of
     Gymnasium environments. `strategy` distributes the loop; the default is Fused for JAX
     environments and Local for others. With `cluster` the run uses Ray: "local" starts a cluster on
@@ -61,9 +67,14 @@ def train(
     for server processes of this run, or the address of running servers. A `ServedReplay` has more
     options.
 
+    `init_from` is a run whose parameters this one begins with: a warm start, on the same task or on
+    another one with the same observations and actions. Nothing else is taken from it.
+
     Call it from the main thread: the first Ctrl-C or SIGTERM then saves a checkpoint and stops.
     """
     began = time.perf_counter()
+    refuse_while_loading("dt.train")
+    algorithm = resolve_algorithm(algorithm)
     check_steps(total_steps, online_steps, data is not None)
     check_option("seed", seed, 0 <= seed < 2**31, "0 or more, and less than 2147483648")
     check_services(settings.log)
@@ -95,10 +106,12 @@ def train(
         prepared = making.phases(chosen, total_steps, online_steps, stack)
         if recorded is not None:
             recorded.check()  # before the folder exists: a bad dataset must not leave one behind
+        warm = None if init_from is None else warm_start(init_from, prepared[0].algorithm)
+        config["init_from"] = None if warm is None else str(warm.run)
         run = Run.create(settings.folder, _run_name(config), config)
         _write_plan(run, prepared[-1].planned)
         start = RunStart(run, found, prepared, config, settings, began, recorded, silent, False)
-        return conduct(start, stop)
+        return conduct(replace(start, warm=warm), stop)
 
 
 def resume(
@@ -107,8 +120,13 @@ def resume(
     env: Any = None,
     cluster: Deployment | str | None = None,
     online_steps: int | None = None,
+    **options: Any,
 ) -> Run:
     """Continues a run from its last checkpoint, in the same folder; returns the run.
+
+    `options` change the algorithm's options or the settings from here on: `resume(run,
+    learning_rate=1e-4)`. The run's config lists every change, and refuses one that its state was
+    not made for, such as the size of a network.
 
     Without `total_steps` it ends where the uninterrupted run would have. `total_steps` sets a new
     total; the learning rate is annealed over it from then on. `online_steps` does the same for the
@@ -116,9 +134,12 @@ def resume(
     Python object. `cluster` replaces the cluster of the earlier start.
     """
     began = time.perf_counter()
+    refuse_while_loading("dt.resume")
     opened = run if isinstance(run, Run) else Run.open(run)
     config = dict(opened.config)
-    algorithm, strategy, settings = rebuild_all(config)
+    before, strategy, earlier = rebuild_all(config)
+    algorithm, settings, changed = with_changes(before, earlier, options)
+    config |= {"options": options_of(algorithm), "settings": dataclasses.asdict(settings)}
     check_services(settings.log)
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
     where = rebuilt(config.get("cluster")) if where is None else where
@@ -130,9 +151,9 @@ def resume(
             f"Python with dovetail.resume(run, env=…)."
         )
     enable_compile_cache()
-    before = config.get("online_steps", 0)
+    online_before = config.get("online_steps", 0)
     config["steps"] = config["steps"] if total_steps is None else total_steps
-    config["online_steps"] = before if online_steps is None else online_steps
+    config["online_steps"] = online_before if online_steps is None else online_steps
     totals, known = (config["steps"], config["online_steps"]), config.get("data")
     check_steps(*totals, known is not None)
     with stopping() as stop, ExitStack() as stack:
@@ -143,17 +164,21 @@ def resume(
         kept = ServedReplay.rebuilt(config.get("replay"))
         _refuse_unusable(settings, acts, silent, kept)
         # A first online phase: the strategy was chosen for offline training and may not act.
-        if config["online_steps"] and not before:
+        if config["online_steps"] and not online_before:
             strategy = acting_strategy(strategy, given, found)
             config |= {
                 "strategy": name_of(strategy, STRATEGIES),
                 "strategy_options": options_of(strategy),
             }
+        if "until" in changed:
+            until = settings.until
+            config["threshold"] = found.spec.threshold if until is None else until
         seed = config["seed"]
         making = Preparation(algorithm, given, found, where, settings, recorded, seed, kept)
         prepared = making.phases(strategy, *totals, stack)
+        refuse_other_shapes(before, prepared[-1].algorithm, changed)
         start = RunStart(opened, found, prepared, config, settings, began, recorded, silent, True)
-        return conduct(start, stop)
+        return conduct(replace(start, changed=changed), stop)
 
 
 def _opened(data: str | Path, memory: int, stack: ExitStack) -> RecordedData:
