@@ -1,4 +1,4 @@
-"""Mistakes in a user's own file are told in one sentence with its file and line, before training."""
+"""Mistakes in a user's own file: one sentence with its file and line, before training."""
 
 import re
 from pathlib import Path
@@ -269,7 +269,7 @@ def test_an_environment(refused, name: str, mark: str, sentence: str) -> None:
 
 def test_the_traceback_of_own_code_with_debug(capsys: pytest.CaptureFixture[str]) -> None:
     Path("own.py").write_text(OWN)
-    assert main("explain own.py:Typo --env dovetail:CartPole-v1 --debug".split()) == 2
+    assert main(["explain", "own.py:Typo", "--env", "dovetail:CartPole-v1", "--debug"]) == 2
     assert "in act\n    return undefined" in capsys.readouterr().err
 
 
