@@ -71,6 +71,7 @@ def is_users(file: str) -> bool:
 def defined_at(function: Any) -> str:
     """`file:line: ` of a function or method in the user's own code, as the start of a sentence;
     empty for any other."""
+    function = getattr(function, "__wrapped__", function)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None or not is_users(code.co_filename):
         return ""

@@ -222,6 +222,10 @@ STRATEGY_MISTAKES = [
     ),
     ("ppo --strategy own.py:Mixed", "did you mean 'Mixes'?"),
     ("ppo --strategy own.py:Mixes", "is no strategy, it has no method plan"),
+    (
+        "ppo --strategy local --sides critic:0",
+        "--sides 'critic:0' asks for no copy of critic: give 1 or more",
+    ),
 ]
 
 
@@ -313,8 +317,35 @@ def test_a_finished_run_wants_a_larger_total(refused: Refused, copied: Path) -> 
     assert contents(copied) == before
 
 
+def test_a_run_where_an_algorithm_is_named(refused: Refused, finished: Path) -> None:
+    sentence = refused(f"explain {finished}")
+    assert (
+        f"{finished} is a run, not an algorithm: use dovetail explain {finished} --analyz"
+        in sentence
+    )
+
+
+def test_one_learner_replica_is_one(refused: Refused) -> None:
+    line = "train ppo --env dovetail:CartPole-v1 --strategy local --seeds 2"
+    assert refused(line).endswith("with 1 learner replica.")
+
+
+def test_a_metric_that_is_misspelled(refused: Refused, finished: Path) -> None:
+    assert refused(f"plot {finished} --y entropi").endswith("did you mean 'entropy'?")
+
+
+def test_an_error_stands_alone(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the Python that would do the same, for a new run and for a resumed one."""
+    for words in (["ppo", "--env", "CartPoll-v1"], ["--resume", str(finished)]):
+        assert main(["train", *words]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("dovetail: ") and err.count("\n") == 1, err
+
+
 def test_a_folder_that_cannot_be_made(refused: Refused) -> None:
     Path("file").touch()
+    told = refused(f"train a2c --env CartPole-v1 {TINY} --run file/run")
+    assert "choose a folder that can be written" in told and "space" not in told
     assert "Cannot write" in refused(f"train a2c --env CartPole-v1 {TINY} --run file/run")
     assert "is a file" in refused(f"train a2c --env CartPole-v1 {TINY} --run file")
     os.rename("file", "runs")

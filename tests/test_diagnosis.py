@@ -79,7 +79,9 @@ def test_a_run_that_is_alive_and_then_killed(tmp_path: Path) -> None:
         assert not (folder / "stacks.asked").exists()
         process.send_signal(signal.SIGKILL)
         process.wait()
-    first = dovetail.doctor(folder)[0]
+    first, *others = dovetail.doctor(folder)
+    assert any(text.startswith("main was ") for text in (finding.text for finding in others))
+    assert not any(finding.text.startswith("main is ") for finding in others)
     assert first.level == "bad"
     assert f"process {process.pid} is gone" in first.text and "--resume" in first.text
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from dovetail.cli.parser import Parser
 from dovetail.cli.values import numbers
-from dovetail.telemetry.progress import number
 
 
 def run(argv: list[str]) -> None:
@@ -46,6 +45,8 @@ def run(argv: list[str]) -> None:
 
 
 def _text(told: dict[str, Any]) -> str:
+    from dovetail.telemetry.progress import number
+
     band = ""
     if told["confidence_low"] is not None:
         low, high = number(told["confidence_low"]), number(told["confidence_high"])

@@ -91,16 +91,17 @@ def check_greedy(algorithm: Algorithm) -> None:
     otherwise its errors would appear only at the first evaluation."""
     whole, spec = greedy_on_batch(algorithm), algorithm.task.env
     name = "greedy_batch" if takes_batch(whole) else "greedy"
+    own = getattr(algorithm, name)
 
     def acted(key: jax.Array) -> Any:
         seen = jax.tree.map(lambda x: jnp.zeros((2, *x.shape), x.dtype), spec.observation)
         actor = initial_actor((), seen, algorithm.initial_carry(), environment_keys(key, 2))
         made = whole(algorithm.acting(algorithm.init(key)), actor.carry, actor.timestep)
-        action, carry = results(algorithm, name, getattr(algorithm, name), made, GREEDY)
-        same_carry(algorithm, name, actor.carry, carry)
+        action, carry = results(algorithm, name, own, made, GREEDY)
+        same_carry(algorithm, name, own, actor.carry, carry)
         return action
 
-    check_action(algorithm, spec, jax.eval_shape(acted, jax.random.key(0)), name)
+    check_action(algorithm, name, own, spec, jax.eval_shape(acted, jax.random.key(0)))
 
 
 def played(turn: Turn) -> Played:

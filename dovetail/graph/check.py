@@ -101,9 +101,9 @@ def _paths(tree: Any) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def same_carry(algorithm: Algorithm, function: str, before: Any, after: Any) -> Any:
+def same_carry(algorithm: Algorithm, name: str, function: Any, before: Any, after: Any) -> Any:
     """Checks a returned carry against the one passed in and casts it to the same dtypes."""
-    name = f"{defined_at(getattr(algorithm, function))}{type(algorithm).__name__}.{function}"
+    name = f"{defined_at(function)}{type(algorithm).__name__}.{name}"
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise UserError(f"{name} {_difference('carry', 'initial_carry', before, after)}.")
     for (path, old), new in zip(
@@ -118,21 +118,23 @@ def same_carry(algorithm: Algorithm, function: str, before: Any, after: Any) -> 
     return jax.tree.map(lambda old, new: new.astype(old.dtype), before, after)
 
 
-def check_batch(algorithm: Algorithm, function: str, size: int, made: Any) -> None:
+def check_batch(algorithm: Algorithm, name: str, function: Any, size: int, made: Any) -> None:
     """Checks that every leaf of (action, extras) is [size, …]: a row per environment."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(made):
         if not jnp.ndim(leaf) or leaf.shape[0] != size:
             what = ("action", "extras")[path[0].idx] + jax.tree_util.keystr(path[1:])
             raise UserError(
-                f"{defined_at(getattr(algorithm, function))}{type(algorithm).__name__}.{function} "
+                f"{defined_at(function)}{type(algorithm).__name__}.{name} "
                 f"returns {what} of shape "
                 f"{list(jnp.shape(leaf))} for {size} environments: return [{size}, …], a row for "
                 f"each."
             )
 
 
-def check_action(algorithm: Algorithm, spec: EnvSpec, action: Any, function: str = "act") -> None:
-    """Checks a batch of actions [B, …] of `function` against the environment's action space."""
+def check_action(
+    algorithm: Algorithm, name: str, function: Any, spec: EnvSpec, action: Any
+) -> None:
+    """Checks a batch of actions [B, …], made by the method `name`, against the action space."""
     match spec.action:
         case Discrete():
             wanted, kind = (), jnp.integer
@@ -146,7 +148,7 @@ def check_action(algorithm: Algorithm, spec: EnvSpec, action: Any, function: str
         found = " and ".join(f"{x.dtype}{list(x.shape[1:])}" for x in leaves) or "nothing"
         number = "a whole number" if kind is jnp.integer else "a float"
         raise UserError(
-            f"{defined_at(getattr(algorithm, function))}{type(algorithm).__name__}.{function} "
+            f"{defined_at(function)}{type(algorithm).__name__}.{name} "
             f"returns the action {found}, but {spec.id} takes {spec.action}: "
             f"{number} of shape {list(wanted)}."
         )

@@ -99,12 +99,12 @@ def flops(number: int) -> str:
     return quantity(number, "FLOP")
 
 
-def quantity(number: int, unit: str) -> str:
+def quantity(number: float, unit: str) -> str:
     """Three significant digits and a decimal prefix: 1234 B → "1.23 kB"."""
     for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if number >= 0.9995 * 10**power:  # 999.6 kB prints as 1.00 MB
             return f"{number / 10**power:#.3g}".rstrip(".") + f" {prefix}{unit}"
-    return f"{number} {unit}"
+    return f"{round(number)} {unit}"
 
 
 def count(number: int, noun: str, plural: str = "") -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, wraps
 from types import MappingProxyType
 from typing import Any
 
@@ -493,11 +493,12 @@ class Tracing(RL):
         algorithm, chosen = self._algorithm, preferred(self._algorithm, act)
         whole, name = over_batch(chosen), "act_batch" if takes_batch(chosen) else "act"
 
+        @wraps(chosen)
         def checked(params: Params, carry: Any, timestep: Any, keys: jax.Array) -> Any:
             made = whole(params, carry, timestep, keys)
             action, extras, after = results(algorithm, name, chosen, made, ACT)
-            check_batch(algorithm, name, keys.shape[0], (action, extras))
-            return action, extras, same_carry(algorithm, name, carry, after)
+            check_batch(algorithm, name, chosen, keys.shape[0], (action, extras))
+            return action, extras, same_carry(algorithm, name, chosen, carry, after)
 
         return checked
 
@@ -509,7 +510,7 @@ class Tracing(RL):
 
         def reset(carry: Any, first: jax.Array) -> Any:
             after = algorithm.reset_carry(carry, first)
-            return same_carry(algorithm, "reset_carry", carry, after)
+            return same_carry(algorithm, "reset_carry", algorithm.reset_carry, carry, after)
 
         inner, _ = _inner("reset", reset, actor.carry, actor.timestep.first)
         return inner, reset
@@ -524,7 +525,7 @@ class Tracing(RL):
     ) -> tuple[Inner, int, int]:
         actor = self.actor
         action = jax.eval_shape(act, params, actor.carry, actor.timestep, actor.keys)[0]
-        check_action(self._algorithm, self._spec, action)
+        check_action(self._algorithm, "act", act, self._spec, action)
         after = jax.eval_shape(step, actor.env, action, actor.keys)
         seen = (after.observation, after.reward, after.terminated, after.truncated)
         inner = Inner("step", ENVIRONMENT, None, 0, 0, None)

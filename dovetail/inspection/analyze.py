@@ -105,7 +105,7 @@ class LinkUse:
         return (
             self.name,
             f"{self.messages_per_s:,.1f}/s",
-            f"{quantity(round(self.bytes_per_s), 'B')}/s" if self.bytes_per_s else "",
+            f"{quantity(self.bytes_per_s, 'B')}/s" if self.bytes_per_s else "",
             _duration(self.p50) if self.p50 else "",
             _duration(self.p99) if self.p99 else "",
             f"{self.depth:.1f}" if self.depth else "",
@@ -326,7 +326,7 @@ def _row(share: TimeShare, wall: float, mark: str) -> Row:
     numbers = share.numbers
     rate = ""
     if numbers["bytes"]:
-        rate = f"{quantity(round(numbers['bytes'] / wall), 'B')}/s"
+        rate = f"{quantity(numbers['bytes'] / wall, 'B')}/s"
     elif numbers["items"]:
         rate = f"{numbers['items'] / wall:,.0f}/s"
     return (

@@ -29,6 +29,15 @@ def test_every_option_reaches_the_server(monkeypatch: pytest.MonkeyPatch) -> Non
     }
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1:99999", "127.0.0.1", "127.0.0.1:x", ":7777"])
+def test_an_address_that_is_none(listen: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "dqn", "--env", "CartPole-v1", "--listen", listen]) == 2
+    sentence = (
+        f"--listen is {listen}: give host:port, as in 127.0.0.1:7777, with a port up to 65535."
+    )
+    assert sentence in capsys.readouterr().err
+
+
 def test_a_wrong_number_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "dqn", "--env", "CartPole-v1", "--num-envs", "0"]) == 2
     assert "--num-envs is 0: give 1 or more." in capsys.readouterr().err

@@ -146,6 +146,23 @@ def test_the_command_line_wins_over_the_config_file(train: Calls, tmp_path: Path
         ("seed = ", "is not valid TOML"),
         ("strategy = 'fussed'", "There is no strategy called 'fussed': did you mean 'fused'?"),
         ("strategy = 3", "strategy wants text, not 3."),
+        (
+            "[algorithm]\nn_steps = 8",
+            "'n_steps' in [algorithm]: it is called 'unroll_length' here.",
+        ),
+        ("[algorithm]\nminibatch_size = 8", "the nearest option is 'num_minibatches', the number"),
+        (
+            "[algorithm]\ndiscount = 0.9\ngamma = 0.9",
+            "gives the option 'gamma' twice, by two names: leave one out.",
+        ),
+        (
+            "steps = 8\ntotal_steps = 8",
+            "gives the option 'total_steps' twice, by two names: leave one out.",
+        ),
+        (
+            "policy = 'local'\nstrategy = 'local'",
+            "has both 'policy', its earlier name, and 'strategy': leave one out.",
+        ),
     ],
 )
 def test_a_wrong_config_file_is_a_sentence(
@@ -177,8 +194,27 @@ def test_a_wrong_config_file_is_a_sentence(
         ("train ppo --env X --seed", "--seed wants a value"),
         ("train ppo --env X spare", "does not expect 'spare'"),
         ("train ppo --env X --config no.toml", "Cannot read the config file no.toml: No such file"),
-        ("train ppo --resume runs/x", "options, so 'ppo' has no place beside it"),
-        ("train --resume runs/x --until 3", "options, so 'until' has no place beside it"),
+        ("train ppo --resume runs/x", "strategy, so 'ppo' has no place beside it"),
+        ("train --resume runs/x --env X", "strategy, so 'env' has no place beside it"),
+        ("train --resume runs/x --num-envs 3", "strategy, so 'num_envs' has no place beside it"),
+        (
+            "train ppo --env X --anneal=false",
+            "has no option --anneal: it is called --anneal-lr here",
+        ),
+        ("train ppo --env X --anneal-lr=false", "write --anneal-lr or --no-anneal-lr, without a v"),
+        ("train ppo --env X --anneal-lr false", "a flag is on as it stands, and off with --no-"),
+        (
+            "train ppo --env X --policy local --strategy fused",
+            "--policy is the earlier name of --st",
+        ),
+        (
+            "train dqn --env X --target-update-interval 500",
+            "the nearest option is --tau, the target follows",
+        ),
+        (
+            "train ppo --env X --minibatch-size 8",
+            "the nearest option is --num-minibatches, the numb",
+        ),
     ],
 )
 def test_a_wrong_line_is_a_sentence_and_trains_nothing(

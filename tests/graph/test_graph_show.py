@@ -65,3 +65,7 @@ def test_json_says_what_the_text_says() -> None:
     assert [edge["bytes"] for edge in graph["edges"]] == [32, 336]
     assert graph["metrics"] == ["loss"]
     assert graph["steps_per_iteration"] == 12
+
+
+def test_a_rate_below_a_thousand_is_rounded() -> None:
+    assert show.quantity(312.48271, "B") == "312 B"

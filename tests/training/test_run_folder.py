@@ -15,6 +15,7 @@ from dovetail.inspection.explain import explain
 from dovetail.plan.serial import from_json
 from dovetail.run.folder import Run
 from dovetail.strategies import Local
+from dovetail.training.finish import farewell
 
 KEYS = [
     "algorithm",
@@ -101,6 +102,15 @@ def test_the_end_says_what_was_done_and_what_to_try(trained: tuple[Path, str, st
     assert "the threshold is 475, try more --total-steps" in value
     assert where == f"The run is in {folder}"
     assert following.startswith(f"Next: dovetail watch {folder}")
+
+
+def test_the_end_proposes_what_works() -> None:
+    summary = {"algorithm": "a2c", "env": "x", "env_steps": 9, "wall_s": 1.0, "threshold": None}
+    summary |= {"final_return": 0.92, "time_to_threshold_s": None}
+    told = farewell(Run("my runs/x"), summary, watch=False)
+    assert "return is 0.92." in told
+    assert told.endswith("Next: dovetail eval 'my runs/x' · dovetail plot 'my runs/x'")
+    assert "dovetail watch 'my runs/x'" in farewell(Run("my runs/x"), summary)
 
 
 def test_the_plan_and_the_graph_are_the_plans(trained: tuple[Path, str, str]) -> None:
