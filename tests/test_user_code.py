@@ -253,7 +253,7 @@ def test_a_strategy(refused, name: str, mark: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("name", "mark", "sentence"),
     [
-        ("Breaks", "Breaks", "environment 0 raised KeyError in step at step 1 at"),
+        ("Breaks", "Breaks", "environment 0 raised KeyError in step at step 1: 'key' ("),
         ("OldStep", "OldStep.step", "has an old step: "),
         ("OldStep", "OldStep.step", "return (observation, reward, terminated, truncated, info)"),
         ("OldReset", "OldReset.reset", "return (observation, info), not the observation alone."),

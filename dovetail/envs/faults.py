@@ -39,8 +39,8 @@ def fault(
     if old := _like_old_gym(error, venv, index, call):
         return f"{who} {old}"
     place = user_line(error)
-    where = f" at {place}" if place else ""
-    return f"{who} raised {type(error).__name__} in {call} at step {step}{where}: {error}"
+    where = f" ({place})" if place else ""
+    return f"{who} raised {type(error).__name__} in {call} at step {step}: {error}{where}"
 
 
 def _like_old_gym(

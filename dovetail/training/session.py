@@ -194,10 +194,10 @@ class _Session:
     def _kept(self, error: UserError) -> str:
         """What is left of a run that an error ended."""
         saved, run = self._checkpoints.latest(), self._start.run.path
+        if isinstance(error, Diverged) and saved is not None:
+            return f"Update {saved} is saved in {run}"
         if not saved:  # update 0 is what the run began with
             return "It ended before its first update."
-        if isinstance(error, Diverged):
-            return f"Update {saved} is saved in {run}"
         again = command("train", "--resume", run)
         first = "once that is repaired, " if _recurs(error) else ""
         return f"Update {saved} is saved: {first}go on with {again}"
