@@ -1,6 +1,7 @@
 """The ranges that options may have, checked with one sentence each."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from dovetail.errors import check_option
 from dovetail.networks import layers
@@ -33,9 +34,10 @@ def check_options(
             check_option(name, value, isinstance(value, int | float) and fits(value), wanted)
 
 
-def check_network(hidden: tuple[int, ...], activation: str) -> None:
+def check_network(hidden: object, activation: str) -> None:
     """Refuses hidden layers without units, and an activation that nobody knows."""
-    listed = isinstance(hidden, tuple | list) and all(isinstance(units, int) for units in hidden)
+    sizes: list[Any] = list(hidden) if isinstance(hidden, tuple | list) else [None]
+    listed = all(isinstance(units, int) for units in sizes)
     check_option("hidden_sizes", hidden, listed, "a tuple of sizes, such as (64, 64)")
-    check_option("hidden_sizes", hidden, all(units > 0 for units in hidden), "sizes above 0")
+    check_option("hidden_sizes", hidden, all(units > 0 for units in sizes), "sizes above 0")
     layers.activation(activation)

@@ -18,13 +18,14 @@ def make_plan(strategy: "Strategy", graphs: Graphs, resources: Resources) -> tup
 
     Raises `UserError` if the plan is not sound.
     """
-    plan = strategy.plan(graphs.whole, resources)
-    if not isinstance(plan, Plan):
-        kind = "nothing" if plan is None else f"a {type(plan).__name__}"
+    made: object = strategy.plan(graphs.whole, resources)
+    if not isinstance(made, Plan):
+        kind = "nothing" if made is None else f"a {type(made).__name__}"
         raise UserError(
             f"{defined_at(strategy.plan)}{type(strategy).__name__}.plan must return a Plan, as "
             f"self.place(graph, workers, instances) makes it, but returned {kind}."
         )
+    plan = made
     # First, because tracing the shares divides by the plan's numbers of copies.
     check_placement(plan, graphs.whole, resources.devices)
     graph = graphs.at(plan.traced_copies, plan.update_envs, plan.batch or None)
