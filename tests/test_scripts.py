@@ -22,6 +22,7 @@ from dovetail.algorithms.a2c import A2C
 class Mine(A2C):
     hidden_sizes: tuple[int, ...] = (4,)
     unroll_length: int = 2
+    num_envs: int = 4
 
 
 def main():
@@ -48,7 +49,7 @@ def python(script: str, strategy: str, stdin: bool = False) -> subprocess.Comple
     )
 
 
-LOCAL = "dt.strategies.Local(num_envs=4)"
+LOCAL = "dt.strategies.Local()"
 
 
 @pytest.mark.slow
@@ -59,7 +60,7 @@ def test_a_script_trains_evaluates_and_resumes_once(stdin: bool) -> None:
     assert not Path("runs").exists()
 
 
-PROCESS = "dt.strategies.Local(num_envs=4, sides=('judge@process',))"
+PROCESS = "dt.strategies.Local(sides=('judge@process',))"
 JUDGED = SCRIPT.replace(
     "def main",
     """    def iteration(self, rl, state):
@@ -68,7 +69,7 @@ JUDGED = SCRIPT.replace(
 
 
 def main""",
-).replace("    unroll_length: int = 2\n\n\n", "    unroll_length: int = 2\n\n")
+).replace("    num_envs: int = 4\n\n\n", "    num_envs: int = 4\n\n")
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def algorithm_options(words: Words) -> dict[str, Any]:
     """The given options of the algorithm, converted to their types."""
     given = words.section("algorithm")
     if words.algorithm is None or not given:
-        return {}
+        return given
     return dict(_choice(words.algorithm, given).options)
 
 

@@ -121,6 +121,7 @@ class Recipe:
             *(algorithm, env, self.steps, self.data, self.online),
             wanted=self.wanted,
             served=self.served,
+            devices=strategy.devices_wanted,
         )
         return graphs.at(plan.traced_copies, plan.update_envs, plan.batch or None), env
 

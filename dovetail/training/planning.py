@@ -53,7 +53,7 @@ def plan_for(
     hold the replay.
     """
     env = env if online else dataclasses.replace(env, jax=None)
-    graphs = graphs_of(algorithm, env, steps, data, online, wanted, served)
+    graphs = graphs_of(algorithm, env, steps, data, online, wanted, served, strategy.devices_wanted)
     plan, graph = make_plan(strategy, graphs, machine() if resources is None else resources)
     stepping = {i.worker for i in plan.instances if i.fragment.endswith(".step")}
     processes = [w for w in plan.workers if w.kind is WorkerKind.PROCESS and w.name in stepping]
@@ -73,11 +73,18 @@ def graphs_of(
     online: bool = True,
     wanted: Wanted | None = None,
     served: Served | None = None,
+    devices: int = 1,
 ) -> Graphs:
-    """The graphs of an algorithm on an environment, each traced on demand."""
+    """The graphs of an algorithm on an environment, each traced on demand.
+
+    Where nobody acts, the number of environments means nothing, so any number of `devices` divides
+    it; what they divide is the batch.
+    """
+    envs = algorithm.num_envs
+    envs = envs if online or envs % devices == 0 else envs * devices
     # An environment that cannot be created in another process has to step in threads.
     spec = dataclasses.replace(env.spec, threads=env.spec.threads or env.process is None)
-    task = Task(spec, algorithm.num_envs, steps, data=data, online=online, served=served)
+    task = Task(spec, envs, steps, data=data, online=online, served=served)
     return Graphs(algorithm, task, env.jax, wanted)
 
 

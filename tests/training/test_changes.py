@@ -24,7 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, not to be changed."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     settings = dataclasses.replace(QUIET, folder=str(folder))
-    dt.train(a2c(anneal_lr=False), ENV, Fused(4), total_steps=32, settings=settings)
+    dt.train(a2c(num_envs=4, anneal_lr=False), ENV, Fused(), total_steps=32, settings=settings)
     return folder
 
 
@@ -91,7 +91,8 @@ def test_what_cannot_change(trained: Path, options: dict[str, Any], sentence: st
     ("words", "sentence"),
     [
         ("--env CartPole-v1", "'env' has no place beside it"),
-        ("--num-envs 8", "'num_envs' has no place beside it"),
+        ("--actors 8", "'actors' has no place beside it"),
+        ("--num-envs 8", "--num-envs cannot change when a run is resumed: each of its environ"),
         ("--init-from x", "'init-from' has no place beside it"),
         ("--learning-rat 1", "did you mean --learning-rate?"),
     ],
@@ -106,9 +107,9 @@ def test_what_has_no_place_beside_resume(
 def test_a_warm_start_begins_with_the_parameters(trained: Path) -> None:
     old = saved(Run.open(trained))[0]["state"]
     settings = dataclasses.replace(QUIET, folder="warm")
-    algorithm = a2c(learning_rate=1e-12, anneal_lr=False)
+    algorithm = a2c(num_envs=4, learning_rate=1e-12, anneal_lr=False)
     run = dt.train(
-        algorithm, ENV, Fused(4), total_steps=16, seed=5, init_from=trained, settings=settings
+        algorithm, ENV, Fused(), total_steps=16, seed=5, init_from=trained, settings=settings
     )
     new = saved(run)[0]["state"]
     np.testing.assert_allclose(numbers(new.params), numbers(old.params), atol=1e-7)
@@ -118,8 +119,8 @@ def test_a_warm_start_begins_with_the_parameters(trained: Path) -> None:
 
 def test_a_warm_start_of_every_seed(trained: Path) -> None:
     settings = dataclasses.replace(QUIET, folder="warm", seeds=2)
-    algorithm = a2c(learning_rate=1e-12, anneal_lr=False)
-    run = dt.train(algorithm, ENV, Fused(4), total_steps=16, init_from=trained, settings=settings)
+    algorithm = a2c(num_envs=4, learning_rate=1e-12, anneal_lr=False)
+    run = dt.train(algorithm, ENV, Fused(), total_steps=16, init_from=trained, settings=settings)
     old, new = (saved(Run.open(path))[0]["state"].params for path in (trained, run.path))
     first, second = (jax.tree.map(lambda x, i=i: x[i], new) for i in range(2))
     np.testing.assert_allclose(numbers(first), numbers(old), atol=1e-7)
@@ -152,7 +153,7 @@ def test_a_warm_start_from_what_does_not_fit(
 
 def test_a_warm_start_of_another_algorithm_with_the_same_networks(trained: Path) -> None:
     settings = dataclasses.replace(QUIET, folder="warm")
-    algorithm = ppo(learning_rate=1e-12, anneal_lr=False)
-    run = dt.train(algorithm, ENV, Fused(4), total_steps=16, init_from=trained, settings=settings)
+    algorithm = ppo(num_envs=4, learning_rate=1e-12, anneal_lr=False)
+    run = dt.train(algorithm, ENV, Fused(), total_steps=16, init_from=trained, settings=settings)
     old, new = (saved(Run.open(path))[0]["state"].params for path in (trained, run.path))
     np.testing.assert_allclose(numbers(new), numbers(old), atol=1e-7)

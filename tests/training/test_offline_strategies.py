@@ -122,13 +122,16 @@ def test_replicas_hold_the_data_once_each(cartpole: Path) -> None:
         assert {device.id for device in leaf.devices()} == {0, 1, 2, 3}
 
 
-def test_a_batch_that_replicas_cannot_share(cartpole: Path) -> None:
+@pytest.mark.parametrize(("batch", "devices"), [(7, 2), (8, 3)])
+def test_a_batch_that_replicas_cannot_share(cartpole: Path, batch: int, devices: int) -> None:
+    """Nobody acts, so it is about the batch, not about the environments."""
     data = RecordedData(cartpole)
-    with pytest.raises(UserError, match=r"\[2, 7\]: choose another number of items"):
+    told = rf"one for each learner replica.* \[2, {batch}\]: choose another number of items"
+    with pytest.raises(UserError, match=told):
         Started(
-            DQN(4, 2, 7, **SMALL, hidden_sizes=(8,)),
+            DQN(4, 2, batch, **SMALL, hidden_sizes=(8,)),
             CARTPOLE,
-            Fused(devices=2),
+            Fused(devices=devices),
             data=data,
             online=False,
         )
