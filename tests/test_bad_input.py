@@ -176,7 +176,7 @@ STRATEGY_MISTAKES = [
     ("reinforce --strategy split-devices --staleness 1", "lower --staleness to 0, or use"),
     (
         "ppo --strategy central-inference --workers 5",
-        "64 environments cannot be split evenly among 5",
+        "8 environments cannot be split evenly among 5",
     ),
     (
         "ppo --strategy central-inference --num-envs 8 --workers 2 --batch 6",
@@ -196,16 +196,16 @@ STRATEGY_MISTAKES = [
         "SplitDevices was asked for 5 devices, but this machine has 4: ask for fewer, or on a CPU",
     ),
     ("ppo --strategy data-parallel --devices 8", "asked for 8 devices, but this machine has 4"),
-    ("ppo --strategy data-parallel --devices 3", "16 environments cannot be split evenly among 3"),
+    ("ppo --strategy data-parallel --devices 3", "8 environments cannot be split evenly among 3"),
     ("ppo --strategy fused --devices 16", "asked for 16 devices, but this machine has 4"),
-    ("ppo --strategy fused --devices 3", "64 environments cannot be split evenly among 3"),
+    ("ppo --strategy fused --devices 3", "8 environments cannot be split evenly among 3"),
     (
         "ppo --strategy parameter-server",
         "ParameterServer's workers send gradients (rl.reduce), but PPO sends whole trajectories",
     ),
     (
         "a3c --strategy parameter-server --workers 3",
-        "16 environments cannot be split evenly among 3",
+        "8 environments cannot be split evenly among 3",
     ),
     ("a3c --strategy parameter-server --staleness 0", "--staleness is 0: give 1 or more."),
     ("ppo --strategy environments --workers 3", "8 environments cannot be split evenly among 3"),

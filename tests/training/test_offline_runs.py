@@ -348,7 +348,7 @@ def test_dqn_can_be_shown_recorded_steps_alone(tmp_path: Path) -> None:
         "settings": quiet(tmp_path / "run"),
     }
     run = dovetail.train(algorithm, "dovetail:CartPole-v1", data=folder, **told)
-    assert run.summary["env_steps"] == 4 + 256 and run.summary["strategy"] == "fused"
+    assert run.summary["env_steps"] == 4 + 32 and run.summary["strategy"] == "fused"
     assert not R2D2.takes_data and not ppo().takes_data
     assert jax.tree.leaves(load_trained(run).params)
 
