@@ -13,7 +13,7 @@ A side is just a name; only `home`, the side of unmarked state, has a meaning he
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,20 +22,30 @@ from jax.core import AbstractValue, ShapedArray
 from jax.extend.core import ClosedJaxpr
 
 from dovetail.boundaries import How, Reach, Side
+from dovetail.graph.unroll import ActorState
+from dovetail.trajectory import Trajectory
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Tree(Protocol):
-    """The structure of a pytree; JAX calls it a PyTreeDef."""
+class Tree(Protocol[T_co]):
+    """The structure of a pytree of type `T_co`: JAX's PyTreeDef, which has no types of its own.
+
+    It is `object` where only the algorithm knows the type.
+    """
 
     @property
     def num_leaves(self) -> int:
         """The number of leaves."""
         ...
 
-    def unflatten(self, leaves: Iterable[object], /) -> Any:  # only the caller knows its type
+    def unflatten(self, leaves: Iterable[object], /) -> T_co:
         """Builds the pytree with these leaves."""
+        ...
+
+    def flatten_up_to(self, tree: object, /) -> list[object]:
+        """The leaves of a pytree of this structure; whatever takes the place of one is a leaf."""
         ...
 
 
@@ -88,8 +98,8 @@ class Python:
     side: Side
     function: Callable[..., object]
     """Takes arguments structured as `in_tree` and returns results structured as `out_tree`."""
-    in_tree: Tree
-    out_tree: Tree
+    in_tree: Tree[tuple[object, ...]]
+    out_tree: Tree[object]
     inputs: tuple[Value, ...]
     arrivals: tuple[Arrival | None, ...]
     outputs: tuple[Value, ...]
@@ -122,7 +132,7 @@ class Inner:
     flops: int
     captured: int
     """Number of values closed over from the iteration: its first inputs, before the weights."""
-    out_tree: Tree | None
+    out_tree: Tree[object] | None
 
 
 @dataclass(frozen=True)
@@ -150,10 +160,10 @@ class Unroll:
     episodes: tuple[Value, ...]
     live: tuple[bool, ...]
     """Which leaves of the trajectory are read. The others are not recorded."""
-    trajectory_tree: Tree
+    trajectory_tree: Tree[Trajectory]
     initial_carry: tuple[np.ndarray, ...]
     """The leaves of one environment's carry at the start of an episode."""
-    carry_tree: Tree
+    carry_tree: Tree[object]
     per_step_bytes: tuple[int, int]
     """Bytes per step from actor to environment (actions) and back (observations, rewards)."""
 
@@ -202,10 +212,10 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Slots:
+class Slots(Generic[T_co]):
     """A pytree carried from iteration to iteration: the state of the algorithm or of the actors."""
 
-    tree: Tree
+    tree: Tree[T_co]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
 
@@ -214,7 +224,7 @@ class Slots:
 class Tap:
     """Values of an iteration requested from outside the loop, available on the home side."""
 
-    tree: Tree
+    tree: Tree[object]
     """The structure of `values` as a pytree."""
     values: tuple[Value, ...]
 
@@ -241,8 +251,8 @@ class Graph:
     """Whether several threads can step its environments in parallel."""
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
-    state: Slots
-    actor: Slots
+    state: Slots[object]
+    actor: Slots[ActorState]
     metrics: tuple[tuple[str, Value], ...]
     episodes: tuple[Value, ...]
     """Finished episodes per environment: count, sum of returns, sum of lengths."""

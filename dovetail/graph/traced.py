@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jax.core import ShapedArray
@@ -10,6 +9,8 @@ from jax.extend.core import ClosedJaxpr
 
 from dovetail.boundaries import Reach, Side
 from dovetail.graph.ir import Inner, Tree
+from dovetail.graph.unroll import ActorState
+from dovetail.trajectory import Trajectory
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,9 +24,9 @@ class UnrollSpec:
     reset: Inner | None
     num_inputs: int
     out_avals: tuple[ShapedArray, ...]
-    trajectory_tree: Tree
+    trajectory_tree: Tree[Trajectory]
     initial_carry: tuple[np.ndarray, ...]
-    carry_tree: Tree
+    carry_tree: Tree[object]
     per_step_bytes: tuple[int, int]
 
 
@@ -35,9 +36,9 @@ class PythonSpec:
 
     name: str
     side: Side
-    function: Callable[..., Any]
-    in_tree: Tree
-    out_tree: Tree
+    function: Callable[..., object]
+    in_tree: Tree[tuple[object, ...]]
+    out_tree: Tree[object]
     out_avals: tuple[ShapedArray, ...]
     reach: Reach | None
 
@@ -47,10 +48,10 @@ class Traced:
     """One iteration as a jaxpr over flat leaves, with the structures of its inputs and outputs."""
 
     closed: ClosedJaxpr
-    state_tree: Tree
+    state_tree: Tree[object]
     state_sides: tuple[Side, ...]
     """The side of each leaf of the state."""
-    actor_tree: Tree
+    actor_tree: Tree[ActorState]
     metric_names: tuple[str, ...]
     num_envs: int
     """Number of environments that feed one update."""

@@ -1,7 +1,7 @@
 """Records a run as a dataset: the graph's tap returns the steps of every update."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -29,8 +29,8 @@ class Recording:
     def add(self, report: Report) -> None:
         """Records the steps of each update of a report."""
         for values, parts in report.taps:
-            steps: RecordedSteps = self._tree.unflatten([np.asarray(leaf) for leaf in values])
-            self._add(steps, parts or [UpdatePart(0, self._updates, 0)])
+            steps = self._tree.unflatten([np.asarray(leaf) for leaf in values])
+            self._add(cast(RecordedSteps, steps), parts or [UpdatePart(0, self._updates, 0)])
             self._updates += 1
 
     def _add(self, steps: RecordedSteps, parts: Sequence[UpdatePart]) -> None:
