@@ -6,10 +6,10 @@ processes. Algorithms and strategies do not depend on it.
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from dovetail.errors import UserError, nearest
 
@@ -59,7 +59,26 @@ class Deployment:
         return cls(cluster, _share(path, learner, "learner"), actor, devices)
 
 
-def _read(path: str | Path) -> dict[str, Any]:
+class SavedShare(TypedDict):
+    """A `ProcessShare` in a run's config."""
+
+    cpus: float
+    gpus: float
+    resources: dict[str, float]
+    nodes: list[str]
+    per_node: int | None
+
+
+class Saved(TypedDict):
+    """A `Deployment` in a run's config."""
+
+    cluster: str
+    learner: SavedShare
+    actor: SavedShare
+    learner_devices: int
+
+
+def _read(path: str | Path) -> Mapping[str, object]:
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
@@ -69,7 +88,7 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise UserError(f"The deployment file {path} cannot be read: {error}.") from error
 
 
-def rebuilt(found: dict[str, Any] | None) -> Deployment | None:
+def rebuilt(found: Saved | None) -> Deployment | None:
     """Rebuilds a deployment from a run's config, as written by `dataclasses.asdict`."""
     if found is None:
         return None
@@ -81,19 +100,20 @@ def rebuilt(found: dict[str, Any] | None) -> Deployment | None:
     )
 
 
-def _share_again(found: dict[str, Any]) -> ProcessShare:
-    fields: dict[str, Any] = {**found, "nodes": tuple(found["nodes"])}
-    return ProcessShare(**fields)
+def _share_again(found: SavedShare) -> ProcessShare:
+    return ProcessShare(
+        found["cpus"], found["gpus"], found["resources"], tuple(found["nodes"]), found["per_node"]
+    )
 
 
-def _table(path: str | Path, found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _table(path: str | Path, found: Mapping[str, object], name: str) -> Mapping[str, object]:
     table = found.get(name, {})
     if not isinstance(table, Mapping):
         raise UserError(f"{path}: {name} is {table!r}; write it as a table, [{name}].")
     return table
 
 
-def _share(path: str | Path, table: Mapping[str, Any], name: str) -> ProcessShare:
+def _share(path: str | Path, table: Mapping[str, object], name: str) -> ProcessShare:
     known = [f.name for f in dataclasses.fields(ProcessShare)]
     _refuse_unknown(path, table, [*known, "devices"] if name == "learner" else known, f"[{name}] ")
     for key in ("cpus", "gpus"):
@@ -111,11 +131,13 @@ def _share(path: str | Path, table: Mapping[str, Any], name: str) -> ProcessShar
         isinstance(amount, int | float) and amount > 0 for amount in resources.values()
     ):
         raise UserError(f"{path}: [{name}] resources is {resources!r}; give each an amount over 0.")
-    rebuilt: dict[str, Any] = {**table, "nodes": tuple(nodes), "resources": dict(resources)}
-    return ProcessShare(**rebuilt)
+    given = {**table, "nodes": tuple(nodes), "resources": dict(resources)}
+    return replace(ProcessShare(), **given)
 
 
-def _refuse_unknown(path: str | Path, table: Mapping[str, Any], known: Any, where: str) -> None:
+def _refuse_unknown(
+    path: str | Path, table: Mapping[str, object], known: Sequence[str], where: str
+) -> None:
     unknown = next((key for key in table if key not in known), None)
     if unknown is not None:
         raise UserError(f"{path}: {where}has no key {unknown!r}: {nearest(unknown, known)}")

@@ -10,14 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import jax
 
 from dovetail.errors import UserError
+from dovetail.runtime.arrays import Values
 from dovetail.runtime.channel import Closed
 from dovetail.runtime.heartbeat import COMPILE_SECONDS
-from dovetail.runtime.packing import Values
 from dovetail.runtime.remote import Payload, RemoteWorker, Reply, WorkerLost
-from dovetail.runtime.wire import pack, pack_values, unpack_values
+from dovetail.runtime.wire import SentValues, pack, pack_values, unpack_values
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 LOOK_SECONDS = 1.0
 """How often to check on a pending call."""
@@ -27,10 +32,21 @@ CLOSE_SECONDS = 5.0
 """How long a process may take to close its environments."""
 
 
-class Call(Protocol):
-    """A pending call to a process."""
+class Pulse(NamedTuple):
+    """The progress of a worker in another process."""
 
-    def get(self, limit: float | None = None) -> Any:
+    quiet: float
+    """Seconds since its last progress."""
+    warm: bool
+    """Whether it has compiled everything."""
+    complaint: str
+    """The message if it is stuck, with its stack."""
+
+
+class Call(Protocol[T_co]):
+    """A pending call to a process, with its result."""
+
+    def get(self, limit: float | None = None) -> T_co:
         """Waits for the result.
 
         Raises `TimeoutError` after `limit` seconds, the error of the call, or `WorkerLost` if the
@@ -42,24 +58,27 @@ class Call(Protocol):
 class HostProcess(Protocol):
     """A process started by a host; it contains a `ProcessWorkers`."""
 
-    def set_up(self) -> Call:
+    def set_up(self) -> Call[str]:
         """Builds the workers; the result names the node of the process."""
         ...
 
-    def call(self, method: str, *args: Any) -> Call:
-        """Calls a method of its `ProcessWorkers`; the call may wait for `set_up`."""
+    def call(self, method: str, *args: object) -> Call[Any]:
+        """Calls a method of its `ProcessWorkers`, which determines the type of the result.
+
+        The call may wait for `set_up`.
+        """
         ...
 
     def run(
         self, worker: str, chain: int, payloads: Sequence[Payload], shared: Sequence[bool]
-    ) -> Call:
+    ) -> Call[Reply]:
         """Calls `run`; `shared` payloads of the reply stay in the process, replaced by references.
 
         `shared` has one entry per payload.
         """
         ...
 
-    def pulse(self, worker: str) -> tuple[float, bool, str] | None:
+    def pulse(self, worker: str) -> Pulse | None:
         """See `ProcessWorkers.pulse`; None if it is unavailable. Raises `TimeoutError` if the
         process does not answer."""
         ...
@@ -80,11 +99,11 @@ class Host(Protocol):
         """Starts a process without waiting for it; `again` if it replaces a dead one."""
         ...
 
-    def share(self, values: Values) -> Payload:
+    def share(self, values: SentValues) -> Payload:
         """Makes packed values available to every process; returns a reference."""
         ...
 
-    def fetch(self, payload: Payload) -> Values:
+    def fetch(self, payload: Payload) -> SentValues:
         """The packed values of a reference."""
         ...
 
@@ -104,7 +123,7 @@ class Supervised:
         self.process: HostProcess | None = host.start(name, again=False)
         self._ready = self.process.set_up()
 
-    def started(self) -> tuple[HostProcess, Call]:
+    def started(self) -> tuple[HostProcess, Call[str]]:
         """The process and its pending `set_up`; restarts it if it was dead."""
         with self._lock:
             if self.process is None:
@@ -113,7 +132,7 @@ class Supervised:
             return self.process, self._ready
 
     def wait_until_there(
-        self, process: HostProcess, ready: Call, tell: Callable[[str], None]
+        self, process: HostProcess, ready: Call[str], tell: Callable[[str], None]
     ) -> None:
         """Waits until the process has its resources and is set up."""
         began, told = time.monotonic(), False
@@ -131,7 +150,7 @@ class Supervised:
                 told = True
                 tell(text)
 
-    def wait(self, process: HostProcess, call: Call, worker: str, beat: Callable[[], None]) -> Any:
+    def wait(self, process: HostProcess, call: Call[T], worker: str, beat: Callable[[], None]) -> T:
         """Waits for a call and checks on the process meanwhile."""
         last = time.monotonic()
         while True:
@@ -148,21 +167,20 @@ class Supervised:
         try:
             pulse = process.pulse(worker)
         except TimeoutError:
-            pulse = time.monotonic() - last, False, "It does not answer."
+            pulse = Pulse(time.monotonic() - last, False, "It does not answer.")
         except WorkerLost:
             return last  # the pending call raises it
         if pulse is None:
             return last
-        quiet, warm, complaint = pulse
-        limit = self.patience if warm else max(self.patience, COMPILE_SECONDS)
-        if quiet > limit:
+        limit = self.patience if pulse.warm else max(self.patience, COMPILE_SECONDS)
+        if pulse.quiet > limit:
             self.kill(process)
-            raise WorkerLost(f"{self.name} on {self._where} hangs, and is ended: {complaint}")
-        if quiet < 2 * LOOK_SECONDS:
+            raise WorkerLost(f"{self.name} on {self._where} hangs, and is ended: {pulse.complaint}")
+        if pulse.quiet < 2 * LOOK_SECONDS:
             beat()
-        return time.monotonic() - min(quiet, time.monotonic() - last)
+        return time.monotonic() - min(pulse.quiet, time.monotonic() - last)
 
-    def _get(self, process: HostProcess, call: Call, limit: float) -> Any:
+    def _get(self, process: HostProcess, call: Call[T], limit: float) -> T:
         try:
             return call.get(limit)
         except WorkerLost as error:
@@ -186,12 +204,12 @@ class SupervisedWorker:
         self._within, self._worker, self._tell = within, worker, tell
         self._process: HostProcess | None = None
 
-    def begin(self, held: Values, keys: Any) -> Callable[[], Values]:
+    def begin(self, held: Values, keys: jax.Array | None) -> Callable[[], Values]:
         """Sets the worker's state as soon as the process is up."""
         within, worker = self._within, self._worker
         process, ready = within.started()
         packed = None if keys is None else pack(keys)
-        call = process.call("begin", worker, pack_values(held), packed)
+        call: Call[SentValues] = process.call("begin", worker, pack_values(held), packed)
 
         def begun() -> Values:
             within.wait_until_there(process, ready, self._tell)
@@ -204,7 +222,7 @@ class SupervisedWorker:
     def held(self) -> Values:
         """The current state of the worker."""
         process = self._there()
-        call = process.call("held", self._worker)
+        call: Call[SentValues] = process.call("held", self._worker)
         return unpack_values(self._within.wait(process, call, self._worker, lambda: None))
 
     def _there(self) -> HostProcess:

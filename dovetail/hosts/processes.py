@@ -12,18 +12,23 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from dovetail.envs.member import starting_process
 from dovetail.errors import UserError
-from dovetail.hosts.interface import LOOK_SECONDS
+from dovetail.hosts.interface import LOOK_SECONDS, Pulse
 from dovetail.hosts.job import Job, prepare
 from dovetail.loading import UNGUARDED, main_file, unguarded
-from dovetail.runtime.packing import Values
-from dovetail.runtime.remote import Payload, WorkerLost
+from dovetail.runtime.remote import Payload, Reply, WorkerLost
+from dovetail.runtime.wire import SentValues
 
+if TYPE_CHECKING:
+    from dovetail.hosts.serving import ProcessWorkers
+
+T = TypeVar("T")
 SPAWN = multiprocessing.get_context("spawn")
 """JAX's threads do not survive a fork."""
 END_SECONDS = 2.0
@@ -42,13 +47,13 @@ class SpawnedHost:
         """Spawns a process."""
         return SpawnedProcess(name, self._order, tuple(self._groups[name]))
 
-    def share(self, values: Values) -> Payload:
+    def share(self, values: SentValues) -> Payload:
         """The values themselves: a pipe has no shared store."""
         return values
 
-    def fetch(self, payload: Payload) -> Values:
+    def fetch(self, payload: Payload) -> SentValues:
         """The payload itself, received through the pipe."""
-        return payload
+        return cast(SentValues, payload)
 
 
 def _packed(job: Job) -> bytes:
@@ -64,6 +69,24 @@ def _packed(job: Job) -> bytes:
         ) from error
 
 
+class Request(NamedTuple):
+    """A call, as sent through the pipe."""
+
+    number: int
+    method: str
+    args: tuple[object, ...]
+    """The first is the name of the worker, if the method concerns one."""
+
+
+class Answer(NamedTuple):
+    """The result of a call, or the error it raised."""
+
+    number: int
+    """That of the request."""
+    value: object = None
+    error: BaseException | None = None
+
+
 class SpawnedProcess:
     """A spawned process, and the thread that receives its answers."""
 
@@ -77,26 +100,26 @@ class SpawnedProcess:
             self._process.start()
         there.close()  # else reading from a dead process would block instead of raising EOFError
         self._numbers = itertools.count()
-        self._pending: dict[int, Future[Any]] = {}
+        self._pending: dict[int, Future[object]] = {}
         self._lock = threading.Lock()
         self._gone = ""
         """Why it died; empty while it is alive."""
         hearing = threading.Thread(target=self._hear, name=f"dovetail-{name}-calls", daemon=True)
         hearing.start()
 
-    def set_up(self) -> "SpawnedCall":
+    def set_up(self) -> "SpawnedCall[str]":
         """Builds the workers."""
         return self.call(SET_UP)
 
-    def call(self, method: str, *args: Any) -> "SpawnedCall":
+    def call(self, method: str, *args: object) -> "SpawnedCall[Any]":
         """Calls a method of its workers."""
-        answer: Future[Any] = Future()
+        answer: Future[object] = Future()
         # Under the lock, so that either `_hear` finds this call pending or we see `_gone`.
         with self._lock:
             number = next(self._numbers)
             self._pending[number] = answer
             try:
-                self._connection.send((number, method, args))
+                self._connection.send(Request(number, method, args))
             except (OSError, ValueError):
                 self._gone = self._gone or "its pipe is closed"
             if self._gone:
@@ -106,11 +129,11 @@ class SpawnedProcess:
 
     def run(
         self, worker: str, chain: int, payloads: Sequence[Payload], shared: Sequence[bool]
-    ) -> "SpawnedCall":
+    ) -> "SpawnedCall[Reply]":
         """Runs a chain; all payloads come back through the pipe."""
         return self.call("run", worker, chain, list(payloads))
 
-    def pulse(self, worker: str) -> tuple[float, bool, str] | None:
+    def pulse(self, worker: str) -> Pulse | None:
         """The progress of a worker."""
         return self.call(PULSE, worker).get(LOOK_SECONDS)
 
@@ -128,10 +151,13 @@ class SpawnedProcess:
         """Delivers answers to their callers until the process dies; the body of the thread."""
         with contextlib.suppress(EOFError, OSError):
             while True:
-                number, value, error = self._connection.recv()
+                said: Answer = self._connection.recv()
                 with self._lock:
-                    answer = self._pending.pop(number)
-                answer.set_exception(error) if error is not None else answer.set_result(value)
+                    answer = self._pending.pop(said.number)
+                if said.error is not None:
+                    answer.set_exception(said.error)
+                else:
+                    answer.set_result(said.value)
         self._process.join(END_SECONDS)
         code = self._process.exitcode
         why = f"exit code {code}"
@@ -146,13 +172,13 @@ class SpawnedProcess:
             answer.set_exception(lost)
 
 
-class SpawnedCall:
+class SpawnedCall(Generic[T]):
     """A pending call."""
 
-    def __init__(self, answer: "Future[Any]") -> None:
+    def __init__(self, answer: "Future[T]") -> None:
         self._answer = answer
 
-    def get(self, limit: float | None = None) -> Any:
+    def get(self, limit: float | None = None) -> T:
         """Waits for the result, or raises the error of the call."""
         return self._answer.result(limit)
 
@@ -163,7 +189,7 @@ def serve(connection: Connection, order: bytes, workers: tuple[str, ...]) -> Non
     serving = _Serving(connection, order, workers)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            serving.answer(*connection.recv())
+            serving.answer(connection.recv())
     os._exit(0)  # the parent is gone: abandon running work
 
 
@@ -172,41 +198,39 @@ class _Serving:
 
     def __init__(self, connection: Connection, order: bytes, workers: tuple[str, ...]) -> None:
         self._connection, self._order, self._names = connection, order, workers
-        self._workers: Any = None
+        self._workers: ProcessWorkers | None = None
         self._sending = threading.Lock()
         pools = {name: ThreadPoolExecutor(1, f"dovetail-{name}") for name in (SET_UP, *workers)}
         self._pools = pools
         self._there = threading.Event()
 
-    def answer(self, number: int, method: str, args: tuple[Any, ...]) -> None:
+    def answer(self, request: "Request") -> None:
         """Starts to answer a call."""
-        if method == PULSE:
-            pulse = (0.0, False, "It is being set up.")
-            if self._there.is_set():
-                pulse = self._workers.pulse(*args)
-            self._send(number, pulse, None)
-        elif method == SET_UP:
-            self._pools[SET_UP].submit(self._do, number, self._set_up, ())
-        elif method == "close":
-            self._pools[SET_UP].submit(self._do, number, self._close, ())
+        number, worker = request.number, str(request.args[0]) if request.args else ""
+        if request.method == PULSE:
+            pulse = Pulse(0.0, False, "It is being set up.")
+            if self._there.is_set() and self._workers is not None:
+                pulse = self._workers.pulse(worker)
+            self._send(Answer(number, pulse))
+        elif request.method == SET_UP:
+            self._pools[SET_UP].submit(self._do, number, self._set_up)
+        elif request.method == "close":
+            self._pools[SET_UP].submit(self._do, number, self._close)
         else:
-            self._pools[args[0]].submit(self._do, number, self._called(method), args)
+            self._pools[worker].submit(self._do, number, partial(self._called, request))
 
-    def _called(self, method: str) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            self._there.wait()
-            if self._workers is None:
-                raise WorkerLost("it could not be set up")
-            return getattr(self._workers, method)(*args)
-
-        return call
+    def _called(self, request: "Request") -> object:
+        """Calls a method of the workers, once they are there."""
+        self._there.wait()
+        if self._workers is None:
+            raise WorkerLost("it could not be set up")
+        return getattr(self._workers, request.method)(*request.args)
 
     def _set_up(self) -> str:
         from dovetail.hosts.serving import ProcessWorkers
 
         try:
-            load: Any = getattr(ForkingPickler, "loads")  # noqa: B009  (its stub is wrong)
-            job: Job = load(self._order)
+            job: Job = getattr(ForkingPickler, "loads")(self._order)  # noqa: B009  (its stub is wrong)
             prepare(job, gpus=0)
             graph, env = job.build(job.plan)
             self._workers = ProcessWorkers(graph, job.plan, env, job.patience, self._names)
@@ -218,18 +242,18 @@ class _Serving:
         if self._workers is not None:
             self._workers.close()
 
-    def _do(self, number: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def _do(self, number: int, function: Callable[[], object]) -> None:
         try:
-            self._send(number, function(*args), None)
+            self._send(Answer(number, function()))
         except BaseException as error:
-            self._send(number, None, error)
+            self._send(Answer(number, error=error))
 
-    def _send(self, number: int, value: Any, error: BaseException | None) -> None:
-        with self._sending:
+    def _send(self, answer: "Answer") -> None:
+        with self._sending:  # the threads of several workers answer
             try:
-                self._connection.send((number, value, error))
+                self._connection.send(answer)
             except (OSError, BrokenPipeError):
                 os._exit(0)
             except Exception:  # the value or the error cannot be pickled
-                text = f"{type(error).__name__}: {error}"
-                self._connection.send((number, None, UserError(text)))
+                text = f"{type(answer.error).__name__}: {answer.error}"
+                self._connection.send(Answer(answer.number, error=UserError(text)))

@@ -5,21 +5,20 @@ Both processes derive the chains from the same plan, so they agree without commu
 
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
-from dovetail.graph.unroll import ActorState
+from dovetail.hosts.interface import Pulse
 from dovetail.plan.ir import Plan
+from dovetail.runtime.arrays import Values, leaves_of, numbered
 from dovetail.runtime.channel import REPORT, Turn
 from dovetail.runtime.environments import begin_episodes
-from dovetail.runtime.packing import Values
-from dovetail.runtime.remote import Payload, Reply
+from dovetail.runtime.remote import Reply
 from dovetail.runtime.schedule import Workers, chains_of
-from dovetail.runtime.wire import pack_values, unpack_values
+from dovetail.runtime.wire import Sendable, SentValues, pack_values, unpack, unpack_values
 from dovetail.runtime.worker import Put, RunningWorker, RunProgram, Take, size
 from dovetail.telemetry.spans import LINK
 
@@ -35,24 +34,23 @@ class ProcessWorkers:
             worker.name: _Served(graph, env, self._workers, worker) for worker in self._workers.all
         }
 
-    def begin(self, worker: str, held: Values, keys: Any) -> Values:
+    def begin(self, worker: str, held: SentValues, keys: Sendable | None) -> SentValues:
         """Sets the state of a worker; with `keys`, begins episodes. Returns its actor state."""
         return self._served[worker].begin(held, keys)
 
-    def held(self, worker: str) -> Values:
+    def held(self, worker: str) -> SentValues:
         """The current state of a worker."""
         return self._served[worker].held()
 
-    def run(self, worker: str, chain: int, payloads: Sequence[Payload]) -> Reply:
+    def run(self, worker: str, chain: int, payloads: Sequence[SentValues]) -> Reply:
         """Runs a chain of a worker's programs."""
         return self._served[worker].run(chain, payloads)
 
-    def pulse(self, worker: str) -> tuple[float, bool, str]:
-        """(seconds since a worker's last progress, whether it has compiled everything, a message
-        with its stack)."""
+    def pulse(self, worker: str) -> Pulse:
+        """The progress of a worker; answered while its programs run."""
         watch = self._served[worker].worker.watch
         quiet = 0.0 if watch.waits else watch.quiet()
-        return quiet, watch.warm, watch.complaint()
+        return Pulse(quiet, watch.warm, watch.complaint())
 
     def close(self) -> None:
         """Closes the environments."""
@@ -67,38 +65,37 @@ class _Served:
         self._graph, self._env, self._workers = graph, env, workers
         operations = [o for o in worker.schedule if isinstance(o, Take | RunProgram | Put)]
         self._chains = chains_of(operations)
-        self._state = {v.id for v in graph.state.inputs if v.side in worker.copies}
+        self._state = [v for v in graph.state.inputs if v.side in worker.copies]
         self._values: Values = {}
         self._turn = Turn(0, 0)
         self._programs = [p for p, owner in workers.programs.acting if owner is worker]
 
-    def begin(self, held: Values, keys: Any) -> Values:
+    def begin(self, held: SentValues, keys: Sendable | None) -> SentValues:
         """Sets the state at the start of the next turn."""
         worker, graph = self.worker, self._graph
         worker.watch.begin()
         worker.watch.doing("taking what it holds")
         found = unpack_values(held)
         worker.held = {}
-        worker.hold({n: jnp.array(leaf) for n, leaf in found.items() if n in self._state})
+        worker.hold(numbered(self._state, map(jnp.array, leaves_of(found, self._state))))
         begun: Values = {}
         if keys is not None:
             worker.watch.doing("setting up its environments")
-            leaves = [found[value.id] for value in graph.actor.inputs]
-            actor: ActorState = graph.actor.tree.unflatten(leaves)
+            actor = graph.actor.tree.unflatten(leaves_of(found, graph.actor.inputs))
             actor_envs = self._workers.programs.envs_of.get(worker.name)
-            actor = begin_episodes(self._env, actor_envs, actor, unpack_values({0: keys})[0])
-            numbers = (value.id for value in graph.actor.inputs)
-            begun = dict(zip(numbers, jax.tree.leaves(actor), strict=True))
+            episode_keys = jnp.asarray(unpack(keys))
+            actor = begin_episodes(self._env, actor_envs, actor, episode_keys)
+            begun = numbered(graph.actor.inputs, jax.tree.leaves(actor))
             worker.held |= begun
         worker.watch.idle()
         return pack_values(begun)
 
-    def held(self) -> Values:
+    def held(self) -> SentValues:
         """The state at the start of the next turn."""
-        held = self.worker.all_held()
-        return pack_values({number: held[number] for number in self._state})
+        held = leaves_of(self.worker.all_held(), self._state)
+        return pack_values(numbered(self._state, held))
 
-    def run(self, number: int, payloads: Sequence[Payload]) -> Reply:
+    def run(self, number: int, payloads: Sequence[SentValues]) -> Reply:
         """Runs a chain; the first begins a turn, and the last ends it."""
         worker, chain = self.worker, self._chains[number]
         worker.watch.begin()
@@ -121,7 +118,7 @@ class _Served:
         clock = began, time.perf_counter()
         return Reply(made, spent, worker.track.drain(), clock)
 
-    def _take(self, takes: Sequence[Take], payloads: Sequence[Payload]) -> None:
+    def _take(self, takes: Sequence[Take], payloads: Sequence[SentValues]) -> None:
         """Adds the payloads from channels to the values of the turn."""
         left = list(payloads)
         for take in takes:
@@ -129,7 +126,7 @@ class _Served:
             sent = [unpack_values(left.pop(0)) for _ in range(count)]
             self._values.update(take.channel.edge.combined(sent, take.taker))
 
-    def _packed(self, put: Put) -> Values:
+    def _packed(self, put: Put) -> SentValues:
         """The packed values for a channel."""
         edge, began = put.channel.edge, time.perf_counter()
         packed = pack_values({number: self._values[number] for number in edge.numbers})

@@ -7,27 +7,41 @@ per unroll. The keys of all steps are made in one call. The results come back as
 words, and the action and the extras are views of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
-from typing import Any
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from dovetail.graph.ir import Unroll
 from dovetail.graph.unroll import act_key
 from dovetail.keys import from_words
+from dovetail.runtime.arrays import Leaf, avals_of
 from dovetail.trajectory import Timestep
 
 WORDS = (jnp.float32, jnp.int32, jnp.uint32)
 """Dtypes that can be returned as words."""
 
+Made = jax.Array | list[jax.Array]
+"""The results of a call: one array of words, or one array for each leaf if not all of them are of
+dtypes in `WORDS`."""
+
 PACKED_BYTES = 64 * 1024
 """Weights up to this total size are packed: unpacking them costs less than passing each array."""
+
+
+class WordPart(NamedTuple):
+    """The place of an array among the words of a call's results."""
+
+    words: slice
+    dtype: np.dtype
+    shape: tuple[int, ...]
 
 
 class ActProgram:
@@ -42,7 +56,8 @@ class ActProgram:
         inner = unroll.act
         assert inner.program is not None and inner.out_tree is not None
         count = len(inner.program.jaxpr.outvars)
-        action, _, carry = inner.out_tree.unflatten(range(count))
+        made = cast(tuple[object, object, object], inner.out_tree.unflatten(range(count)))
+        action, _, carry = made
         self._action = jax.tree.structure(action)
         self._carry = jax.tree.structure(carry)
         # Extras that are not read are not computed; the action and the carry always are.
@@ -59,7 +74,7 @@ class ActProgram:
         """Whether it reads the last reward, the mask of beginning episodes, the environment's
         number, and its key."""
         self._looks = (self.rewarded, self.begun, self.numbered)
-        taken: list[Any] = [var.aval for var in jaxpr.invars[: sum(self._weights)]]
+        taken = avals_of(jaxpr.invars[: sum(self._weights)])
         self._pieces = _parts(taken)
         self._small = (
             len(taken) > 1
@@ -67,41 +82,46 @@ class ActProgram:
             and sum(aval.size for aval in taken) * 4 <= PACKED_BYTES
         )
         self._pack = jax.jit(lambda leaves: jnp.concatenate([leaf.ravel() for leaf in leaves]))
-        made: list[Any] = [
-            var.aval for var in jaxpr.outvars[: len(jaxpr.outvars) - self._carry.num_leaves]
-        ]
-        self._packed = all(aval.dtype in WORDS for aval in made)
-        self._parts = _parts(made)
-        self._dtypes = {dtype for _, dtype, _ in self._parts}
-        self._shaped = [(i, p[2]) for i, p in enumerate(self._parts) if len(p[2]) != 1]
+        results = avals_of(jaxpr.outvars[: len(jaxpr.outvars) - self._carry.num_leaves])
+        self._packed = all(aval.dtype in WORDS for aval in results)
+        self._parts = _parts(results)
+        self._dtypes = {part.dtype for part in self._parts}
+        self._shaped = [(i, p.shape) for i, p in enumerate(self._parts) if len(p.shape) != 1]
         self._bare = jax.tree_util.treedef_is_leaf(self._action)
         self.num_actions = self._action.num_leaves
         self._key_words = jax.jit(partial(_key_words, unroll.length))
         # The carry is donated: the new carry reuses its memory.
-        self.call = jax.jit(self._act, donate_argnums=[1] if self._carry.num_leaves else [])
-        self.call_slots = jax.jit(self._act_slots, donate_argnums=1)
+        self.call: Callable[..., tuple[Made, object]] = jax.jit(
+            self._act, donate_argnums=[1] if self._carry.num_leaves else []
+        )
+        self.call_slots: Callable[..., tuple[Made, object]] = jax.jit(
+            self._act_slots, donate_argnums=1
+        )
 
-    def weights(self, inputs: list[Any]) -> list[Any]:
+    def weights(self, inputs: list[Leaf]) -> list[Leaf]:
         """Selects the inputs that acting reads, packed if they are small."""
         taken = list(compress(inputs, self._weights))
         return [self._pack(taken)] if self._small else taken
 
-    def words(self, keys: Any, start: int) -> np.ndarray:
+    def words(self, keys: jax.Array, start: int) -> np.ndarray:
         """The words of every environment's key at each step, [T, B, …]."""
         return np.asarray(self._key_words(keys, np.int32(start)))
 
-    def unpack(self, made: Any) -> list[np.ndarray]:
-        """The leaves of the action, then the extras that are read, as numpy arrays [B, …]."""
-        if not self._packed:
+    def unpack(self, made: Made) -> list[np.ndarray]:
+        """The leaves of the action, then the extras that are read, as numpy arrays [B, …].
+
+        Waits until the call that returned `made` is done.
+        """
+        if isinstance(made, list):
             return [np.asarray(leaf) for leaf in made]
         words = np.asarray(made)
         views = {dtype: words.view(dtype) for dtype in self._dtypes}
-        found = [views[dtype][part] for part, dtype, _ in self._parts]
+        found = [views[part.dtype][part.words] for part in self._parts]
         for i, shape in self._shaped:
             found[i] = found[i].reshape(shape)
         return found
 
-    def action(self, leaves: list[np.ndarray]) -> Any:
+    def action(self, leaves: list[np.ndarray]) -> np.ndarray:
         """Builds the action from the leaves returned by `unpack`."""
         return leaves[0] if self._bare else self._action.unflatten(leaves[: self.num_actions])
 
@@ -110,7 +130,7 @@ class ActProgram:
         """Whether the results come back as one array of words."""
         return self._packed
 
-    def choose(self, inputs: list[Any], at: Timestep, keys: Any) -> jax.Array:
+    def choose(self, inputs: list[Leaf], at: Timestep, keys: jax.Array) -> jax.Array:
         """Acts on a batch at timestep `at` as part of a larger program; returns the words.
 
         Only for acting without a carry.
@@ -127,8 +147,8 @@ class ActProgram:
     def leaves(self, words: jax.Array) -> list[jax.Array]:
         """Like `unpack`, as part of a larger program."""
         return [
-            jax.lax.bitcast_convert_type(words[part], dtype).reshape(shape)
-            for part, dtype, shape in self._parts
+            jax.lax.bitcast_convert_type(words[part.words], part.dtype).reshape(part.shape)
+            for part in self._parts
         ]
 
     def writer(self, rows: list[np.ndarray]) -> "RowWriter | WordWriter":
@@ -138,15 +158,20 @@ class ActProgram:
         return WordWriter(rows, self._parts)
 
     def _act(
-        self, weights: Any, carry: Any, sees: list[Any], last: list[Any], words: list[Any]
-    ) -> Any:
+        self,
+        weights: list[jax.Array],
+        carry: object,
+        sees: list[jax.Array],
+        last: list[jax.Array],
+        words: list[jax.Array],
+    ) -> tuple[Made, object]:
         """Acts on a batch; returns (results for `unpack`, carry).
 
         `sees` are the observed leaves; `last` the reward, beginnings and environment numbers that
         are read; `words` those of the keys, if read.
         """
         if self._small:
-            weights = [weights[0][part].reshape(shape) for part, _, shape in self._pieces]
+            weights = [weights[0][piece.words].reshape(piece.shape) for piece in self._pieces]
         carries = list(compress(jax.tree.leaves(carry), self._carries))
         outputs = self._function(*weights, *carries, *sees, *last, *map(from_words, words))
         tail = len(outputs) - self._carry.num_leaves
@@ -157,13 +182,13 @@ class ActProgram:
 
     def _act_slots(
         self,
-        weights: Any,
-        carry: Any,
+        weights: list[jax.Array],
+        carry: object,
         slots: jax.Array,
-        sees: list[Any],
-        last: list[Any],
-        words: list[Any],
-    ) -> Any:
+        sees: list[jax.Array],
+        last: list[jax.Array],
+        words: list[jax.Array],
+    ) -> tuple[Made, object]:
         """`_act` for the environments at `slots` of the carry; out-of-range slots are padding."""
         # Padding slots read the last row (clip) and write nowhere (drop).
         own = jax.tree.map(lambda x: x.at[slots].get(mode="clip"), carry)
@@ -178,7 +203,7 @@ class RowWriter:
     def __init__(self, acting: ActProgram, rows: list[np.ndarray]) -> None:
         self._acting, self._rows = acting, rows
 
-    def put(self, t: int, made: Any) -> Any:
+    def put(self, t: int, made: Made) -> np.ndarray:
         """Stores the results of step `t`; returns the action."""
         leaves = self._acting.unpack(made)
         for row, leaf in zip(self._rows, leaves, strict=True):
@@ -192,14 +217,12 @@ class RowWriter:
 class WordWriter:
     """Collects the words of every call and writes all rows of a leaf at once at the end."""
 
-    def __init__(
-        self, rows: list[np.ndarray], parts: list[tuple[slice, Any, tuple[int, ...]]]
-    ) -> None:
+    def __init__(self, rows: list[np.ndarray], parts: list[WordPart]) -> None:
         self._rows, self._parts = rows, parts
-        self._words = np.zeros((len(rows[0]), parts[-1][0].stop), np.int32)
+        self._words = np.zeros((len(rows[0]), parts[-1].words.stop), np.int32)
         self._chosen, self._dtype, self._shape = parts[0]
 
-    def put(self, t: int, made: Any) -> np.ndarray:
+    def put(self, t: int, made: Made) -> np.ndarray:
         """Stores the results of step `t`; returns the action."""
         words = np.asarray(made)
         self._words[t] = words
@@ -207,8 +230,8 @@ class WordWriter:
 
     def finish(self) -> None:
         """Writes the rows after the last step."""
-        for row, (part, dtype, _) in zip(self._rows, self._parts, strict=True):
-            row[...] = self._words[:, part].view(dtype).reshape(row.shape)
+        for row, part in zip(self._rows, self._parts, strict=True):
+            row[...] = self._words[:, part.words].view(part.dtype).reshape(row.shape)
 
 
 def _words(leaves: Sequence[jax.Array]) -> jax.Array:
@@ -223,11 +246,11 @@ def _key_words(length: int, keys: jax.Array, start: jax.Array) -> jax.Array:
     return jax.random.key_data(over_time(keys, steps))
 
 
-def _parts(avals: list[Any]) -> list[tuple[slice, Any, tuple[int, ...]]]:
-    """For each array, its slice of the words, dtype and shape."""
+def _parts(avals: list[ShapedArray]) -> list[WordPart]:
+    """The place of each array among the words, one after another."""
     sizes = [int(np.prod(aval.shape)) for aval in avals]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return [
-        (slice(end - size, end), np.dtype(aval.dtype), tuple(aval.shape))
+        WordPart(slice(end - size, end), np.dtype(aval.dtype), tuple(aval.shape))
         for aval, size, end in zip(avals, sizes, ends, strict=True)
     ]

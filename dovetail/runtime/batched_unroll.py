@@ -10,7 +10,6 @@ import math
 import time
 from collections import deque
 from itertools import compress
-from typing import Any
 
 import jax
 import numpy as np
@@ -64,7 +63,7 @@ class ActBatch:
         self.acting, self._turns, self._carries = acting, turns, compiled.carries
         self._all = len(turns.reward)
         # Buffers of a fixed size: every call has the same shapes, so nothing recompiles.
-        rows: Any = turns.rows.trajectory
+        rows = turns.rows.trajectory
         seen = compress(jax.tree.leaves(rows.observation), acting.observed)
         self._seen = [_room(size, leaf[0]) for leaf in seen]
         self._reward = [_room(size, turns.reward)] if acting.rewarded else []

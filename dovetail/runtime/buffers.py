@@ -7,22 +7,40 @@ made beforehand, since one more index costs as much as half an assignment.
 
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any
+from typing import Protocol, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from dovetail.envs.interface import Observation
 from dovetail.graph.ir import Unroll, Value
 from dovetail.runtime.act_program import ActProgram
+from dovetail.runtime.arrays import Leaf, is_key
 from dovetail.runtime.packing import Slab
-from dovetail.trajectory import Trajectory
+from dovetail.trajectory import Timestep, Trajectory
 
 ALWAYS = frozenset({"observation", "action", "reward", "terminated", "truncated", "first", "valid"})
 """Fields that the loop itself reads or writes, even if no one else reads them."""
 
 Kept = list[tuple[int, np.ndarray]]
 """The leaves of a tree that are read, each with its position."""
+
+
+class HostTrajectory(Protocol):
+    """A `Trajectory` of numpy buffers [T, B, …]."""
+
+    observation: Observation
+    action: object
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    first: np.ndarray
+    valid: np.ndarray
+    next_observation: Observation
+    extras: object
+    bootstrap: object
+    carry: object
+    last: object
 
 
 class UnrollBuffers:
@@ -35,17 +53,16 @@ class UnrollBuffers:
         """The memory block of the buffers; None without a slab."""
         # A leaf that is not written is a broadcast zero: it has its shape but no memory.
         written = {value.id for value in written_values(unroll)}
-        self.trajectory: Trajectory = unroll.trajectory_tree.unflatten(
-            [
-                arrays[value.id]
-                if value.id in arrays
-                else np.zeros(value.shape, value.dtype)
-                if value.id in written
-                else np.broadcast_to(np.zeros((), value.dtype), value.shape)
-                for value in unroll.trajectory
-            ]
-        )
-        live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
+        buffers = [
+            arrays[value.id]
+            if value.id in arrays
+            else np.zeros(value.shape, value.dtype)
+            if value.id in written
+            else np.broadcast_to(np.zeros((), value.dtype), value.shape)
+            for value in unroll.trajectory
+        ]
+        self.trajectory = cast(HostTrajectory, unroll.trajectory_tree.unflatten(buffers))
+        live = unroll.trajectory_tree.unflatten(unroll.live)
         extras = [row for _, row in _kept(self.trajectory.extras, live.extras)]
         self.made = [*jax.tree.leaves(self.trajectory.action), *extras]
         self.carry = _kept(self.trajectory.carry, live.carry)
@@ -61,15 +78,14 @@ class BufferPart:
     """The rows of environments that step together, as views [T, part, …]."""
 
     def __init__(
-        self, trajectory: Trajectory, final: Kept, part: slice, acting: ActProgram
+        self, trajectory: HostTrajectory, final: Kept, part: slice, acting: ActProgram
     ) -> None:
-        buffers: Any = trajectory
         self.part = part
-        self.rewards: np.ndarray = buffers.reward[:, part]
-        self.terminations: np.ndarray = buffers.terminated[:, part]
-        self.truncations: np.ndarray = buffers.truncated[:, part]
-        self.valid: np.ndarray = buffers.valid[:, part]
-        self.firsts: list[np.ndarray] = list(buffers.first[:, part])
+        self.rewards = trajectory.reward[:, part]
+        self.terminations = trajectory.terminated[:, part]
+        self.truncations = trajectory.truncated[:, part]
+        self.valid = trajectory.valid[:, part]
+        self.firsts: list[np.ndarray] = list(trajectory.first[:, part])
         self.next_observation: Kept = [(i, buffer[:, part]) for i, buffer in final]
         self.observations = [
             jax.tree.map(lambda buffer, t=t: buffer[t, part], trajectory.observation)
@@ -93,12 +109,12 @@ def written_values(unroll: Unroll) -> list[Value]:
     return [value for value, live, name in leaves if live or name in ALWAYS]
 
 
-def _kept(tree: Any, live: Any) -> Kept:
+def _kept(tree: object, live: object) -> Kept:
     flags = zip(jax.tree.leaves(tree), jax.tree.leaves(live), strict=True)
     return [(i, leaf) for i, (leaf, is_live) in enumerate(flags) if is_live]
 
 
-def copy_into(rows: Any, tree: Any) -> None:
+def copy_into(rows: object, tree: object) -> None:
     """Copies every leaf into its row; a bare array, the common case, without walking a tree."""
     if isinstance(rows, np.ndarray):
         rows[...] = tree
@@ -107,7 +123,13 @@ def copy_into(rows: Any, tree: Any) -> None:
         row[...] = leaf
 
 
-def as_host(leaf: Any) -> Any:
+def as_host(leaf: Leaf) -> Leaf:
     """Converts to numpy, except random keys, which stay unchanged."""
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return leaf if is_key or isinstance(leaf, np.ndarray) else np.asarray(leaf)
+    return leaf if isinstance(leaf, np.ndarray) or is_key(leaf) else np.asarray(leaf)
+
+
+def host_timestep(
+    observation: Observation, reward: np.ndarray, first: np.ndarray, number: np.ndarray
+) -> Timestep:
+    """A timestep of numpy arrays [B, …], which compiled acting takes like JAX arrays."""
+    return Timestep(observation, cast(jax.Array, reward), cast(jax.Array, first), number)

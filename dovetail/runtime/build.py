@@ -5,7 +5,7 @@ Copies of the actor on one device share their compiled programs.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import jax
 
@@ -16,17 +16,15 @@ from dovetail.runtime.batched_unroll import BatchedUnroll
 from dovetail.runtime.devices import Device
 from dovetail.runtime.environments import ActorEnvironments, make_environments
 from dovetail.runtime.host_unroll import HostUnroll
+from dovetail.runtime.joins import CountPieces
 from dovetail.runtime.packing import Bundle
 from dovetail.runtime.placement import names_many_devices, pieces, stepping_for
-from dovetail.runtime.programs import (
-    FragmentProgram,
-    Pieces,
-    PythonProgram,
-    ReplicatedProgram,
-    UnrollProgram,
-)
+from dovetail.runtime.programs import FragmentProgram, Program, PythonProgram, UnrollProgram
+from dovetail.runtime.replicated import ReplicatedProgram
 from dovetail.runtime.turns import Compiled
 from dovetail.runtime.worker import RunningWorker
+
+NodeT = TypeVar("NodeT", Fragment, Unroll)
 
 
 class Programs:
@@ -40,9 +38,10 @@ class Programs:
         self._graph, self._plan, self._env, self._patience = graph, plan, env, patience
         # On a single device nothing has to be moved, which saves a check per array and call.
         self._devices = jax.devices() if names_many_devices(plan) else None
-        self._built: list[Any] = []
+        self._built: list[Program] = []
         self._python: list[PythonProgram] = []
-        self._shared: dict[tuple[str, int | None], Any] = {}
+        self._shared: dict[tuple[str, int | None], Program] = {}
+        """By the name of the node and the number of the device."""
         self._compiled: dict[str, Compiled] = {}
 
     @property
@@ -63,7 +62,7 @@ class Programs:
         for actor_envs in self.envs_of.values():
             actor_envs.close()
 
-    def build(self, node: Node, worker: RunningWorker) -> Any:
+    def build(self, node: Node, worker: RunningWorker) -> Program:
         """Builds the program of a node; call it for a worker's nodes in execution order."""
         if isinstance(node, Unroll):
             return self._unroll(node, worker)
@@ -72,14 +71,14 @@ class Programs:
             return self._python[-1]
         devices = self._plan.worker(worker.name).devices
         if len(devices) == 1 or self._plan.copies_of(node.side) == 1:
-            make = partial(self._fragment, [*worker.bundles, *self._beside(node, worker)])
-            return self._once(node, devices[0], make)
+            bundles = [*worker.bundles, *self._beside(node, worker)]
+            return self._once(node, devices[0], partial(self._fragment, bundles))
         replicas = [jax.devices()[d] for d in devices]
         made = ReplicatedProgram(node, self._graph, replicas, self._pieces(node))
         self._built.append(made)
         return made
 
-    def _pieces(self, node: Fragment) -> Pieces:
+    def _pieces(self, node: Fragment) -> CountPieces:
         """The number of pieces in which each input of a fragment arrives."""
 
         def count(arrival: Arrival) -> int:
@@ -95,7 +94,9 @@ class Programs:
         found = [u.slab.bundle(node.inputs) for u in unrolls[-1:] if u.slab is not None]
         return [bundle for bundle in found if bundle is not None]
 
-    def _once(self, node: Node, device: int, make: Callable[[Any, Any], Any]) -> Any:
+    def _once(
+        self, node: NodeT, device: int, make: Callable[[NodeT, Device | None], Program]
+    ) -> Program:
         """Builds a program once per device; copies on the same device share it."""
         key = (node.name, device if self._devices is not None else None)
         if key not in self._shared:
@@ -122,7 +123,7 @@ class Programs:
             graph.tables,
         )
 
-    def _unroll(self, node: Unroll, worker: RunningWorker) -> Any:
+    def _unroll(self, node: Unroll, worker: RunningWorker) -> Program:
         plan, jax_env = self._plan, self._env.jax
         number = plan.worker(worker.name).devices[0]
         if self._stepping(node) is LinkKind.FUSED:
@@ -134,7 +135,7 @@ class Programs:
         device = self._device(number)
         if actor_envs.groups:
             batch = plan.batch or self._graph.actor_envs
-            program: Any = BatchedUnroll(
+            program: HostUnroll = BatchedUnroll(
                 node,
                 self._graph,
                 compiled,

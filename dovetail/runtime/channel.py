@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from dovetail.boundaries import BATCH_AXIS, How
+from dovetail.runtime.arrays import Input, Leaf, Values
 from dovetail.runtime.heartbeat import Watch
-from dovetail.runtime.packing import Values
 
 ENOUGH = "others, who have enough for now"
 """Shown while a worker is blocked because it is ahead of its receivers."""
@@ -56,8 +56,8 @@ class Message:
     """The version of the weights that produced it."""
     values: Values | None
     """By value number; None if only `shared` refers to them."""
-    shared: Any = None
-    """A reference to the values for other processes."""
+    shared: object = None
+    """A reference to the values for other processes, which only a host can read."""
     lease: Lease | None = None
     sent: float = 0.0
     """When it was put on the channel, in `time.perf_counter` seconds."""
@@ -129,12 +129,17 @@ class ChannelEdge:
         which, parts = self.part(taker)
         found: Values = {}
         for number in self.numbers:
-            pieces = [_part(values[number], which, parts) for values in sent]
+            pieces = [_part(_whole(values[number]), which, parts) for values in sent]
             found[number] = pieces if len(pieces) > 1 else pieces[0]
         return found
 
 
-def _part(leaf: Any, which: int, parts: int) -> Any:
+def _whole(sent: Input) -> Leaf:
+    assert not isinstance(sent, list)  # pieces are made here, from whole arrays
+    return sent
+
+
+def _part(leaf: Leaf, which: int, parts: int) -> Leaf:
     if parts == 1:
         return leaf
     each = leaf.shape[BATCH_AXIS] // parts

@@ -1,7 +1,7 @@
 """Moves arrays to one device, replicates them, or shards them over several devices."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -9,16 +9,24 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dovetail.boundaries import BATCH_AXIS
 from dovetail.graph.primitives import REPLICA_AXIS
+from dovetail.runtime.arrays import Input, Leaf
 from dovetail.runtime.distributed import placed
 
-Device = Any
-"""A `jax.Device`."""
 WHOLE = PartitionSpec()
 """Replicated on every device."""
 PER_REPLICA = PartitionSpec(REPLICA_AXIS)
 """Sharded along a leading axis, one slice per replica."""
 BY_ENVIRONMENT = PartitionSpec(*[None] * BATCH_AXIS, REPLICA_AXIS)
 """Sharded along the batch axis: environments, or the items of a batch."""
+
+
+class Device(Protocol):
+    """A `jax.Device`; JAX ships no types for it."""
+
+    @property
+    def process_index(self) -> int:
+        """The rank of the process that owns it."""
+        ...
 
 
 def mesh_of(devices: Sequence[Device]) -> Mesh:
@@ -32,7 +40,7 @@ def own_devices(mesh: Mesh) -> list[Device]:
     return [device for device in mesh.devices.flat if device.process_index == here]
 
 
-def to_device(array: Any, device: Device) -> Any:
+def to_device(array: Leaf, device: Device) -> Leaf:
     """Moves a JAX array to `device` if needed; programs take numpy arrays as they are."""
     if not isinstance(array, jax.Array):
         return array
@@ -49,7 +57,7 @@ def to_device(array: Any, device: Device) -> Any:
     return jax.device_put(shards[0].data if len(found) > 1 else array, device)
 
 
-def replicated(array: Any, mesh: Mesh) -> jax.Array:
+def replicated(array: Leaf, mesh: Mesh) -> jax.Array:
     """Replicates an array over the mesh; returns it unchanged if it already is."""
     sharding = NamedSharding(mesh, WHOLE)
     if isinstance(array, jax.Array) and array.sharding == sharding:
@@ -57,17 +65,16 @@ def replicated(array: Any, mesh: Mesh) -> jax.Array:
     return placed(array, sharding)
 
 
-def split_over(pieces: Any, mesh: Mesh) -> jax.Array:
+def split_over(sent: Input, mesh: Mesh) -> jax.Array:
     """Shards one array, or the pieces of several copies, along the batch axis.
 
     Pieces already on their device are not copied. Each process supplies the pieces of its devices.
     """
     devices = own_devices(mesh)
-    if not isinstance(pieces, list):
-        pieces = [pieces]
+    pieces = sent if isinstance(sent, list) else [sent]
     if len(pieces) < len(devices):  # split on the host
         whole = _concatenated([np.asarray(piece) for piece in pieces])
-        pieces = np.split(whole, len(devices), axis=BATCH_AXIS)
+        pieces = list[Leaf](np.split(whole, len(devices), axis=BATCH_AXIS))
     each = len(pieces) // len(devices)
     shards = [
         jax.device_put(_concatenated(pieces[i * each : (i + 1) * each]), device)
@@ -79,7 +86,7 @@ def split_over(pieces: Any, mesh: Mesh) -> jax.Array:
     return jax.make_array_from_single_device_arrays(tuple(shape), sharding, shards)
 
 
-def _concatenated(pieces: Sequence[Any]) -> Any:
+def _concatenated(pieces: Sequence[Leaf]) -> Leaf:
     if len(pieces) == 1:
         return pieces[0]
     return np.concatenate([np.asarray(piece) for piece in pieces], axis=BATCH_AXIS)

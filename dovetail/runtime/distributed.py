@@ -1,15 +1,14 @@
 """Programs over the devices of several processes, joined with `jax.distributed`."""
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dovetail.graph.primitives import REPLICA_AXIS
-from dovetail.runtime.wire import KeyWords, pack, unpack
+from dovetail.runtime.arrays import Leaf
+from dovetail.runtime.wire import KeyWords, pack, unpack_keys
 
 JOIN_SECONDS = 60
 """How long the processes wait for each other at the start, in seconds."""
@@ -26,19 +25,17 @@ def join_processes(coordinator: str, processes: int, rank: int) -> None:
     )
 
 
-def placed(array: Any, sharding: NamedSharding) -> jax.Array:
+def placed(array: Leaf, sharding: NamedSharding) -> jax.Array:
     """Shards an array, of which every process has all of it, over the devices of all processes."""
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     packed = pack(own_part(array))
     if isinstance(packed, KeyWords):
-        words: Any = placed(packed.words, sharding)
-        return unpack(replace(packed, words=words))
-    whole = np.asarray(packed)
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+        return unpack_keys(replace(packed, words=placed(packed.words, sharding)))
+    return jax.make_array_from_callback(packed.shape, sharding, lambda index: packed[index])
 
 
-def own_part(leaf: Any) -> Any:
+def own_part(leaf: Leaf) -> Leaf:
     """This process's part of an array that may span several processes."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
         return leaf
@@ -56,7 +53,9 @@ class MeshLayout:
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._divided = NamedSharding(mesh, PartitionSpec(REPLICA_AXIS))
 
-    def shapes(self, state: list[Any], actor: list[Any]) -> tuple[list[Any], list[Any]]:
+    def shapes(
+        self, state: list[Leaf], actor: list[Leaf]
+    ) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
         """The global shapes, given the arrays of one process."""
         processes = jax.process_count()
         whole = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._whole) for x in state]
@@ -65,13 +64,13 @@ class MeshLayout:
         ]
         return whole, [s.update(sharding=self._divided) for s in divided]
 
-    def place(self, state: list[Any], actor: list[Any]) -> tuple[list[Any], list[Any]]:
+    def place(self, state: list[Leaf], actor: list[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         """The global arrays, given the arrays of one process."""
         return [placed(x, self._whole) for x in state], [self._divide(x) for x in actor]
 
-    def _divide(self, leaf: Any) -> Any:
+    def _divide(self, leaf: Leaf) -> jax.Array:
         packed = pack(leaf)
         if isinstance(packed, KeyWords):
-            words: Any = jax.make_array_from_process_local_data(self._divided, packed.words)
-            return unpack(replace(packed, words=words))
-        return jax.make_array_from_process_local_data(self._divided, np.asarray(packed))
+            words = jax.make_array_from_process_local_data(self._divided, packed.words)
+            return unpack_keys(replace(packed, words=words))
+        return jax.make_array_from_process_local_data(self._divided, packed)

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable
 from multiprocessing.synchronize import Semaphore
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dovetail.envs import batched
-from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.envs.interface import HostEnv, HostStep, JaxEnv, Observation, SplitHostEnv
 from dovetail.envs.processes import make_bell
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
@@ -29,18 +29,18 @@ JOIN_SECONDS = 5.0
 class Stepper(Protocol):
     """A batch of environments that step together."""
 
-    state: Any
-    """The state of JAX environments, [B, …]; empty for host environments."""
+    state: object
+    """The state of JAX environments, leaves [B, …]; empty for host environments."""
 
-    def reset(self, keys: jax.Array) -> Any:
+    def reset(self, keys: jax.Array) -> Observation | None:
         """Begins an episode in each environment with its key from `keys` [B].
 
         Returns the observations; None for JAX environments, whose state is set by the caller.
         """
         ...
 
-    def step(self, action: np.ndarray, step: int) -> Any:
-        """One transition; returns an object with the fields of `HostStep`."""
+    def step(self, action: np.ndarray, step: int) -> HostStep:
+        """One transition; `step` is its number, for errors and random keys."""
         ...
 
     def close(self) -> None:
@@ -52,17 +52,17 @@ class HostStepper:
     """Host environments, which hold their own state."""
 
     def __init__(self, make: Callable[[], HostEnv]) -> None:
-        self.state = ()
+        self.state: object = ()
         self._make = make
         self._env: HostEnv | None = None
 
-    def reset(self, keys: jax.Array) -> Any:
+    def reset(self, keys: jax.Array) -> Observation:
         """Recreates the environments and begins an episode in each."""
         self.close()
         self._env = self._make()
         return initial_observation(self._env, keys)
 
-    def step(self, action: np.ndarray, step: int) -> Any:
+    def step(self, action: np.ndarray, step: int) -> HostStep:
         """One transition; errors of the environments name the step number."""
         env = self._env
         assert env is not None
@@ -86,23 +86,25 @@ class JaxStepper:
     """A JAX environment stepped from the host, one compiled call per step."""
 
     def __init__(self, env: JaxEnv) -> None:
-        self.state: Any = ()
-        self._keys: Any = None
+        self.state: object = ()
+        self._keys: jax.Array | None = None
 
-        def step(state: Any, action: Any, keys: jax.Array, number: Any) -> batched.BatchStep:
+        def step(
+            state: object, action: np.ndarray, keys: jax.Array, number: jax.Array
+        ) -> batched.BatchStep:
             return batched.step(env, state, action, jax.vmap(env_key, (0, None))(keys, number))
 
-        self._step = jax.jit(step)
+        self._step: Callable[..., batched.BatchStep] = jax.jit(step)
 
     def reset(self, keys: jax.Array) -> None:
         """Stores the keys; the caller sets the state."""
         self._keys = keys
 
-    def step(self, action: np.ndarray, step: int) -> Any:
+    def step(self, action: np.ndarray, step: int) -> HostStep:
         """One transition."""
         after = self._step(self.state, action, self._keys, np.int32(step))
         self.state = after.state
-        return jax.tree.map(np.asarray, after._replace(state=()))
+        return HostStep(*jax.tree.map(np.asarray, after[1:]))  # the same fields without the state
 
     def close(self) -> None:
         """Does nothing: there is nothing to close."""
@@ -111,7 +113,7 @@ class JaxStepper:
 class Port(Protocol):
     """Environments on another worker: `send` an action, then `receive` the result when `ready`."""
 
-    def reset(self, keys: jax.Array, bell: Semaphore) -> Any:
+    def reset(self, keys: jax.Array, bell: Semaphore) -> Observation | None:
         """Like `Stepper.reset`; `bell` is released after every transition from now on."""
         ...
 
@@ -123,7 +125,7 @@ class Port(Protocol):
         """Whether `receive` would return immediately."""
         ...
 
-    def receive(self) -> Any:
+    def receive(self) -> HostStep:
         """Waits for the transition and returns its result."""
         ...
 
@@ -137,13 +139,13 @@ class ThreadPort:
 
     def __init__(self, name: str, stepper: Stepper) -> None:
         self.stepper = stepper
-        self._ring: Callable[[], Any] = lambda: None
+        self._ring: Callable[[], None] = lambda: None
         self._orders: SimpleQueue[tuple[np.ndarray, int] | None] = SimpleQueue()
-        self._done: SimpleQueue[Any] = SimpleQueue()
+        self._done: SimpleQueue[HostStep | BaseException] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"dovetail-{name}", daemon=True)
         self._thread.start()
 
-    def reset(self, keys: jax.Array, bell: Semaphore) -> Any:
+    def reset(self, keys: jax.Array, bell: Semaphore) -> Observation | None:
         """Begins an episode in each; no step may be in progress."""
         self._ring = bell.release
         return self.stepper.reset(keys)
@@ -156,7 +158,7 @@ class ThreadPort:
         """Whether the transition is done."""
         return not self._done.empty()
 
-    def receive(self) -> Any:
+    def receive(self) -> HostStep:
         """Returns the result of the transition, or raises the environments' error."""
         after = self._done.get()
         if isinstance(after, BaseException):
@@ -182,11 +184,11 @@ class ThreadPort:
 class ProcessPort:
     """Environments in a separate process, connected by shared memory."""
 
-    def __init__(self, make: Callable[[Semaphore | None], HostEnv]) -> None:
+    def __init__(self, make: Callable[[Semaphore | None], SplitHostEnv]) -> None:
         self._make = make
-        self._env: Any = None
+        self._env: SplitHostEnv | None = None
 
-    def reset(self, keys: jax.Array, bell: Semaphore) -> Any:
+    def reset(self, keys: jax.Array, bell: Semaphore) -> Observation:
         """Restarts the process and begins an episode in each environment."""
         self.close()
         self._env = self._make(bell)
@@ -194,21 +196,25 @@ class ProcessPort:
 
     def send(self, action: np.ndarray, step: int) -> None:
         """Starts a transition."""
-        self._env.send(action)
+        self._there().send(action)
 
     def ready(self) -> bool:
         """Whether the transition is done or the process has died."""
-        return self._env.ready()
+        return self._there().ready()
 
-    def receive(self) -> Any:
+    def receive(self) -> HostStep:
         """Returns the result of the transition, or raises the environments' error."""
-        return self._env.receive()
+        return self._there().receive()
 
     def close(self) -> None:
         """Stops the process."""
         if self._env is not None:
             self._env.close()
             self._env = None
+
+    def _there(self) -> SplitHostEnv:
+        assert self._env is not None  # `reset` comes first
+        return self._env
 
 
 class EnvGroup:
@@ -229,7 +235,7 @@ class ActorEnvironments:
         self.heard: Callable[[bool, float], bool] = lambda block, timeout: False
         """Waits for the bell, a semaphore released after every transition of a group."""
 
-    def reset(self, keys: jax.Array) -> Any:
+    def reset(self, keys: jax.Array) -> Observation | None:
         """Resets everything; returns the observations [B, …], or None for JAX environments."""
         if self.stepper is not None:
             return self.stepper.reset(keys)
@@ -240,7 +246,7 @@ class ActorEnvironments:
         shown = [group.port.reset(keys[group.part], bell) for group in self.groups]
         return None if shown[0] is None else jax.tree.map(lambda *xs: np.concatenate(xs), *shown)
 
-    def load(self, state: Any) -> None:
+    def load(self, state: object) -> None:
         """Sets the state of JAX environments."""
         if self.stepper is not None:
             self.stepper.state = state
@@ -249,7 +255,7 @@ class ActorEnvironments:
                 part = group.part
                 group.port.stepper.state = jax.tree.map(lambda x, part=part: x[part], state)
 
-    def state(self) -> Any:
+    def state(self) -> object:
         """The state of JAX environments; empty for host environments."""
         if self.stepper is not None:
             return self.stepper.state
@@ -302,7 +308,7 @@ def _stepper(env: Env, size: int) -> Stepper:
 
 def _process_maker(
     env: Env, step: Instance, patience: float
-) -> Callable[[Semaphore | None], HostEnv]:
+) -> Callable[[Semaphore | None], SplitHostEnv]:
     make = env.process
     assert make is not None
     assert step.envs is not None
@@ -324,13 +330,17 @@ def begin_episodes(
         return actor
     size = len(keys)
     observation = actor_envs.reset(keys)
-    zeros = np.zeros(size, np.float32), np.zeros(size, np.int32)
-    fresh: Any = {"reward": np.zeros(size, np.float32), "first": np.ones(size, np.bool_)}
-    timestep = actor.timestep._replace(observation=observation, **fresh)
-    return actor._replace(timestep=timestep, episode_return=zeros[0], episode_length=zeros[1])
+    timestep = actor.timestep._replace(
+        observation=observation, reward=np.zeros(size, np.float32), first=np.ones(size, np.bool_)
+    )
+    return actor._replace(
+        timestep=timestep,
+        episode_return=np.zeros(size, np.float32),
+        episode_length=np.zeros(size, np.int32),
+    )
 
 
-def initial_observation(env: HostEnv, keys: jax.Array) -> Any:
+def initial_observation(env: HostEnv, keys: jax.Array) -> Observation:
     """Resets host environments, each with a seed drawn from its key."""
     # Seeds are non-negative 31-bit integers: drop one bit.
     bits = np.asarray(jax.vmap(lambda key: jax.random.bits(key, (), jnp.uint32))(keys))

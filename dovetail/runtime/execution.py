@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,10 +18,10 @@ from dovetail.errors import one_sentence
 from dovetail.graph.ir import Graph, Value
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
+from dovetail.runtime.arrays import Leaf, Values, leaves_of
 from dovetail.runtime.channel import Closed, Message, Turn
-from dovetail.runtime.heartbeat import Watchdog
+from dovetail.runtime.heartbeat import Activity, Watchdog
 from dovetail.runtime.measures import measures_of, seconds_of
-from dovetail.runtime.packing import Values
 from dovetail.runtime.records import LOOK_SECONDS, Records, UpdateRecord
 from dovetail.runtime.remote import RemoteWorkers
 from dovetail.runtime.report import Report, Tapped, UpdatePart, all_finite, sums
@@ -73,18 +72,18 @@ class Execution:
         watches = [worker.watch for worker in self._workers.all]
         self._watchdog = Watchdog(watches, patience, tell)
 
-    def compile(self, state: Any, actor: Any) -> None:
+    def compile(self, state: object, actor: ActorState) -> None:
         """Compiles every fragment for the shapes in the graph."""
         self._workers.programs.compile()
 
     def load(
         self,
-        state: Any,
+        state: object,
         actor: ActorState,
         episode_keys: jax.Array,
         first_turn: int,
         watched: Sequence[int] = (),
-    ) -> Any:
+    ) -> ActorState:
         """Sets the states at turn `first_turn` and begins an episode in every host environment.
 
         Returns the actors' state with the first observations.
@@ -101,7 +100,7 @@ class Execution:
         self._reach_away()
         return self._states.actor(self._states.copies)
 
-    def refill(self, data: Sequence[Any]) -> None:
+    def refill(self, data: Sequence[Leaf]) -> None:
         """Replaces the recorded steps that iterations sample."""
         self._states.refill(data)
 
@@ -222,24 +221,25 @@ class Execution:
         for message in turn.reports:
             states.copies[message.copy] = _told(message, graph.actor.outputs)
         if self._workers.channels.report is None:
-            states.copies = [[values[v.id] for v in graph.actor.outputs]]
-            episodes = [values[v.id] for v in graph.episodes]
+            states.copies = [leaves_of(values, graph.actor.outputs)]
+            episodes: list[Leaf] = leaves_of(values, graph.episodes)
         else:
             columns = zip(*[_told(m, graph.episodes) for m in turn.reports], strict=True)
             episodes = [np.concatenate([np.asarray(x) for x in column]) for column in columns]
-        state: list[Any] = []
+        state: list[Leaf | None] = []
         if turn.number + 1 in self._ends:
             self._ends.discard(turn.number + 1)
             values |= worker.apart(values)
-            outputs = graph.state.outputs
-            state = [values[v.id] if v.side == graph.home else None for v in outputs]
+            own = [v for v in graph.state.outputs if v.side == graph.home]
+            home = dict(zip(own, leaves_of(values, own), strict=True))
+            state = [home.get(v) for v in graph.state.outputs]
         record = UpdateRecord(
-            metrics=[values[v.id] for _, v in graph.metrics],
+            metrics=leaves_of(values, [v for _, v in graph.metrics]),
             episodes=episodes,
             state=state,
             actor=list(states.copies) if state else [],
             parts=[UpdatePart(m.copy, m.turn, turn.number - m.version) for m in turn.reports],
-            tapped=[values[v.id] for v in graph.tapped],
+            tapped=leaves_of(values, graph.tapped),
         )
         self._records.add(record)
 
@@ -272,7 +272,7 @@ class Execution:
             taps=[Tapped(r.tapped, r.parts) for r in records] if self._graph.tap else (),
         )
 
-    def _state(self, leaves: list[Any], replay: bool = True) -> Any:
+    def _state(self, leaves: list[Leaf | None], replay: bool = True) -> object:
         """The whole state; with `replay`, waits until other sides have finished their turns."""
         if not replay:
             return self._graph.state.tree.unflatten(leaves)
@@ -292,7 +292,7 @@ class Execution:
         """Seconds by fragment, and waiting time by worker."""
         return seconds_of(self._workers)
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[Activity]:
         """The current activity of every worker."""
         return [worker.watch.status() for worker in self._workers.all]
 
@@ -328,7 +328,7 @@ class PendingUpdates:
         return self._report
 
 
-def _told(message: Message, values: Sequence[Value]) -> list[Any]:
+def _told(message: Message, values: Sequence[Value]) -> list[Leaf]:
     """Selects values from a report message."""
     assert message.values is not None
-    return [message.values[value.id] for value in values]
+    return leaves_of(message.values, values)

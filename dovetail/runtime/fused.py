@@ -4,23 +4,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
 
 from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
+from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
+from dovetail.runtime.arrays import Leaf
 from dovetail.runtime.devices import mesh_of, replicated
 from dovetail.runtime.distributed import MeshLayout
-from dovetail.runtime.heartbeat import Watch, Watchdog
-from dovetail.runtime.programs import Parts, many_iterations, over_devices, over_seeds
+from dovetail.runtime.heartbeat import Activity, Watch, Watchdog
+from dovetail.runtime.iterations import Iterated, Parts, many_iterations, over_devices, over_seeds
 from dovetail.runtime.report import Report, Tapped, all_finite, sums
 from dovetail.telemetry.spans import COMPUTE, WAIT, Track
-
-Shown = tuple[list[Any], list[Any], list[Any]]
-"""(metrics, episodes, tapped values) of a dispatch."""
 
 
 class FusedRun:
@@ -52,33 +50,33 @@ class FusedRun:
             self._layout = MeshLayout(self._mesh) if jax.process_count() > 1 else None
         self._parts = Parts(graph)
         self._graph = graph
-        self._call: Callable[..., Any] = jax.jit(program)
+        self._program = jax.jit(program)
+        self._call: Callable[..., Iterated] = self._program
         self._watch = Watch(plan.workers[0].name)
         self._watch.warm = True  # compiled ahead
         self._watchdog = Watchdog([self._watch], patience, tell)
-        self._state: list[Any] = []
-        self._data: list[Any] = []
-        self._actor: list[Any] = []
+        self._state: list[Leaf] = []
+        self._data: list[Leaf] = []
+        self._actor: list[Leaf] = []
         self._watched: Sequence[int] = ()
         self._track = Track(self._watch.worker)
 
-    def compile(self, state: Any, actor: Any) -> None:
+    def compile(self, state: object, actor: ActorState) -> None:
         """Compiles for states of these shapes."""
         leaves = jax.tree.leaves(state), jax.tree.leaves(actor)
         if self._layout is not None:
             leaves = self._layout.shapes(*leaves)
         parts = self._parts.apart(leaves[0])
-        lowered = self._call.lower(*parts, leaves[1], np.int32(1))  # type: ignore[attr-defined]
-        self._call = lowered.compile()
+        self._call = self._program.lower(*parts, leaves[1], np.int32(1)).compile()
 
     def load(
         self,
-        state: Any,
-        actor: Any,
-        episode_keys: Any,
+        state: object,
+        actor: ActorState,
+        episode_keys: jax.Array,
         first_turn: int,
         watched: Sequence[int] = (),
-    ) -> Any:
+    ) -> ActorState:
         """Sets the states of the next iteration; returns the actors' state unchanged."""
         self._state, self._actor = jax.tree.leaves(state), jax.tree.leaves(actor)
         if self._layout is not None:
@@ -88,7 +86,7 @@ class FusedRun:
         self._watched = watched
         return actor
 
-    def refill(self, data: Sequence[Any]) -> None:
+    def refill(self, data: Sequence[Leaf]) -> None:
         """Replaces the recorded steps that iterations sample."""
         mesh = self._mesh
         self._data = list(data) if mesh is None else [replicated(leaf, mesh) for leaf in data]
@@ -101,34 +99,33 @@ class FusedRun:
         # A dispatch returns the tapped values of its last iteration only.
         counts = [iterations] if self._graph.tap is None else [1] * iterations
         rows = [self._dispatch(count) for count in counts]
-        metrics, episodes, _ = rows[-1]
+        last = rows[-1]
         names = [name for name, _ in self._graph.metrics]
         state, actor = self._parts.whole(self._state, self._data), self._actor
         report = Report(
             iterations,
-            dict(zip(names, metrics, strict=True)),
-            episodes,
+            dict(zip(names, last.metrics, strict=True)),
+            last.episodes,
             lambda replay=True: self._graph.state.tree.unflatten(state),
             lambda: self._graph.actor.tree.unflatten(actor),
-            taps=[Tapped(tapped) for _, _, tapped in rows] if self._graph.tap else (),
+            taps=[Tapped(row.tapped) for row in rows] if self._graph.tap else (),
         )
         finite = partial(all_finite, state, self._watched)
         return Dispatched(report, self._watch, self._track, finite, rows)
 
-    def _dispatch(self, count: int) -> Shown:
+    def _dispatch(self, count: int) -> Iterated:
         """Dispatches `count` iterations as one call."""
         # The count is a traced argument: one compilation serves any number.
-        self._state, self._actor, *shown = self._call(
-            self._state, self._data, self._actor, np.int32(count)
-        )
-        return shown[0], shown[1], shown[2]
+        made = self._call(self._state, self._data, self._actor, np.int32(count))
+        self._state, self._actor = made.state, made.actor
+        return made._replace(state=[], actor=[])  # else each row would keep its states alive
 
     @property
     def seconds(self) -> dict[str, float]:
         """Empty: one program cannot be timed by fragment."""
         return {}
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[Activity]:
         """The current activity of the only worker."""
         return [self._watch.status()]
 
@@ -146,7 +143,7 @@ class Dispatched:
         watch: Watch,
         track: Track,
         finite: Callable[[], bool],
-        rows: Sequence[Shown],
+        rows: Sequence[Iterated],
     ) -> None:
         """`rows` are the results of all dispatches, `report` describes the last one."""
         self._report, self._rows = report, rows
@@ -173,9 +170,9 @@ class Dispatched:
         """The report, summed over all dispatches."""
         if len(self._rows) == 1:
             return self._report
-        metrics = sums([metrics for metrics, _, _ in self._rows])
+        metrics = sums([row.metrics for row in self._rows])
         return replace(
             self._report,
             metrics=dict(zip(self._report.metrics, metrics, strict=True)),
-            episodes=sums([episodes for _, episodes, _ in self._rows]),
+            episodes=sums([row.episodes for row in self._rows]),
         )

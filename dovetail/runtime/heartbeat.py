@@ -5,10 +5,21 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypedDict
 
 COMPILE_SECONDS = 300.0
 """Time limit of a worker's first iteration, which may compile."""
+
+
+class Activity(TypedDict):
+    """The activity of a worker, as the run's status and `dovetail doctor` show it."""
+
+    name: str
+    doing: str
+    waits_for: str
+    """Empty while it works."""
+    quiet_s: float
+    """Seconds since its last progress."""
 
 
 class Watch:
@@ -87,7 +98,7 @@ class Watch:
         frame = sys._current_frames().get(self._thread or 0)  # pyright: ignore[reportPrivateUsage]
         return "".join(traceback.format_stack(frame)[-6:]) if frame is not None else ""
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Activity:
         """Its activity, for display."""
         return {
             "name": self.worker,

@@ -9,21 +9,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
 
 from dovetail.graph.ir import Graph, Unroll
 from dovetail.graph.unroll import ActorState, EpisodeSums
-from dovetail.runtime.buffers import UnrollBuffers, as_host, written_values
+from dovetail.runtime.arrays import Leaf, Values, leaves_of, numbered
+from dovetail.runtime.buffers import HostTrajectory, UnrollBuffers, as_host, written_values
 from dovetail.runtime.devices import Device, to_device
 from dovetail.runtime.environments import ActorEnvironments, Stepper
 from dovetail.runtime.heartbeat import Watch
-from dovetail.runtime.packing import Slab, Values
+from dovetail.runtime.packing import Slab
 from dovetail.runtime.turns import Compiled, Turns
 from dovetail.telemetry.spans import COMPUTE, Track
-from dovetail.trajectory import Trajectory
 
 
 class UnrollEnvironments(Protocol):
@@ -59,7 +59,7 @@ class OwnEnvironments:
         words = turns.words
         self._words = [[]] * turns.length if words is None else [[row] for row in words]
         self._t = 0
-        self._action: Any = None
+        self._action = np.zeros(0)
 
     def warm_up(self) -> None:
         """Acts for all of them."""
@@ -143,8 +143,8 @@ class HostUnroll:
         after = self._steps(self._taken(values), actor, rows)
         episodes, after = _count_episodes(rows.trajectory, after)
         made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]
-        values.update(zip((v.id for v in unroll.outputs), made, strict=True))
-        if self.slab is not None:
+        values |= numbered(unroll.outputs, made)
+        if self.slab is not None and rows.memory is not None:
             values[self.slab.key] = rows.memory
         halves = sum(self.seconds.values()) - before
         rest = time.perf_counter() - began - halves
@@ -154,14 +154,14 @@ class HostUnroll:
     def _rows(self) -> UnrollBuffers:
         return UnrollBuffers(self._unroll, self.slab, self._acting, self._parts)
 
-    def _taken(self, values: Values) -> list[Any]:
-        inputs = [values[v.id] for v in self._unroll.inputs]
+    def _taken(self, values: Values) -> list[Leaf]:
+        inputs = leaves_of(values, self._unroll.inputs)
         return inputs if self._device is None else [to_device(x, self._device) for x in inputs]
 
     def _actor(self, values: Values) -> ActorState:
-        return self._graph.actor.tree.unflatten([values[v.id] for v in self._unroll.actor_inputs])
+        return self._graph.actor.tree.unflatten(leaves_of(values, self._unroll.actor_inputs))
 
-    def _steps(self, inputs: list[Any], actor: ActorState, rows: UnrollBuffers) -> ActorState:
+    def _steps(self, inputs: list[Leaf], actor: ActorState, rows: UnrollBuffers) -> ActorState:
         """The loop over steps; times acting and stepping."""
         turns = Turns(self._unroll, self._compiled, inputs, actor, rows)
         self._actor_envs.load(actor.env)
@@ -195,15 +195,16 @@ class HostUnroll:
         self._track.add(COMPUTE, f"{name}.step", began + acting, stepping, length, items=items)
 
 
-def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[EpisodeSums, ActorState]:
+def _count_episodes(rows: HostTrajectory, actor: ActorState) -> tuple[EpisodeSums, ActorState]:
     """The episodes that ended in these rows, and the running totals of ongoing ones."""
     done = rows.terminated | rows.truncated
-    reward, valid = np.asarray(rows.reward), np.asarray(rows.valid)
+    reward, valid = rows.reward, rows.valid
     returns, lengths = np.asarray(actor.episode_return), np.asarray(actor.episode_length)
     if not np.count_nonzero(done):  # the common case with long episodes
         returns, lengths = returns + reward.sum(0), lengths + valid.sum(0, np.int32)
-        none = EpisodeSums(np.zeros_like(lengths), np.zeros_like(returns), np.zeros_like(lengths))  # type: ignore[arg-type]
-        return none, actor._replace(episode_return=returns, episode_length=lengths)
+        zeros = np.zeros_like(lengths), np.zeros_like(returns), np.zeros_like(lengths)
+        episodes = EpisodeSums._make(zeros)
+        return episodes, actor._replace(episode_return=returns, episode_length=lengths)
     count = done.sum(0).astype(np.int32)
     any_ended = count > 0
     # A row belongs to a finished episode if its environment is done there or later.
@@ -214,5 +215,5 @@ def _count_episodes(rows: Trajectory, actor: ActorState) -> tuple[EpisodeSums, A
     ended_lengths = np.where(any_ended, lengths, 0) + (valid & ended).sum(0, np.int32)
     returns = np.where(any_ended, 0, returns) + (reward * ongoing).sum(0)
     lengths = np.where(any_ended, 0, lengths) + (valid & ongoing).sum(0, np.int32)
-    episodes = EpisodeSums(count, ended_returns, ended_lengths)  # type: ignore[arg-type]
+    episodes = EpisodeSums._make((count, ended_returns, ended_lengths))
     return episodes, actor._replace(episode_return=returns, episode_length=lengths)

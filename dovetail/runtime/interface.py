@@ -1,12 +1,14 @@
 """The interface between the training loop and a runtime, local or on a cluster."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 
 from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
+from dovetail.runtime.arrays import Leaf
+from dovetail.runtime.heartbeat import Activity
 from dovetail.runtime.report import Pending
 
 
@@ -28,17 +30,17 @@ class Runtime(Protocol):
         """Seconds spent so far, by fragment."""
         ...
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[Activity]:
         """The current activity of every worker."""
         ...
 
-    def prepare(self, state: Any, actor: Any) -> None:
+    def prepare(self, state: object, actor: ActorState) -> None:
         """Starts compiling for states of these shapes, in the background."""
         ...
 
     def load(
         self,
-        state: Any,
+        state: object,
         actor: ActorState,
         *,
         episode_keys: jax.Array | None = None,
@@ -53,7 +55,7 @@ class Runtime(Protocol):
         """
         ...
 
-    def refill(self, data: Sequence[Any]) -> None:
+    def refill(self, data: Sequence[Leaf]) -> None:
         """Replaces the recorded steps that iterations sample; no iteration may be running."""
         ...
 

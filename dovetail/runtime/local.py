@@ -6,7 +6,7 @@ It knows nothing about algorithms or strategies.
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from functools import partial
 
 import jax
 
@@ -14,8 +14,10 @@ from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
+from dovetail.runtime.arrays import Leaf
 from dovetail.runtime.execution import Execution
 from dovetail.runtime.fused import FusedRun
+from dovetail.runtime.heartbeat import Activity
 from dovetail.runtime.remote import RemoteWorkers
 from dovetail.runtime.report import Pending
 from dovetail.runtime.single_steps import StepRun, single_steps
@@ -59,25 +61,25 @@ class LocalRuntime:
         """Seconds spent so far, by fragment."""
         return self._run.seconds
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[Activity]:
         """The current activity of every worker."""
         return self._run.status()
 
-    def prepare(self, state: Any, actor: Any) -> None:
+    def prepare(self, state: object, actor: ActorState) -> None:
         """Starts compiling for states of these shapes, in the background."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="dovetail-compile")
-        self._compiling = pool.submit(_timed, self._run.compile, state, actor)
+        self._compiling = pool.submit(_timed, partial(self._run.compile, state, actor))
         pool.shutdown(wait=False)
 
     def load(
         self,
-        state: Any,
+        state: object,
         actor: ActorState,
         *,
         episode_keys: jax.Array | None = None,
         turn: int = 0,
         watched: Sequence[int] = (),
-    ) -> Any:
+    ) -> ActorState:
         """Sets the states at iteration `turn` and waits until everything is compiled."""
         if self._compiling is None:
             self.prepare(state, actor)
@@ -89,7 +91,7 @@ class LocalRuntime:
         self.compile_seconds = max(warm_up, self._compiling.result())
         return begun
 
-    def refill(self, data: Sequence[Any]) -> None:
+    def refill(self, data: Sequence[Leaf]) -> None:
         """Replaces the recorded steps that iterations sample; no iteration may be running."""
         self._run.refill(data)
 
@@ -102,8 +104,8 @@ class LocalRuntime:
         self._run.close()
 
 
-def _timed(function: Callable[..., None], *arguments: Any) -> float:
+def _timed(function: Callable[[], None]) -> float:
     """Calls the function and returns its duration in seconds."""
     began = time.perf_counter()
-    function(*arguments)
+    function()
     return time.perf_counter() - began

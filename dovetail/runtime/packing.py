@@ -8,8 +8,8 @@ learner's worker lives in one block of memory.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ import numpy as np
 
 from dovetail.graph.ir import Fragment, Graph, Value
 from dovetail.graph.vectors import unpack
+from dovetail.runtime.arrays import Leaf, Packed, avals_of, is_key, packed
 
 LARGEST = 64 * 1024
 """Maximum bytes of an array in a bundle: copying larger ones costs more than passing them."""
@@ -28,32 +29,6 @@ ALIGNMENT = 64
 """Alignment of arrays within a slab, in bytes."""
 FEWEST = 3
 """Minimum number of arrays in a bundle."""
-
-
-class Packed:
-    """The key of a packed array among the values of a running iteration.
-
-    Each key is created once and hashed by identity, which is as fast as the integer keys of single
-    values.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"Packed({self.name})"
-
-
-Key = int | Packed
-"""The key of an array in a running iteration: the number of a value, or of a packed array."""
-Values = dict[Key, Any]
-"""The arrays of a running iteration."""
-
-
-@cache
-def packed(what: str, position: int = 0) -> Packed:
-    """The key of a packed array; workers that share a program share its keys."""
-    return Packed(f"{what} {position}")
 
 
 @dataclass(frozen=True)
@@ -70,10 +45,11 @@ class Bundle:
     key_made: Packed
     shape: jax.ShapeDtypeStruct
     """Shape and dtype of the packed array."""
-    unpack: Callable[[Any], list[jax.Array]] = field(compare=False)
+    unpack: Callable[[Leaf], list[jax.Array]] = field(compare=False)
+    """Inverse of `pack`, or of writing into a slab; runs inside a compiled program."""
 
     @staticmethod
-    def pack(leaves: Sequence[Any]) -> jax.Array:
+    def pack(leaves: Sequence[Leaf]) -> jax.Array:
         """Packs values of the state; for few small arrays, one concatenate is fastest."""
         return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
 
@@ -94,26 +70,23 @@ def bundles_of(fragment: Fragment, graph: Graph, shared: set[int], others: int) 
     worker already has.
     """
     taken, made = ({v.id for v in side} for side in (fragment.inputs, fragment.outputs))
-    avals = dict(zip((v.id for v in fragment.inputs), fragment.program.jaxpr.invars, strict=True))
+    avals = avals_of(fragment.program.jaxpr.invars)
+    keys = {v.id for v, aval in zip(fragment.inputs, avals, strict=True) if is_key(aval)}
     pairs = [
         (old, new)
         for old, new in zip(graph.state.inputs, graph.state.outputs, strict=True)
-        if old.id in taken and new.id in made and not _is_key(avals[old.id].aval)
+        if old.id in taken and new.id in made and old.id not in keys
     ]
     return _bundles(pairs, graph, shared, others)
 
 
-def bundles_of_state(graph: Graph, leaves: Sequence[Any]) -> list[Bundle]:
+def bundles_of_state(graph: Graph, leaves: Sequence[Leaf]) -> list[Bundle]:
     """The bundles of the whole state; `leaves` are its arrays or their shapes."""
     pairs = enumerate(zip(graph.state.inputs, graph.state.outputs, leaves, strict=True))
     plain = [
-        (old, new) for i, (old, new, leaf) in pairs if i not in graph.data and not _is_key(leaf)
+        (old, new) for i, (old, new, leaf) in pairs if i not in graph.data and not is_key(leaf)
     ]
     return _bundles(plain, graph, set(), 0)
-
-
-def _is_key(array: Any) -> bool:  # keys have extended dtypes, which cannot be concatenated
-    return jnp.issubdtype(array.dtype, jax.dtypes.extended)
 
 
 def _bundles(
@@ -171,14 +144,14 @@ class Slab:
         if not taken:
             return None
 
-        def unpack(memory: Any) -> list[jax.Array]:
+        def unpack(memory: Leaf) -> list[jax.Array]:
             return [_read(memory, *self.places[value.id]) for value in taken]
 
         shape = jax.ShapeDtypeStruct((self.nbytes,), np.uint8)
         return Bundle(taken, (), frozenset(), self.key, packed("nothing"), shape, unpack)
 
 
-def _read(memory: Any, value: Value, begin: int) -> jax.Array:
+def _read(memory: Leaf, value: Value, begin: int) -> jax.Array:
     """Reads a value from the bytes of a slab, inside a compiled program."""
     own = memory[begin : begin + value.nbytes]
     if value.dtype == np.bool_:  # bitcasts do not support booleans

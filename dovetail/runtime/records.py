@@ -4,8 +4,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from dovetail.runtime.arrays import Leaf
 from dovetail.runtime.report import UpdatePart
 
 LOOK_SECONDS = 0.25
@@ -16,14 +16,15 @@ LOOK_SECONDS = 0.25
 class UpdateRecord:
     """The results of one update."""
 
-    metrics: list[Any]
-    episodes: list[Any]
-    state: list[Any]
-    """Leaves of the state; empty except for the last requested update, to free memory."""
-    actor: list[list[Any]]
+    metrics: list[Leaf]
+    episodes: list[Leaf]
+    state: list[Leaf | None]
+    """Leaves of the state, None for those of other sides; empty except for the last requested
+    update, to free memory."""
+    actor: list[list[Leaf]]
     """Leaves of the actors' state, for each copy; empty when `state` is."""
     parts: list[UpdatePart]
-    tapped: list[Any]
+    tapped: list[Leaf]
     """The values of the graph's tap."""
 
 

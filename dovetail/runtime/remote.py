@@ -8,14 +8,17 @@ from one remote process to another bypass this one: the host provides a referenc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
+
+import jax
 
 from dovetail.errors import UserError
-from dovetail.runtime.packing import Values
+from dovetail.runtime.arrays import Values
 from dovetail.telemetry.spans import LINK, Span, Track, clock_ahead, on_clock
 
-Payload = Any
-"""Packed values by number, or a host's reference to them."""
+Payload = object
+"""The values of a message (`wire.SentValues`), or a host's reference to them. Only a host reads it;
+the runtime passes it on."""
 
 
 class WorkerLost(UserError):
@@ -39,7 +42,7 @@ class Reply:
 class RemoteWorker(Protocol):
     """A worker in another process."""
 
-    def begin(self, held: Values, keys: Any) -> Callable[[], Values]:
+    def begin(self, held: Values, keys: jax.Array | None) -> Callable[[], Values]:
         """Starts the process if needed and sets the worker's state, without waiting.
 
         Host environments begin new episodes with `keys`, if given. The returned function waits for

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 import jax.numpy as jnp
 import numpy as np
 
+from dovetail.graph.unroll import ActorState
+from dovetail.runtime.arrays import Leaf
 from dovetail.telemetry.spans import Span
 
 
@@ -23,10 +25,21 @@ class UpdatePart(NamedTuple):
 class Tapped(NamedTuple):
     """The tapped values of one update."""
 
-    values: Sequence[Any]
+    values: Sequence[Leaf]
     parts: Sequence[UpdatePart] = ()
     """The origin of each equal part of the values, in the order of the environments; empty if the
     latest weights produced all of them on one worker."""
+
+
+class StateGetter(Protocol):
+    """Access to the state after some iterations."""
+
+    def __call__(self, replay: bool = True) -> Any:
+        """The algorithm's state, whose type only the algorithm knows.
+
+        A replay keeps changing during a run, so its arrays may be None without `replay`.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -34,14 +47,14 @@ class Report:
     """The results of some iterations, and access to the states after them."""
 
     iterations: int
-    metrics: dict[str, Any]
+    metrics: Mapping[str, Leaf]
     """Sums over the iterations; scalars, or [seeds]."""
-    episodes: list[Any]
-    """Number, returns and lengths of finished episodes, per environment."""
-    state: Callable[..., Any]
-    """Returns the state after them. A replay keeps changing during a run, so `state(replay=False)`
-    may return None for its arrays."""
-    actor: Callable[[], Any]
+    episodes: Sequence[Leaf]
+    """Number, returns and lengths of finished episodes, each per environment; empty if the
+    algorithm does not act."""
+    state: StateGetter
+    """Returns the state after them."""
+    actor: Callable[[], ActorState]
     """Returns the actors' state after them."""
     measures: dict[str, float] = field(default_factory=dict)
     """Measures of workers and links: staleness, restarts, the batch size of acting."""
@@ -63,12 +76,14 @@ class Pending(Protocol):
         ...
 
 
-def all_finite(leaves: Sequence[Any], watched: Sequence[int]) -> bool:
+def all_finite(leaves: Sequence[Leaf | None], watched: Sequence[int]) -> bool:
     """Whether the watched floating-point leaves contain no NaN or infinity."""
-    floats = [leaves[i] for i in watched if jnp.issubdtype(leaves[i].dtype, jnp.floating)]
-    return all(np.isfinite(np.asarray(x)).all() for x in floats)
+    found = [leaf for i in watched if (leaf := leaves[i]) is not None]
+    floats = [leaf for leaf in found if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return all(np.isfinite(np.asarray(leaf)).all() for leaf in floats)
 
 
-def sums(rows: list[list[Any]]) -> list[Any]:
+def sums(rows: Sequence[Sequence[Leaf]]) -> list[np.ndarray]:
     """Sums the rows elementwise."""
-    return [np.sum([np.asarray(x) for x in column], axis=0) for column in zip(*rows, strict=True)]
+    columns = zip(*rows, strict=True)
+    return [np.asarray(np.sum([np.asarray(x) for x in column], axis=0)) for column in columns]

@@ -77,7 +77,7 @@ class Workers:
             worker.schedule = self._chains(schedule, worker, away)
         return worker
 
-    def _slots(self, copies: Collection[str]) -> list[Slots]:
+    def _slots(self, copies: Collection[str]) -> list[Slots[object]]:
         """The state that a worker with these sides holds between iterations."""
         state = self._graph.state
         pairs = zip(state.inputs, state.outputs, strict=True)
@@ -156,7 +156,7 @@ class Workers:
         if isinstance(whole, Fragment) and first.side not in self._graph.acting:
             worker.bundles += self._bundles(whole, group, worker)
         if worker.away is not None:
-            return RunProgram(first)
+            return RunProgram(None)
         program = self.programs.build(whole, worker)
         return RunProgram(program, noted=isinstance(program, HostUnroll))
 

@@ -11,25 +11,29 @@ act. In that loop these are separate calls, and DQN takes 1.5 to 2 times as long
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 
+from dovetail.envs.interface import HostStep
 from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Fragment, Graph, Unroll, Value
 from dovetail.graph.unroll import ActorState, act_key
 from dovetail.plan.ir import Plan, WorkerKind
 from dovetail.runtime.act_program import ActProgram
+from dovetail.runtime.arrays import Leaf, Values, is_key, leaves_of, numbered
 from dovetail.runtime.environments import HostStepper, begin_episodes, make_environments
-from dovetail.runtime.heartbeat import Watch, Watchdog
+from dovetail.runtime.heartbeat import Activity, Watch, Watchdog
 from dovetail.runtime.packing import Bundle, Slab, bundles_of_state
+from dovetail.runtime.programs import run_fragments
 from dovetail.runtime.report import Report, Tapped, all_finite
 from dovetail.telemetry.spans import COMPUTE, WAIT, Track
-from dovetail.trajectory import Timestep, Trajectory
+from dovetail.trajectory import Timestep
 
+KeyKind = object
+"""The implementation of a random key, as `jax.random.key_impl` returns it."""
 NOTED = 256
 """Number of steps that share one span."""
 
@@ -53,7 +57,7 @@ def single_steps(graph: Graph, plan: Plan, env: Env) -> bool:
 
 
 def _acting(unroll: Unroll) -> ActProgram:
-    live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
+    live = unroll.trajectory_tree.unflatten(unroll.live)
     return ActProgram(unroll, jax.tree.leaves(live.extras), len(jax.tree.leaves(live.observation)))
 
 
@@ -61,9 +65,9 @@ class Seen:
     """The values that the environments produce; those that are read share one memory block."""
 
     def __init__(self, graph: Graph, unroll: Unroll) -> None:
-        self.row: Trajectory = unroll.trajectory_tree.unflatten(unroll.trajectory)
-        self.live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
-        self.actor: ActorState = graph.actor.tree.unflatten(unroll.actor_outputs)
+        self.row = unroll.trajectory_tree.unflatten(unroll.trajectory)
+        self.live = unroll.trajectory_tree.unflatten(unroll.live)
+        self.actor = graph.actor.tree.unflatten(unroll.actor_outputs)
 
     def values(self) -> list[Value]:
         """The values in the memory block."""
@@ -72,11 +76,28 @@ class Seen:
         finals = jax.tree.leaves(self.row.next_observation)
         wanted = jax.tree.leaves(self.live.next_observation)
         rows += [leaf for leaf, live in zip(finals, wanted, strict=True) if live]
-        return [*rows, *jax.tree.leaves(self.actor.timestep), self.actor.step]  # type: ignore[list-item]
+        return [*rows, *jax.tree.leaves((self.actor.timestep, self.actor.step))]
+
+    @property
+    def step(self) -> Value:
+        """The step number of every environment."""
+        [value] = jax.tree.leaves(self.actor.step)
+        return value
 
 
 def _slab(graph: Graph, unroll: Unroll) -> Slab | None:
     return Slab.of(Seen(graph, unroll).values())
+
+
+class Held(NamedTuple):
+    """The arguments that the program updates in place."""
+
+    state: list[Leaf]
+    """The state, packed."""
+    chosen: jax.Array | None
+    """The words of the chosen action; None before the first choice."""
+    sums: jax.Array
+    """The sum of each metric since the last report."""
 
 
 class StepRun:
@@ -110,17 +131,14 @@ class StepRun:
         self._bundles: list[Bundle] = []
         self._alone: list[Value] = []
         self._recorded = [graph.state.inputs[i] for i in graph.data]
-        self._data: list[Any] = []
+        self._data: list[Leaf] = []
         """Recorded steps, which the program only reads."""
-        self._held: Any = None
-        """(packed state, words of the chosen action, sums of metrics)."""
-        self._chosen = False
-        """Whether the first action is already chosen."""
-        self._keys: Any = None
+        self._held = Held([], None, self._no_metrics())
+        self._keys: jax.Array | None = None
         """The actors' keys. Programs take their words: passing a key costs more than an array."""
-        self._impl: Any = None
+        self._impl: KeyKind = None
         """Key implementations, to rebuild keys from words: of the actors, and of state values."""
-        self._impls: dict[int, Any] = {}
+        self._impls: dict[int, KeyKind] = {}
         self._number = np.zeros(0, np.int32)
         self._steps = 0
         self._totals: list[np.ndarray] = []
@@ -129,15 +147,16 @@ class StepRun:
         """Number, returns and lengths of episodes finished since the last report."""
         self._tapped: list[Tapped] = []
         """The tapped values of each step since the last report."""
-        self._call: Any = jax.jit(self._turn, donate_argnums=0)
-        self._choose: Any = jax.jit(self._first_choice)
-        self._copied: Any = jax.jit(self._copies)
+        self._call: Callable[..., tuple[Held, list[Leaf]]]
+        self._call = jax.jit(self._turn, donate_argnums=0)
+        self._choose: Callable[..., jax.Array] = jax.jit(self._first_choice)
+        self._copied: Callable[[list[Leaf]], dict[int, jax.Array]] = jax.jit(self._copies)
         self._memory, arrays = slab.buffers()
         self._now: Timestep = jax.tree.map(lambda v: arrays[v.id], self._seen.actor.timestep)
         """The current timestep, as views of the memory block."""
         self._row = HostRow(self._seen, arrays, self._now)
 
-    def compile(self, state: Any, actor: Any) -> None:
+    def compile(self, state: object, actor: ActorState) -> None:
         """Compiles by one call on zeros with the shapes of this state."""
         self._arrange(jax.tree.leaves(state))
         zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state)]
@@ -146,29 +165,29 @@ class StepRun:
         given = [zeros[i] for i in self._graph.data], words, np.zeros_like(self._memory)
         made = self._choose(held, *given)
         jax.block_until_ready(self._copied(held))
-        jax.block_until_ready(self._call((held, made, self._no_metrics()), *given))
+        jax.block_until_ready(self._call(Held(held, made, self._no_metrics()), *given))
 
     def load(
         self,
-        state: Any,
+        state: object,
         actor: ActorState,
         episode_keys: jax.Array,
         first_turn: int,
         watched: Sequence[int] = (),
-    ) -> Any:
+    ) -> ActorState:
         """Sets the states of the next iteration and begins an episode in every environment.
 
         Returns the actors' state with the first observations.
         """
         self._arrange(jax.tree.leaves(state))
-        self._watched, self._chosen = watched, False
+        self._watched = watched
         self._keys, self._impl = actor.keys, jax.random.key_impl(actor.keys)
         begun = begin_episodes(self._env, self._actor_envs, actor, episode_keys)
         leaves = jax.tree.leaves(state)
         self.refill([leaves[i] for i in self._graph.data])
         # The program donates its state, and the caller keeps these arrays: copy them.
         own = jax.tree.map(jnp.copy, self._together(leaves))
-        self._held = own, None, self._no_metrics()
+        self._held = Held(own, None, self._no_metrics())
         for place, leaf in zip(_leaves(self._now), _leaves(begun.timestep), strict=True):
             place[...] = np.asarray(leaf)
         self._number = np.asarray(begun.number)
@@ -176,7 +195,7 @@ class StepRun:
         self._totals = [np.array(begun.episode_return), np.array(begun.episode_length)]
         return begun
 
-    def refill(self, data: Sequence[Any]) -> None:
+    def refill(self, data: Sequence[Leaf]) -> None:
         """Replaces the recorded steps that iterations sample."""
         self._data = list(data)
 
@@ -205,15 +224,17 @@ class StepRun:
 
     def _go(self, iterations: int) -> None:
         """Runs some iterations and records them as one span per program."""
+        assert self._keys is not None
         clock, call, step, watch = time.perf_counter, self._call, self._stepper.step, self._watch
         words, unpack = jax.random.key_data(self._keys), self._acting.unpack
         given = self._data, words, self._memory
         began, computing, stepping = clock(), 0.0, 0.0
-        if not self._chosen:
+        chosen = self._held.chosen
+        if chosen is None:
             self._row.step[...] = self._steps
-            state, _, sums = self._held
-            self._held, self._chosen = (state, self._choose(state, *given), sums), True
-        action = self._acting.action(unpack(self._held[1]))
+            chosen = self._choose(self._held.state, *given)
+            self._held = self._held._replace(chosen=chosen)
+        action = self._acting.action(unpack(chosen))
         computing += clock() - began
         for _ in range(iterations):
             before = clock()
@@ -222,7 +243,8 @@ class StepRun:
             stepping += between - before
             self._write(after)
             held, tapped = call(self._held, *given)
-            action = self._acting.action(unpack(held[1]))  # blocks until the call is done
+            assert held.chosen is not None
+            action = self._acting.action(unpack(held.chosen))  # blocks until the call is done
             self._held = held
             if tapped:
                 self._tapped.append(Tapped(tapped))
@@ -238,7 +260,7 @@ class StepRun:
         spent = computing + stepping
         self._track.add(COMPUTE, f"{self._unroll.name}.record", began + spent, whole - spent)
 
-    def _write(self, after: Any) -> None:
+    def _write(self, after: HostStep) -> None:
         """Writes a step into the memory that the program reads, and counts finished episodes."""
         row = self._row
         for place, leaf in row.before:
@@ -271,9 +293,9 @@ class StepRun:
 
     def _report(self, iterations: int) -> Report:
         """The report; copies the state, since the program updates it in place."""
-        graph, (together, made, sums) = self._graph, self._held
-        self._held = together, made, self._no_metrics()
-        copied = self._copied(together)
+        graph, sums = self._graph, self._held.sums
+        self._held = self._held._replace(sums=self._no_metrics())
+        copied = self._copied(self._held.state)
         recorded = dict(zip((value.id for value in self._recorded), self._data, strict=True))
         values = graph.state.inputs
         kept = [recorded.get(value.id, copied.get(value.id)) for value in values]
@@ -281,10 +303,10 @@ class StepRun:
         names = [name for name, _ in graph.metrics]
         taps, self._tapped = self._tapped, []
 
-        def state(replay: bool = True) -> Any:
+        def state(replay: bool = True) -> object:
             if not replay:
                 return graph.state.tree.unflatten(kept)
-            held = self._apart(self._held[0], self._data)
+            held = self._apart(self._held.state, self._data)
             own = zip(values, kept, strict=True)
             return graph.state.tree.unflatten(
                 [held[value.id] if leaf is None else leaf for value, leaf in own]
@@ -302,28 +324,24 @@ class StepRun:
             taps=taps,
         )
 
-    def _copies(self, together: Sequence[Any]) -> dict[int, Any]:
+    def _copies(self, together: Sequence[Leaf]) -> dict[int, jax.Array]:
         """Copies of the state values, except replays."""
-        found = self._apart(together, [None] * len(self._recorded))
-        sides = {value.id: value.side for value in self._graph.state.inputs}
+        found, recorded = self._apart(together, ()), {value.id for value in self._recorded}
         return {
-            number: jnp.copy(leaf)
-            for number, leaf in found.items()
-            if leaf is not None and sides[number] not in self._graph.tables
+            value.id: jnp.copy(found[value.id])
+            for value in self._graph.state.inputs
+            if value.id not in recorded and value.side not in self._graph.tables
         }
 
     def _actor(self) -> ActorState:
         returns, lengths = self._totals
-        arrays: Any = {
-            "number": self._number,
-            "step": np.full(len(self._number), self._steps, np.int32),
-            "episode_return": np.copy(returns),
-            "episode_length": np.copy(lengths),
-        }
+        step = np.full(len(self._number), self._steps, np.int32)
         timestep = jax.tree.map(np.copy, self._now)
-        return ActorState(env=(), timestep=timestep, carry=(), keys=self._keys, **arrays)
+        # Numpy arrays, where compiled code would have JAX arrays.
+        totals = np.copy(returns), np.copy(lengths)
+        return ActorState._make(((), timestep, (), self._keys, self._number, step, *totals))
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[Activity]:
         """The current activity of the only worker."""
         return [self._watch.status()]
 
@@ -332,80 +350,84 @@ class StepRun:
         self._watchdog.close()
         self._actor_envs.close()
 
-    def _arrange(self, leaves: Sequence[Any]) -> None:
+    def _arrange(self, leaves: Sequence[Leaf]) -> None:
         """Decides which arrays of the state are packed."""
         self._bundles = bundles_of_state(self._graph, leaves)
         packed = {value.id for bundle in self._bundles for value in bundle.taken}
         packed |= {value.id for value in self._recorded}
         self._alone = [value for value in self._graph.state.inputs if value.id not in packed]
-        kinds = zip(self._graph.state.inputs, (leaf.dtype for leaf in leaves), strict=True)
         self._impls = {
-            value.id: jax.random.key_impl(jnp.zeros((), dtype))
-            for value, dtype in kinds
-            if jnp.issubdtype(dtype, jax.dtypes.prng_key)
+            value.id: jax.random.key_impl(jnp.zeros((), leaf.dtype))
+            for value, leaf in zip(self._graph.state.inputs, leaves, strict=True)
+            if is_key(leaf)
         }
 
-    def _together(self, leaves: Iterable[Any]) -> list[Any]:
+    def _together(self, leaves: Iterable[Leaf]) -> list[Leaf]:
         """Packs the leaves of the state; keys become words."""
         found = dict(zip((v.id for v in self._graph.state.inputs), leaves, strict=True))
         packed = [bundle.pack([found[v.id] for v in bundle.taken]) for bundle in self._bundles]
-        alone = [(found[value.id], value.id in self._impls) for value in self._alone]
-        return [*packed, *(jax.random.key_data(x) if is_key else x for x, is_key in alone)]
+        alone = [found[value.id] for value in self._alone]
+        return [*packed, *(jax.random.key_data(x) if is_key(x) else x for x in alone)]
 
-    def _apart(self, held: Sequence[Any], data: Sequence[Any]) -> dict[int, Any]:
+    def _apart(self, held: Sequence[Leaf], data: Sequence[Leaf]) -> dict[int, Leaf]:
         """Inverse of `_together`: the values of the state by number."""
-        found = dict(zip((value.id for value in self._recorded), data, strict=True))
+        found = dict(zip((value.id for value in self._recorded), data, strict=bool(data)))
         for bundle, array in zip(self._bundles, held, strict=False):
             numbers = (value.id for value in bundle.taken)
             found |= dict(zip(numbers, bundle.unpack(array), strict=True))
         for value, array in zip(self._alone, held[len(self._bundles) :], strict=True):
             impl = self._impls.get(value.id)
-            found[value.id] = array if impl is None else jax.random.wrap_key_data(array, impl=impl)
+            found[value.id] = array
+            if impl is not None:
+                found[value.id] = jax.random.wrap_key_data(jnp.asarray(array), impl=impl)
         return found
 
     def _no_metrics(self) -> jax.Array:
         return jnp.zeros(len(self._graph.metrics))
 
-    def _turn(self, held: Any, data: Any, words: jax.Array, memory: Any) -> Any:
+    def _turn(
+        self, held: Held, data: list[Leaf], words: jax.Array, memory: jax.Array
+    ) -> tuple[Held, list[Leaf]]:
         """Learns from the last step, then chooses the next action; compiled."""
-        together, made, sums = held
-        graph = self._graph
-        seen = self._read(memory)
-        values = self._apart(together, data)
-        _run(self._before, values)
-        values |= self._trajectory(made, seen)
-        _run(self._after, values)
-        state = [values[value.id] for value in graph.state.outputs]
-        together = self._together(state)
-        metrics = [values[value.id].astype(jnp.float32) for _, value in graph.metrics]
-        sums = sums + jnp.stack(metrics) if metrics else sums
-        tapped = [values[value.id] for value in graph.tapped]
-        return (together, self._choice(state, words, seen), sums), tapped
+        assert held.chosen is not None
+        graph, seen = self._graph, self._read(memory)
+        values: Values = {**self._apart(held.state, data)}
+        run_fragments(self._before, values)
+        values |= self._trajectory(held.chosen, seen)
+        run_fragments(self._after, values)
+        state = leaves_of(values, graph.state.outputs)
+        metrics = leaves_of(values, [value for _, value in graph.metrics])
+        sums = held.sums
+        if metrics:
+            sums = sums + jnp.stack([metric.astype(jnp.float32) for metric in metrics])
+        after = Held(self._together(state), self._choice(state, words, seen), sums)
+        return after, leaves_of(values, graph.tapped)
 
-    def _first_choice(self, held: Any, data: Any, words: jax.Array, memory: Any) -> jax.Array:
+    def _first_choice(
+        self, held: list[Leaf], data: list[Leaf], words: jax.Array, memory: jax.Array
+    ) -> jax.Array:
         """Chooses the first action, before any learning; compiled."""
         values = self._apart(held, data)
         state = [values[value.id] for value in self._graph.state.inputs]
         return self._choice(state, words, self._read(memory))
 
-    def _choice(self, state: list[Any], words: jax.Array, seen: dict[int, Any]) -> jax.Array:
-        values = dict(zip((v.id for v in self._graph.state.inputs), state, strict=True))
-        _run(self._before, values)
-        actor = self._seen.actor
-        at: Timestep = jax.tree.map(lambda value: seen[value.id], actor.timestep)
-        step: Any = actor.step
+    def _choice(self, state: list[Leaf], words: jax.Array, seen: dict[int, jax.Array]) -> jax.Array:
+        """Acts with the weights in `state` on the timestep in `seen`; returns the words."""
+        values = numbered(self._graph.state.inputs, state)
+        run_fragments(self._before, values)
+        at: Timestep = jax.tree.map(lambda value: seen[value.id], self._seen.actor.timestep)
         keys = jax.random.wrap_key_data(words, impl=self._impl)
-        own = jax.vmap(act_key)(keys, seen[step.id])
-        return self._acting.choose([values[v.id] for v in self._unroll.inputs], at, own)
+        own = jax.vmap(act_key)(keys, seen[self._seen.step.id])
+        return self._acting.choose(leaves_of(values, self._unroll.inputs), at, own)
 
-    def _read(self, memory: Any) -> dict[int, Any]:
+    def _read(self, memory: jax.Array) -> dict[int, jax.Array]:
         """The values in the memory block."""
         bundle = self._slab.bundle(self._seen.values())
         assert bundle is not None
         numbers = (value.id for value in bundle.taken)
         return dict(zip(numbers, bundle.unpack(memory), strict=True))
 
-    def _trajectory(self, made: jax.Array, seen: dict[int, Any]) -> dict[int, Any]:
+    def _trajectory(self, made: jax.Array, seen: dict[int, jax.Array]) -> dict[int, jax.Array]:
         """The values of the unroll that are read, each [1, B, …]."""
         row, live = self._seen.row, self._seen.live
         extras = zip(jax.tree.leaves(row.extras), jax.tree.leaves(live.extras), strict=True)
@@ -434,34 +456,25 @@ class HostRow:
     """Views into the memory block to which the host writes a step."""
 
     def __init__(self, seen: Seen, arrays: dict[int, np.ndarray], now: Timestep) -> None:
-        def of(tree: Any) -> list[np.ndarray]:
+        def of(tree: object) -> list[np.ndarray]:
             return [arrays[value.id][0] for value in jax.tree.leaves(tree)]
 
-        row: Any = seen.row
+        row = seen.row
         [self.reward], [self.terminated] = of(row.reward), of(row.terminated)
         [self.truncated], [self.valid] = of(row.truncated), of(row.valid)
-        self.shown: list[Any] = _leaves(now.observation)
+        self.shown = _leaves(now.observation)
         """The current observation."""
-        self.last_reward: Any = now.reward
-        self.begins: Any = now.first
-        pairs = zip(of((row.observation, row.first)), [*self.shown, now.first], strict=True)
-        self.before: list[tuple[np.ndarray, Any]] = list(pairs)
+        [self.last_reward], [self.begins] = _leaves(now.reward), _leaves(now.first)
+        pairs = zip(of((row.observation, row.first)), [*self.shown, self.begins], strict=True)
+        self.before = list(pairs)
         """(row, current) pairs to copy before the current timestep is overwritten."""
         finals = enumerate(jax.tree.leaves(row.next_observation))
         self.next_observation = [
             (arrays[value.id][0], i) for i, value in finals if value.id in arrays
         ]
-        step: Any = seen.actor.step
-        self.step = arrays[step.id]
+        self.step = arrays[seen.step.id]
 
 
-def _leaves(tree: Any) -> list[Any]:
+def _leaves(tree: object) -> list[np.ndarray]:
     """The leaves of a tree; a bare array, the common case, skips the tree walk."""
     return [tree] if isinstance(tree, np.ndarray) else jax.tree.leaves(tree)
-
-
-def _run(fragments: Sequence[Fragment], values: dict[int, Any]) -> None:
-    """Evaluates fragments in order."""
-    for fragment in fragments:
-        found = jaxpr_as_fun(fragment.program)(*[values[v.id] for v in fragment.inputs])
-        values.update(zip((v.id for v in fragment.outputs), found, strict=True))

@@ -2,19 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dovetail.boundaries import Side
 from dovetail.envs.resolve import Env
-from dovetail.graph.ir import Graph
+from dovetail.graph.ir import Graph, Value
 from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
+from dovetail.runtime.arrays import Leaf, Values, leaves_of, numbered
 from dovetail.runtime.devices import mesh_of, replicated, to_device
 from dovetail.runtime.environments import begin_episodes
-from dovetail.runtime.packing import Key, Values
 from dovetail.runtime.placement import workers_of
 from dovetail.runtime.records import LOOK_SECONDS
 from dovetail.runtime.remote import WorkerLost
@@ -30,9 +29,10 @@ class States:
 
     def __init__(self, graph: Graph, plan: Plan, env: Env, workers: Workers) -> None:
         self._graph, self._plan, self._env, self._workers = graph, plan, env, workers
-        self.copies: list[list[Any]] = []
+        self.copies: list[list[Leaf]] = []
         """For each acting copy, the leaves of its state as of the last update."""
-        self._keys: Any = None
+        self._keys: jax.Array | None = None
+        """The keys [num_envs] with which host environments begin episodes; None before `split`."""
         self._saved: dict[str, Values] = {}
         """For each worker in another process, its state at the start or at the last checkpoint."""
         self._hosts = {
@@ -59,7 +59,7 @@ class States:
         """The index of the acting copy on a worker; None if it does not act."""
         return next((worker.copies[s] for s in self._graph.acting if s in worker.copies), None)
 
-    def give(self, worker: RunningWorker, state: Any) -> None:
+    def give(self, worker: RunningWorker, state: object) -> None:
         """Gives a worker its part of the state and of the actors' state."""
         leaves = jax.tree.leaves(state)
         own = self._own(worker, leaves)
@@ -76,7 +76,7 @@ class States:
         if copy is not None:
             self._set_actor(worker, self.copies[copy])
 
-    def _own(self, worker: RunningWorker, leaves: Sequence[Any]) -> Values:
+    def _own(self, worker: RunningWorker, leaves: Sequence[Leaf]) -> Values:
         """A worker's part of the state; for a table with several copies, one shard."""
         found: Values = {}
         for value, leaf in zip(self._graph.state.inputs, leaves, strict=True):
@@ -92,11 +92,10 @@ class States:
 
     def _copied(self, own: Values) -> Values:
         """Copies the arrays of tables: programs donate these, and the caller keeps its own."""
-        sides: dict[Key, Side] = {v.id: v.side for v in self._graph.state.inputs}
-        tables = self._graph.tables
-        return {n: jnp.copy(x) if sides[n] in tables else x for n, x in own.items()}
+        held = [v for v in self._graph.state.inputs if v.id in own and v.side in self._graph.tables]
+        return own | numbered(held, [jnp.copy(leaf) for leaf in leaves_of(own, held)])
 
-    def refill(self, data: Sequence[Any]) -> None:
+    def refill(self, data: Sequence[Leaf]) -> None:
         """Replaces the recorded steps that iterations sample."""
         home = self._workers.home
         devices = [jax.devices()[i] for i in self._plan.worker(home.name).devices]
@@ -105,8 +104,7 @@ class States:
             data = [replicated(leaf, mesh) for leaf in data]
         elif self._workers.programs.many_devices:
             data = [to_device(_array(leaf), devices[0]) for leaf in data]
-        numbers = (self._graph.state.inputs[i].id for i in self._graph.data)
-        home.held |= dict(zip(numbers, data, strict=True))
+        home.held |= numbered([self._graph.state.inputs[i] for i in self._graph.data], data)
 
     def set_up(self, worker: RunningWorker, attempt: int) -> Callable[[], None]:
         """Starts to set up a worker: its process with its last saved state, and its environments.
@@ -118,17 +116,16 @@ class States:
             coming = worker.away.begin(self._saved[worker.name] | self._actor_held(worker), keys)
             return lambda: self._heard(worker, coming())
         if keys is not None:
-            actor: ActorState = self._graph.actor.tree.unflatten(
-                [worker.held[value.id] for value in self._graph.actor.inputs]
-            )
+            leaves = leaves_of(worker.held, self._graph.actor.inputs)
+            actor = self._graph.actor.tree.unflatten(leaves)
             actor_envs = self._workers.programs.envs_of.get(worker.name)
             begun = begin_episodes(self._env, actor_envs, actor, keys)
             self._keep_actor(worker, jax.tree.leaves(begun))
         return lambda: None
 
-    def _episode_keys(self, worker: RunningWorker, attempt: int) -> Any:
+    def _episode_keys(self, worker: RunningWorker, attempt: int) -> jax.Array | None:
         copy = self.acts(worker)
-        if copy is None:
+        if copy is None or self._keys is None:
             return None
         keys = self._keys[self._envs(copy)]
         if attempt:
@@ -144,22 +141,21 @@ class States:
     def _heard(self, worker: RunningWorker, held: Values) -> None:
         """Stores the actor state that a worker in another process has reported."""
         if self.acts(worker) is not None:
-            self._keep_actor(worker, [held[value.id] for value in self._graph.actor.inputs])
+            self._keep_actor(worker, leaves_of(held, self._graph.actor.inputs))
 
-    def _keep_actor(self, worker: RunningWorker, leaves: list[Any]) -> None:
+    def _keep_actor(self, worker: RunningWorker, leaves: list[Leaf]) -> None:
         self._set_actor(worker, leaves)
         copy = self.acts(worker)
         assert copy is not None
         self.copies[copy] = leaves
 
-    def _set_actor(self, worker: RunningWorker, leaves: list[Any]) -> None:
+    def _set_actor(self, worker: RunningWorker, leaves: list[Leaf]) -> None:
         number = self._plan.worker(worker.name).devices[0]
         if self._workers.programs.many_devices and worker.away is None:
             leaves = [to_device(x, jax.devices()[number]) for x in map(_array, leaves)]
-        numbers = (value.id for value in self._graph.actor.inputs)
-        worker.held |= dict(zip(numbers, leaves, strict=True))
+        worker.held |= numbered(self._graph.actor.inputs, leaves)
 
-    def whole(self, leaves: list[Any]) -> Any:
+    def whole(self, leaves: Sequence[Leaf | None]) -> object:
         """The whole state: the home side's `leaves`, and the current parts of other sides.
 
         It is consistent only while no turn is running.
@@ -169,15 +165,15 @@ class States:
             if side != home:
                 parts[side] = [self._held_now(worker) for worker in workers]
         present = [
-            leaf if value.side == home else self._joined(value.side, value.id, parts[value.side])
+            leaf if value.side == home else self._joined(value, parts[value.side])
             for value, leaf in zip(self._graph.state.inputs, leaves, strict=True)
         ]
         return self._graph.state.tree.unflatten(present)
 
-    def _joined(self, side: Side, number: int, parts: list[Values]) -> Any:
-        if self._divided(side):
-            return jnp.stack([_array(part[number]) for part in parts])
-        return parts[0][number]
+    def _joined(self, value: Value, parts: list[Values]) -> Leaf:
+        """The whole of a value, of which the copies of its side hold equal or different parts."""
+        leaves = [leaf for part in parts for leaf in leaves_of(part, [value])]
+        return jnp.stack(list(map(_array, leaves))) if self._divided(value.side) else leaves[0]
 
     def _held_now(self, worker: RunningWorker) -> Values:
         """The current state of a worker; if it is in another process, also saves it."""
@@ -186,16 +182,19 @@ class States:
         deadline = time.monotonic() + AGAIN_SECONDS
         while True:
             try:
-                held = {number: _array(leaf) for number, leaf in worker.away.held().items()}
+                held = worker.away.held()
                 break
             except WorkerLost:  # its own thread restarts it, if it has more turns
                 if time.monotonic() > deadline:
                     return self._saved[worker.name]
                 time.sleep(LOOK_SECONDS)
-        self._saved[worker.name] = held
-        return held
+        # Arrays from another process are numpy arrays: convert them once, here.
+        own = [value for value in self._graph.state.inputs if value.id in held]
+        saved = numbered(own, [_array(leaf) for leaf in leaves_of(held, own)])
+        self._saved[worker.name] = saved
+        return saved
 
-    def actor(self, copies: list[list[Any]]) -> Any:
+    def actor(self, copies: list[list[Leaf]]) -> ActorState:
         """Joins the actors' state of all copies."""
         if len(copies) == 1:
             return self._graph.actor.tree.unflatten(copies[0])
@@ -205,5 +204,5 @@ class States:
         return self._graph.actor.tree.unflatten(leaves)
 
 
-def _array(leaf: Any) -> Any:
+def _array(leaf: Leaf) -> jax.Array:
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)

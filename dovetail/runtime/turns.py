@@ -7,35 +7,42 @@ beginning episodes.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
+from dovetail.envs.interface import HostStep
 from dovetail.graph.ir import Unroll
 from dovetail.graph.unroll import ActorState, slot_reset
 from dovetail.runtime.act_program import ActProgram
-from dovetail.runtime.buffers import BufferPart, UnrollBuffers, as_host, copy_into
-from dovetail.runtime.programs import reset_function
-from dovetail.trajectory import Timestep, Trajectory
+from dovetail.runtime.arrays import Leaf
+from dovetail.runtime.buffers import (
+    BufferPart,
+    UnrollBuffers,
+    copy_into,
+    host_timestep,
+)
+from dovetail.runtime.unroll_functions import reset_function
+from dovetail.trajectory import Timestep
 
 
 class Compiled:
     """The compiled functions of an unroll with host environments, shared by all actors."""
 
     def __init__(self, unroll: Unroll) -> None:
-        live: Trajectory = unroll.trajectory_tree.unflatten(unroll.live)
+        live = unroll.trajectory_tree.unflatten(unroll.live)
         observations = len(jax.tree.leaves(live.observation))
         self.acting = ActProgram(unroll, jax.tree.leaves(live.extras), observations)
         self.carries = unroll.carry_tree.num_leaves > 0
-        self.own: Callable[[Any], Any] = jax.jit(lambda carry: jax.tree.map(jnp.copy, carry))
+        self.own: Callable[[object], object] = jax.jit(lambda carry: jax.tree.map(jnp.copy, carry))
         """Copies a carry into fresh memory, so that acting may donate it."""
-        self.reset: Callable[[Any, np.ndarray], Any] = jax.jit(
+        self.reset: Callable[[object, np.ndarray], object] = jax.jit(
             reset_function(unroll, slot_reset), donate_argnums=0
         )
-        self.bootstrap: Callable[..., Any] | None = None
+        self.bootstrap: Callable[[list[Leaf], object, Timestep], list[jax.Array]] | None = None
+        """(inputs, carry, timestep [B]) → the leaves of the bootstrap values [B, …]."""
         if unroll.bootstrap is not None:
             assert unroll.bootstrap.program is not None
             value = jaxpr_as_fun(unroll.bootstrap.program)
@@ -51,7 +58,7 @@ class Turns:
         self,
         unroll: Unroll,
         compiled: Compiled,
-        inputs: list[Any],
+        inputs: list[Leaf],
         actor: ActorState,
         rows: UnrollBuffers,
     ) -> None:
@@ -61,7 +68,7 @@ class Turns:
         self.weights = acting.weights(unroll.act_inputs(inputs))
         self.words = acting.words(actor.keys, self.start) if acting.random else None
         """The key of every environment at each step, as words [T, B, …]."""
-        self.number = as_host(actor.timestep.number)
+        self.number = np.asarray(actor.timestep.number)
         self.reward = np.array(actor.timestep.reward)
         """The rewards of the last step, as acting sees them."""
         # A checkpoint or a retry may still need the initial carry, so do not donate it.
@@ -78,7 +85,7 @@ class Turns:
     def _begin(self) -> None:
         """Writes the observations and carries before the first step."""
         rows, before = self.rows, self._actor
-        buffers: Any = rows.trajectory
+        buffers = rows.trajectory
         copy_into(jax.tree.map(lambda x: x[0], buffers.observation), before.timestep.observation)
         buffers.first[0] = before.timestep.first
         leaves = jax.tree.leaves(before.carry) if rows.carry else []
@@ -87,7 +94,7 @@ class Turns:
         for _, buffer in rows.bootstrap:
             buffer[...] = 0
 
-    def record(self, share: BufferPart, t: int, after: Any) -> None:
+    def record(self, share: BufferPart, t: int, after: HostStep) -> None:
         """Writes step `t` of the environments in `share`, and their next observations."""
         reward, begins = after.reward, after.first
         share.rewards[t] = reward
@@ -115,27 +122,26 @@ class Turns:
         """Resets the carries where an episode begins; `first` is a mask [B]."""
         self.carry = self._compiled.reset(self.carry, first)
 
-    def finish(self, env: Any) -> ActorState:
+    def finish(self, env: object) -> ActorState:
         """Writes the final timestep and bootstrap; returns the state for the next unroll."""
         rows, before = self.rows, self._actor
-        after: dict[str, Any] = {"observation": self._observation, "reward": self.reward}
-        following = Timestep(**after, first=self._first, number=self.number)  # type: ignore[arg-type]
+        following = host_timestep(self._observation, self.reward, self._first, self.number)
         for i, buffer in rows.last:
             buffer[0] = jax.tree.leaves(following)[i]
         if rows.bootstrap:
-            ongoing = np.logical_not(np.asarray(rows.trajectory.truncated)[-1])
+            ongoing = np.logical_not(rows.trajectory.truncated[-1])
             self._bootstrap(self.length - 1, following, ongoing)
         step = np.asarray(before.step) + np.int32(self.length)
         return before._replace(env=env, timestep=following, carry=self.carry, step=step)
 
-    def _final(self, part: slice, after: Any) -> tuple[Timestep, np.ndarray]:
+    def _final(self, part: slice, after: HostStep) -> tuple[Timestep, np.ndarray]:
         """The true successors as timesteps [B] and the mask of truncated episodes [B].
 
         Rows of environments outside `part` are zero.
         """
         size = len(self.reward)
 
-        def whole(leaf: Any) -> Any:
+        def whole(leaf: np.ndarray) -> np.ndarray:
             if len(leaf) == size:
                 return leaf
             padded = np.zeros((size, *leaf.shape[1:]), leaf.dtype)
@@ -143,8 +149,8 @@ class Turns:
             return padded
 
         observation = jax.tree.map(whole, after.next_observation)
-        never: Any = np.zeros(size, np.bool_)
-        at = Timestep(observation, whole(after.reward), never, self.number)
+        never = np.zeros(size, np.bool_)
+        at = host_timestep(observation, whole(after.reward), never, self.number)
         return at, whole(after.truncated)
 
     def _bootstrap(self, t: int, at: Timestep, mask: np.ndarray) -> None:

@@ -7,19 +7,20 @@ iterations. Nothing here depends on the strategy or on the meaning of a side.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
 from dovetail.boundaries import Side
 from dovetail.graph.ir import Slots
+from dovetail.runtime.arrays import Input, Key, Packed, Values, leaves_of, numbered
 from dovetail.runtime.channel import ENOUGH, REPORT, Channel, Lease, Message, Turn
 from dovetail.runtime.heartbeat import Watch
-from dovetail.runtime.packing import Bundle, Key, Values
-from dovetail.runtime.programs import PythonProgram
+from dovetail.runtime.packing import Bundle
+from dovetail.runtime.programs import Program, PythonProgram
 from dovetail.runtime.remote import Payload, RemoteChain, RemoteWorker, RemoteWorkers
+from dovetail.runtime.wire import KeyWords
 from dovetail.telemetry.spans import COMPUTE, LINK, QUEUE, ROOM, WAIT, Track
 
 
@@ -42,7 +43,8 @@ class Take:
 class RunProgram:
     """Runs a program."""
 
-    program: Any
+    program: Program | None
+    """None if it runs in another process: a chain of that process then takes its place."""
     noted: bool = False
     """Whether the program records its own spans."""
 
@@ -82,7 +84,7 @@ class RunningWorker:
         self,
         name: str,
         copies: dict[Side, int],
-        slots: list[Slots],
+        slots: list[Slots[object]],
         host: RemoteWorkers | None = None,
         away: RemoteWorker | None = None,
     ) -> None:
@@ -104,7 +106,7 @@ class RunningWorker:
         self._slots = slots
         self._finished = -1
         self._over = threading.Condition()
-        self._unpacking: dict[Key, Callable[[Any], list[Any]]] = {}
+        self._unpacking: dict[Packed, Callable[[Input], list[jax.Array]]] = {}
 
     def turn(self, number: int) -> tuple[Values, Turn]:
         """Runs one iteration; `held` changes only if all of it succeeds, so it can be retried."""
@@ -233,6 +235,7 @@ class RunningWorker:
     def run(self, operation: RunProgram, values: Values, turn: Turn) -> None:
         """Runs a program on the values of a turn."""
         program = operation.program
+        assert program is not None
         self.watch.doing(f"running {program.name}")
         began = time.perf_counter()
         release = program.run(values)
@@ -271,14 +274,14 @@ class RunningWorker:
     def hold(self, state: Values) -> None:
         """Sets values of the state, packed into bundles where possible."""
         for bundle in self.bundles:
-            state[bundle.key_taken] = bundle.pack([state[v.id] for v in bundle.taken])
+            state[bundle.key_taken] = bundle.pack(leaves_of(state, bundle.taken))
             for value in bundle.taken:
                 if value.id not in bundle.shared:
                     del state[value.id]
             self._unpack(bundle, state[bundle.key_taken])  # compile now, not during the run
         self.held |= state
 
-    def _unpack(self, bundle: Bundle, array: Any) -> list[Any]:
+    def _unpack(self, bundle: Bundle, array: Input) -> list[jax.Array]:
         """Unpacks a bundle with one compiled call."""
         if bundle.key_taken not in self._unpacking:
             self._unpacking[bundle.key_taken] = jax.jit(bundle.unpack)
@@ -289,7 +292,7 @@ class RunningWorker:
         found = dict(self.held)
         for bundle in self.bundles:
             leaves = self._unpack(bundle, self.held[bundle.key_taken])
-            found |= {value.id: leaf for value, leaf in zip(bundle.taken, leaves, strict=True)}
+            found |= numbered(bundle.taken, leaves)
         return found
 
     def apart(self, values: Values) -> Values:
@@ -297,7 +300,7 @@ class RunningWorker:
         found: Values = {}
         for bundle in self.bundles:
             leaves = self._unpack(bundle, values[bundle.key_made])
-            found |= {value.id: leaf for value, leaf in zip(bundle.made, leaves, strict=True)}
+            found |= numbered(bundle.made, leaves)
         return found
 
     def _note_wait(self, what: str, began: float, before: float, version: int) -> None:
@@ -307,8 +310,8 @@ class RunningWorker:
             self.track.add(WAIT, what, began, waited, version=version)
 
 
-def size(values: Values) -> int:
-    """Total bytes of the arrays."""
+def size(values: Mapping[Key, Input | KeyWords]) -> int:
+    """Total bytes of the arrays; random keys count as nothing."""
     return sum(
         getattr(leaf, "nbytes", 0)
         for found in values.values()

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Status:
     def __init__(
         self,
         run: Run,
-        workers: Callable[[], list[dict[str, Any]]],
+        workers: Callable[[], Sequence[Mapping[str, object]]],
         progress: Callable[[], dict[str, Any]],
     ) -> None:
         self._run, self._workers, self._progress = run, workers, progress

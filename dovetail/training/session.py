@@ -12,6 +12,7 @@ from dovetail.errors import UserError, command, user_line
 from dovetail.evaluation.evaluate import Evaluator
 from dovetail.run.checkpoint import Checkpoints
 from dovetail.run.folder import Run
+from dovetail.runtime.heartbeat import Activity
 from dovetail.telemetry.progress import make_progress
 from dovetail.telemetry.sinks import MetricsWriter
 from dovetail.telemetry.status import Status
@@ -165,7 +166,7 @@ class _Session:
         written = [lambda _, timeline: timeline.write(self._start.run)]
         return written if self._exporter is None else [*written, self._exporter.publish]
 
-    def _workers(self) -> list[dict[str, Any]]:
+    def _workers(self) -> list[Activity]:
         return [] if self._loop is None else self._loop.runtime.status()
 
     def _reached(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from dovetail.errors import UserError
 from dovetail.graph.interpret import interpret
 from dovetail.graph.ir import Fragment, Graph
 from dovetail.graph.trace import trace
-from dovetail.runtime.programs import iteration as whole_iteration
+from dovetail.runtime.iterations import iteration as whole_iteration
 
 
 def graph_of(algorithm: Toy) -> Graph:

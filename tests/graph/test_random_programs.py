@@ -26,7 +26,7 @@ from dovetail.algorithm import RL, Metrics
 from dovetail.graph.interpret import interpret
 from dovetail.graph.ir import Fragment
 from dovetail.graph.trace import trace
-from dovetail.runtime.programs import iteration as whole_iteration
+from dovetail.runtime.iterations import iteration as whole_iteration
 from dovetail.strategies import ActorLearner
 from dovetail.training.start import first_state
 

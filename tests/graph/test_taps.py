@@ -14,7 +14,7 @@ from dovetail.graph.ir import Graph
 from dovetail.graph.show import text
 from dovetail.graph.taps import CannotTap, tap
 from dovetail.graph.trace import trace
-from dovetail.runtime.programs import iteration
+from dovetail.runtime.iterations import iteration
 
 
 def wanted(trajectory: Trajectory) -> Any:

@@ -20,7 +20,8 @@ def test_episodes_are_counted_per_environment() -> None:
     before["episode_return"] = np.array([10, 20, 30], np.float32)
     before["episode_length"] = np.array([5, 6, 7], np.int32)
 
-    episodes, after = _count_episodes(Trajectory(**fields), ActorState(**before))
+    rows: Any = Trajectory(**fields)
+    episodes, after = _count_episodes(rows, ActorState(**before))
     found = [np.asarray(x).tolist() for x in episodes]
     assert found == [[0, 2, 1], [0, 26, 46], [0, 8, 11]]
     assert [x.dtype for x in episodes] == [np.int32, np.float32, np.int32]

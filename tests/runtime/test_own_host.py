@@ -12,7 +12,7 @@ from small import STEPS, Started
 
 from dovetail.algorithm import Task
 from dovetail.envs.resolve import resolve
-from dovetail.hosts.interface import Processes, in_parts, whole
+from dovetail.hosts.interface import Processes, Pulse, in_parts, whole
 from dovetail.hosts.serving import ProcessWorkers
 from dovetail.runtime import supervision
 from dovetail.runtime.local import LocalRuntime
@@ -121,7 +121,7 @@ class ShelfProcess:
 
         return self._begun(run)
 
-    def pulse(self, worker: str) -> tuple[float, bool, str] | None:
+    def pulse(self, worker: str) -> Pulse | None:
         """Threads are never late."""
         return None
 

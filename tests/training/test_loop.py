@@ -39,13 +39,14 @@ class Pretended:
         self.chunks.append(count)
         self.state = self.state + count
         ends, state = float(self.state) * count, self.state
+        nothing: Any = tuple  # the state of no actors
         return Done(
             Report(
                 count,
-                {"loss": np.float32(2.0 * count)},
+                {"loss": np.array(2.0 * count, np.float32)},
                 [np.array([count, 0]), np.array([ends, 0.0]), np.array([5 * count, 0])],
-                lambda: state,
-                lambda: (),
+                lambda replay=True: state,
+                nothing,
                 {"staleness": 0.5},
             )
         )

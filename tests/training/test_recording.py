@@ -260,7 +260,8 @@ def test_a_report_shows_the_steps_of_each_of_its_updates(env: str, strategy: Any
         runtime.close()
     tap = planned.graph.tap
     assert tap is not None
-    shown = [tap.tree.unflatten(one.values) for one in (*report.taps, *more.taps)]
+    tree: Any = tap.tree
+    shown = [tree.unflatten(one.values) for one in (*report.taps, *more.taps)]
     assert [float(np.asarray(steps.log_probability).mean()) for steps in shown] == [0, 1, 2, 3]
     assert all(steps.observation.shape == (LENGTH, ENVS, 4) for steps in shown)
     rewards = sum(float(np.asarray(steps.reward).sum()) for steps in shown[:3])
@@ -280,8 +281,9 @@ def test_every_update_of_a_report_is_recorded_with_its_own_version() -> None:
     recording = Recording(recorder, graph, 5)
     alone = Tapped([leaf + 10 for leaf in leaves])
     parted = Tapped([leaf + 20 for leaf in leaves], [UpdatePart(1, 8, 2), UpdatePart(0, 9, 0)])
-    recording.add(Report(2, {}, [], lambda: None, lambda: None, taps=[alone, parted]))
-    recording.add(Report(1, {}, [], lambda: None, lambda: None, taps=[alone]))
+    state: Any = None  # not asked for
+    recording.add(Report(2, {}, [], state, state, taps=[alone, parted]))
+    recording.add(Report(1, {}, [], state, state, taps=[alone]))
     assert added == [
         (10, [5, 5], [0, 1], [5, 5]),
         (20, [4, 6], [1, 0], [8, 9]),

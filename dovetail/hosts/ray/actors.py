@@ -1,19 +1,33 @@
 """The Ray actor classes: a learner process, and a process for other workers."""
 
+from __future__ import annotations
+
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from dovetail.errors import UserError
 from dovetail.hosts.job import Job, prepare, refuse_other_versions
 from dovetail.hosts.ray.connection import node_names
+from dovetail.plan.ir import Plan
 from dovetail.plan.processes import part_of
+
+if TYPE_CHECKING:  # methods import what they need, so that a process starts its others first
+    from dovetail.hosts.interface import Processes, Pulse
+    from dovetail.hosts.serving import ProcessWorkers
+    from dovetail.runtime.arrays import Leaf
+    from dovetail.runtime.heartbeat import Activity
+    from dovetail.runtime.local import LocalRuntime
+    from dovetail.runtime.remote import Payload, Reply
+    from dovetail.runtime.report import Report, Tapped
+    from dovetail.runtime.wire import Sendable, SentValues
+    from dovetail.telemetry.spans import Span
 
 SET_UP_SECONDS = 300.0
 """How long a process may take to import and trace."""
@@ -44,9 +58,9 @@ class PackedJob:
 class WorkerProcess:
     """Hosts workers other than the learner, and the environments they step."""
 
-    def __init__(self, order: "PackedJob", rank: int, name: str) -> None:
+    def __init__(self, order: PackedJob, rank: int, name: str) -> None:
         self._order, self._rank, self._name = order, rank, name
-        self._workers: Any = None
+        self._workers: ProcessWorkers | None = None
         self._there = threading.Event()
 
     def set_up(self) -> str:
@@ -62,33 +76,41 @@ class WorkerProcess:
         self._there.set()
         return node_name()
 
-    def begin(self, worker: str, held: dict[int, Any], keys: Any) -> dict[int, Any]:
+    def begin(self, worker: str, held: SentValues, keys: Sendable | None) -> SentValues:
         """See `ProcessWorkers`; waits for `set_up`."""
         if not self._there.wait(SET_UP_SECONDS):
             raise UserError(f"{worker} was not set up within {SET_UP_SECONDS:.0f} s.")
-        return self._workers.begin(worker, held, keys)
+        return self._built().begin(worker, held, keys)
 
-    def held(self, worker: str) -> dict[int, Any]:
+    def held(self, worker: str) -> SentValues:
         """See `ProcessWorkers`."""
-        return self._workers.held(worker)
+        return self._built().held(worker)
 
-    def run(self, worker: str, chain: int, shared: tuple[bool, ...], *payloads: Any) -> Any:
+    def run(
+        self, worker: str, chain: int, shared: tuple[bool, ...], *payloads: SentValues
+    ) -> Reply | tuple[Reply | Payload, ...]:
         """See `ProcessWorkers`; returns shared payloads after the reply, as separate objects."""
         from dovetail.hosts.interface import in_parts
 
-        reply, parts = in_parts(self._workers.run(worker, chain, payloads), shared)
+        reply, parts = in_parts(self._built().run(worker, chain, payloads), shared)
         return (reply, *parts) if parts else reply
 
-    def pulse(self, worker: str) -> tuple[float, bool, str]:
-        """See `ProcessWorkers`."""
+    def pulse(self, worker: str) -> Pulse:
+        """See `ProcessWorkers`; Ray answers it in another thread while `run` runs."""
+        from dovetail.hosts.interface import Pulse
+
         if not self._there.is_set():
-            return 0.0, False, "It is being set up."
-        return self._workers.pulse(worker)
+            return Pulse(0.0, False, "It is being set up.")
+        return self._built().pulse(worker)
 
     def close(self) -> None:
         """Closes the environments."""
         if self._workers is not None:
             self._workers.close()
+
+    def _built(self) -> ProcessWorkers:
+        assert self._workers is not None  # the first call is `begin`, which waits for `set_up`
+        return self._workers
 
 
 class ActorProcess(WorkerProcess):
@@ -99,36 +121,64 @@ class SideProcess(WorkerProcess):
     """Hosts a side that neither learns nor acts; Ray displays the class name."""
 
 
+class LearnerPart(NamedTuple):
+    """One learner process's part of a run."""
+
+    job: Job
+    plan: Plan
+    """The plan of the workers that belong to this learner process."""
+    processes: Processes
+    """The processes of its other workers."""
+
+
+@dataclass(frozen=True)
+class LearnerReport:
+    """The report of a learner process on some iterations, without the states after them."""
+
+    metrics: Mapping[str, np.ndarray]
+    episodes: list[np.ndarray]
+    """As in `Report`, for the environments of this process."""
+    measures: dict[str, float]
+    finite: bool
+    taps: list[Tapped]
+    spans: dict[str, list[Span]]
+    dropped_spans: int
+    clock: tuple[float, float]
+    """Start and end on the clock of the process, to which the spans refer."""
+    seconds: dict[str, float]
+    """Seconds spent so far, by fragment."""
+
+
 class LearnerProcess:
     """Hosts a learner, or one process of it, and supervises its actors."""
 
-    def __init__(self, order: "PackedJob", rank: int) -> None:
+    def __init__(self, order: PackedJob, rank: int) -> None:
         self._order, self._rank = order, rank
         self._news: deque[str] = deque(maxlen=1000)
-        self._reports: dict[int, Any] = {}
+        self._reports: dict[int, Report] = {}
+        """By the number of iterations done; their states have not been requested yet."""
         self._done = 0
-        self._job: Any = None
-        self._plan: Any = None
-        self._processes: Any = None
-        self._runtime: Any = None
+        self._part: LearnerPart | None = None
+        self._runtime: LocalRuntime | None = None
 
     def set_up(self) -> str:
         """Starts the processes of its workers first of all; returns the name of its node."""
         from dovetail.hosts.interface import Processes
         from dovetail.hosts.ray.host import RayHost
 
-        self._job = self._order.job()
-        self._plan = plan = part_of(self._job.plan, self._rank)
+        job = self._order.job()
+        plan = part_of(job.plan, self._rank)
         others = [process for process in plan.processes if not process.learns]
         acting = [process.name for process in others if not process.keeps]
         min_actors = len(acting) if plan.min_actors is None else plan.min_actors
-        self._processes = Processes(
+        processes = Processes(
             RayHost(plan, self._order),
             {process.name: process.workers for process in others},
-            self._job.patience,
+            job.patience,
             self._news.append,
             acting[min_actors:],
         )
+        self._part = LearnerPart(job, plan, processes)
         return node_name()
 
     def address(self, alone: bool) -> str:
@@ -147,7 +197,8 @@ class LearnerProcess:
         from dovetail.runtime.distributed import join_processes
         from dovetail.runtime.local import LocalRuntime
 
-        job, plan = self._job, self._plan
+        assert self._part is not None  # the driver waits for `set_up`
+        job, plan, processes = self._part
         process = plan.processes[0]
         prepare(job, process.gpus)
         if coordinator is not None:
@@ -160,36 +211,40 @@ class LearnerProcess:
             job.seeds,
             job.patience,
             self._news.append,
-            self._processes,
+            processes,
             process.workers,
         )
 
     def load(
-        self, state: list[Any], actor: list[Any], keys: Any, turn: int, watched: tuple[int, ...]
-    ) -> Any:
+        self,
+        state: list[Sendable],
+        actor: list[Sendable],
+        keys: Sendable,
+        turn: int,
+        watched: tuple[int, ...],
+    ) -> tuple[list[Sendable], float]:
         """Sets the states at iteration `turn`; returns (actors' state, compile seconds)."""
         import jax
 
         from dovetail.runtime.distributed import own_part
         from dovetail.runtime.wire import pack, unpack
 
-        graph = self._runtime.graph
-        whole = graph.state.tree.unflatten([unpack(leaf) for leaf in state])
-        actors = graph.actor.tree.unflatten([unpack(leaf) for leaf in actor])
-        begun = self._runtime.load(
-            whole, actors, episode_keys=unpack(keys), turn=turn, watched=watched
-        )
+        runtime = self._built()
+        whole = runtime.graph.state.tree.unflatten([unpack(leaf) for leaf in state])
+        actors = runtime.graph.actor.tree.unflatten([unpack(leaf) for leaf in actor])
+        episode_keys = jax.numpy.asarray(unpack(keys))
+        begun = runtime.load(whole, actors, episode_keys=episode_keys, turn=turn, watched=watched)
         self._done = turn
         leaves = [pack(own_part(leaf)) for leaf in jax.tree.leaves(begun)]
-        return leaves, self._runtime.compile_seconds
+        return leaves, runtime.compile_seconds
 
-    def refill(self, data: list[Any]) -> None:
+    def refill(self, data: list[Sendable]) -> None:
         """Replaces the recorded steps that iterations sample."""
         from dovetail.runtime.wire import unpack
 
-        self._runtime.refill([unpack(leaf) for leaf in data])
+        self._built().refill([unpack(leaf) for leaf in data])
 
-    def advance(self, iterations: int, held: tuple[int, ...]) -> dict[str, Any]:
+    def advance(self, iterations: int, held: tuple[int, ...]) -> LearnerReport:
         """Runs that many iterations; returns their report without the states.
 
         The states stay here until requested. Earlier ones are dropped unless their number of
@@ -197,24 +252,24 @@ class LearnerProcess:
         """
         from dovetail.runtime.distributed import own_part
 
-        began = time.perf_counter()
-        report = self._runtime.advance(iterations).wait()
+        runtime, began = self._built(), time.perf_counter()
+        report = runtime.advance(iterations).wait()
         self._done += iterations
         kept = {done: old for done, old in self._reports.items() if done in held}
         self._reports = {**kept, self._done: report}
-        return {
-            "metrics": {name: np.asarray(total) for name, total in report.metrics.items()},
-            "episodes": [np.asarray(own_part(x)) for x in report.episodes],
-            "measures": report.measures,
-            "finite": report.finite,
-            "taps": [([np.asarray(x) for x in t.values], list(t.parts)) for t in report.taps],
-            "spans": {name: list(spans) for name, spans in report.spans.items()},
-            "dropped_spans": report.dropped_spans,
-            "clock": (began, time.perf_counter()),
-            "seconds": self._runtime.seconds,
-        }
+        return LearnerReport(
+            metrics={name: np.asarray(total) for name, total in report.metrics.items()},
+            episodes=[np.asarray(own_part(x)) for x in report.episodes],
+            measures=report.measures,
+            finite=report.finite,
+            taps=[t._replace(values=[np.asarray(x) for x in t.values]) for t in report.taps],
+            spans={name: list(spans) for name, spans in report.spans.items()},
+            dropped_spans=report.dropped_spans,
+            clock=(began, time.perf_counter()),
+            seconds=runtime.seconds,
+        )
 
-    def states(self, done: int, replay: bool) -> tuple[list[Any], list[Any]]:
+    def states(self, done: int, replay: bool) -> tuple[list[Sendable | None], list[Sendable]]:
         """The state after `done` iterations, and the state of this process's actors.
 
         Without `replay`, leaves of a replay may be None.
@@ -226,18 +281,18 @@ class LearnerProcess:
 
         if done not in self._reports:
             raise UserError(f"The state after update {done} is not kept any more.")
-        report = self._reports[done]
-        leaves = report.state(replay=replay)
-        tree: Any = self._runtime.graph.state.tree
-        found = tree.flatten_up_to(leaves)
-        data = self._runtime.graph.data  # the driver has these
+        report, graph = self._reports[done], self._built().graph
+        # None takes the place of an array of a replay that was not asked for.
+        leaves = graph.state.tree.flatten_up_to(report.state(replay=replay))
+        found = cast("list[Leaf | None]", leaves)
+        data = graph.data  # the driver has these
         state = [
             None if leaf is None or i in data else pack(own_part(leaf))
             for i, leaf in enumerate(found)
         ]
         return state, [pack(own_part(leaf)) for leaf in jax.tree.leaves(report.actor())]
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[Activity]:
         """The current activity of every worker, including those of actor processes."""
         return [] if self._runtime is None else self._runtime.status()
 
@@ -252,8 +307,12 @@ class LearnerProcess:
         """Stops the runtime, then the processes of its actors."""
         if self._runtime is not None:
             self._runtime.close()
-        if self._processes is not None:
-            self._processes.close()
+        if self._part is not None:
+            self._part.processes.close()
+
+    def _built(self) -> LocalRuntime:
+        assert self._runtime is not None  # the driver waits for `build`
+        return self._runtime
 
 
 def node_name() -> str:

@@ -7,8 +7,9 @@ import socket
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Generator, Mapping
-from typing import Any
+from collections.abc import Generator, Mapping, Sequence
+from types import ModuleType
+from typing import TypedDict
 
 from dovetail.errors import UserError
 from dovetail.plan.ir import Node
@@ -28,7 +29,7 @@ class RayConnection:
         self,
         cluster: str,
         cpus: float | None = None,
-        files: Mapping[str, Any] | None = None,
+        files: Mapping[str, object] | None = None,
     ) -> None:
         """Joins or starts a cluster.
 
@@ -49,7 +50,7 @@ class RayConnection:
             self._joined = False
             return
         self._joined = True
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        options: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
         options |= {"configure_logging": False, "runtime_env": dict(files or {}) or None}
         if self.local:
             options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
@@ -94,7 +95,7 @@ class RayConnection:
                 ray.shutdown()
 
 
-def import_ray() -> Any:
+def import_ray() -> ModuleType:
     """Imports Ray; raises `UserError` with the install command if it is missing."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it at import
     # Ray must not change CUDA_VISIBLE_DEVICES of actors without GPUs.
@@ -114,7 +115,14 @@ def _available() -> dict[str, dict[str, float]]:
     return available_resources_per_node()
 
 
-def node_names(nodes: list[dict[str, Any]]) -> dict[str, str]:
+class NodeEntry(TypedDict):
+    """The keys of an entry of `ray.nodes()` that are read here."""
+
+    NodeID: str
+    NodeName: str
+
+
+def node_names(nodes: Sequence[NodeEntry]) -> dict[str, str]:
     """Node id → display name, made unique where several nodes share a name."""
     shared = Counter(node["NodeName"] for node in nodes)
     return {

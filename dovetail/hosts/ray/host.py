@@ -2,19 +2,21 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dovetail.errors import UserError
-from dovetail.hosts.interface import LOOK_SECONDS, whole
+from dovetail.hosts.interface import LOOK_SECONDS, Pulse, whole
 from dovetail.hosts.ray.actors import ActorProcess, PackedJob, SideProcess
 from dovetail.hosts.ray.connection import node_names
 from dovetail.plan.ir import Plan, Process
-from dovetail.runtime.packing import Values
-from dovetail.runtime.remote import Payload, WorkerLost
+from dovetail.runtime.remote import Payload, Reply, WorkerLost
+from dovetail.runtime.wire import SentValues
+
+T = TypeVar("T")
 
 
 class RayHost:
@@ -28,13 +30,14 @@ class RayHost:
         """Creates the Ray actor, preferably on the node in the plan; `again`, on any node."""
         return RayProcess(self._processes[name], self._order, again)
 
-    def share(self, values: Values) -> Payload:
+    def share(self, values: SentValues) -> Payload:
         """Puts one object for all processes; Ray frees it with the last reference."""
         return ray.put(values)
 
-    def fetch(self, payload: Payload) -> Values:
+    def fetch(self, payload: Payload) -> SentValues:
         """Gets an object from the store; returns any other payload unchanged."""
-        return ray.get(payload) if isinstance(payload, ray.ObjectRef) else payload
+        found = ray.get(payload) if isinstance(payload, ray.ObjectRef) else payload
+        return cast(SentValues, found)
 
 
 class RayProcess:
@@ -43,9 +46,10 @@ class RayProcess:
     def __init__(self, process: Process, order: PackedJob, again: bool) -> None:
         self._process = process
         ids = {name: node for node, name in node_names(ray.nodes()).items()}
-        strategy: Any = "SPREAD"
+        strategy: str | NodeAffinitySchedulingStrategy = "SPREAD"
         if process.node in ids and not again:
             strategy = NodeAffinitySchedulingStrategy(ids[process.node], soft=True)
+        # Ray makes the methods of a handle at run time, so they have no types.
         self._actor: Any = (
             ray.remote(SideProcess if process.keeps else ActorProcess)
             .options(
@@ -59,23 +63,23 @@ class RayProcess:
             .remote(order, process.rank, process.name)
         )
 
-    def set_up(self) -> "RayCall":
+    def set_up(self) -> "RayCall[str]":
         """Builds the workers."""
-        return RayCall([self._actor.set_up.remote()])
+        return RayCall(self._actor.set_up.remote())
 
-    def call(self, method: str, *args: Any) -> "RayCall":
+    def call(self, method: str, *args: object) -> "RayCall[Any]":
         """Calls a method of its workers."""
-        return RayCall([getattr(self._actor, method).remote(*args)])
+        return RayCall(getattr(self._actor, method).remote(*args))
 
     def run(
         self, worker: str, chain: int, payloads: Sequence[Payload], shared: Sequence[bool]
-    ) -> "RayCall":
+    ) -> "RayReply":
         """Runs a chain; each shared payload is a separate result, which stays on its node."""
         run = self._actor.run.options(num_returns=1 + sum(shared))
         made = run.remote(worker, chain, tuple(shared), *payloads)
-        return RayCall(made if isinstance(made, list) else [made], shared)
+        return RayReply(made if isinstance(made, list) else [made], shared)
 
-    def pulse(self, worker: str) -> tuple[float, bool, str] | None:
+    def pulse(self, worker: str) -> Pulse | None:
         """The progress of a worker."""
         try:
             return ray.get(self._actor.pulse.remote(worker), timeout=LOOK_SECONDS)
@@ -98,23 +102,34 @@ class RayProcess:
             ray.kill(self._actor)
 
 
-class RayCall:
-    """A pending call: the first result is the reply, the others are its shared payloads."""
+class RayCall(Generic[T]):
+    """A pending call."""
 
-    def __init__(self, results: list[Any], shared: Sequence[bool] | None = None) -> None:
-        self._results, self._shared = results, shared
+    def __init__(self, result: "ray.ObjectRef[T]") -> None:
+        self._result = result
 
-    def get(self, limit: float | None = None) -> Any:
+    def get(self, limit: float | None = None) -> T:
         """Waits for the result; raises errors as if the call had been local."""
         try:
-            found: Any = ray.get(self._results[0], timeout=limit)
+            return ray.get(self._result, timeout=limit)
         except GetTimeoutError:
             raise TimeoutError from None
         except RayTaskError as error:
             raise _cause(error) from error
         except RayError as error:
             raise WorkerLost(_reason(error)) from error
-        return found if self._shared is None else whole(found, self._shared, self._results[1:])
+
+
+class RayReply:
+    """A pending `run`: the first result is the reply, the others are its shared payloads."""
+
+    def __init__(self, results: "list[ray.ObjectRef[Any]]", shared: Sequence[bool]) -> None:
+        self._call = RayCall[Reply](results[0])
+        self._references, self._shared = results[1:], shared
+
+    def get(self, limit: float | None = None) -> Reply:
+        """Waits for the reply, with references in place of its shared payloads."""
+        return whole(self._call.get(limit), self._shared, self._references)
 
 
 def _cause(error: RayTaskError) -> BaseException:

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import jax
@@ -20,12 +20,16 @@ from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
 from dovetail.graph.unroll import ActorState
 from dovetail.hosts.job import Job, versions
-from dovetail.hosts.ray.actors import LearnerProcess, PackedJob
+from dovetail.hosts.ray.actors import LearnerProcess, LearnerReport, PackedJob
 from dovetail.hosts.ray.connection import RayConnection, node_names
 from dovetail.plan.ir import Plan, Process
-from dovetail.runtime.report import Report, Tapped
-from dovetail.runtime.wire import pack, unpack
+from dovetail.runtime.arrays import Leaf
+from dovetail.runtime.heartbeat import Activity
+from dovetail.runtime.report import Report
+from dovetail.runtime.wire import Sendable, pack, unpack
 from dovetail.telemetry.spans import Span, clock_ahead, on_clock
+
+T = TypeVar("T")
 
 PLACE_SECONDS = 60.0
 """How long the learners may wait for resources on the cluster."""
@@ -55,6 +59,7 @@ class ClusterRuntime:
         self._patience, self._answered, self._told = job.patience, time.monotonic(), False
         self._group: PlacementGroup | None = None
         self._ranks: list[Any] = []
+        """The Ray actors; Ray makes their methods at run time, so they have no types."""
         self.where: list[str] = []
         """The node of every learner process."""
         try:
@@ -68,8 +73,12 @@ class ClusterRuntime:
         processes = [process for process in self.plan.processes if process.learns]
         ids = {name: node for node, name in node_names(ray.nodes()).items()}
         pinned = [{"ray.io/node-id": ids[s.node]} for s in processes if s.node in ids]
-        where: dict[str, Any] = {"bundle_label_selector": pinned} if pinned else {}
-        self._group = placement_group([_bundle(s) for s in processes], "SPREAD", **where)
+        bundles = [_bundle(s) for s in processes]
+        self._group = (
+            placement_group(bundles, "SPREAD", bundle_label_selector=pinned)
+            if pinned
+            else placement_group(bundles, "SPREAD")
+        )
         if not self._group.wait(PLACE_SECONDS):
             free = ray.available_resources()
             raise UserError(
@@ -98,27 +107,27 @@ class ClusterRuntime:
             [coordinator] = self._all([self._ranks[0].address.remote(alone)], BUILD_SECONDS)
         self._building = [rank.build.remote(coordinator) for rank in self._ranks]
 
-    def prepare(self, state: Any, actor: Any) -> None:
+    def prepare(self, state: object, actor: ActorState) -> None:
         """Does nothing: the learner processes compile."""
 
     def load(
         self,
-        state: Any,
+        state: object,
         actor: ActorState,
         *,
         episode_keys: jax.Array | None = None,
         turn: int = 0,
         watched: Sequence[int] = (),
-    ) -> Any:
+    ) -> ActorState:
         """Sets the states at iteration `turn`; returns the actors' state."""
         self._all(self._building, BUILD_SECONDS)
         keys = actor.keys if episode_keys is None else episode_keys
         shared = ray.put([pack(leaf) for leaf in jax.tree.leaves(state)])
         size = self.plan.num_envs // len(self._ranks)
-        calls: list[Any] = []
+        calls: list[ray.ObjectRef[tuple[list[Sendable], float]]] = []
         for rank, process in enumerate(self._ranks):
             part = slice(rank * size, (rank + 1) * size)
-            own = [actor, keys]
+            own = actor, keys
             if len(self._ranks) > 1:
                 own = jax.tree.map(lambda leaf, part=part: leaf[part], own)
             leaves = [pack(leaf) for leaf in jax.tree.leaves(own[0])]
@@ -129,7 +138,7 @@ class ClusterRuntime:
         self.compile_seconds = max(seconds for _, seconds in loaded)
         return self._actors([leaves for leaves, _ in loaded])
 
-    def refill(self, data: Sequence[Any]) -> None:
+    def refill(self, data: Sequence[Leaf]) -> None:
         """Replaces the recorded steps that iterations sample; no iteration may be running."""
         shared = ray.put([pack(leaf) for leaf in data])
         self._all([rank.refill.remote(shared) for rank in self._ranks], BUILD_SECONDS)
@@ -143,11 +152,11 @@ class ClusterRuntime:
         calls = [rank.advance.remote(iterations, held) for rank in self._ranks]
         return PendingCall(self, calls, iterations, states)
 
-    def collect(self, calls: list[Any]) -> list[Any]:
+    def collect(self, calls: "list[ray.ObjectRef[LearnerReport]]") -> list[LearnerReport]:
         """Waits for the results of the learners and checks on them meanwhile."""
         return self._all(calls, None)
 
-    def states(self, done: int, replay: bool = True) -> tuple[Any, Any]:
+    def states(self, done: int, replay: bool = True) -> tuple[object, ActorState]:
         """The state and the actors' state after `done` iterations.
 
         Without `replay`, leaves of a replay may be None.
@@ -158,7 +167,7 @@ class ClusterRuntime:
         state = self.graph.state.tree.unflatten(leaves)
         return state, self._actors([actor for _, actor in found])
 
-    def _actors(self, parts: list[list[Any]]) -> Any:
+    def _actors(self, parts: list[list[Sendable]]) -> ActorState:
         """Joins the actors' state of all learner processes."""
         columns = zip(*parts, strict=True)
         leaves = [
@@ -167,7 +176,7 @@ class ClusterRuntime:
         ]
         return self.graph.actor.tree.unflatten(leaves)
 
-    def _all(self, calls: list[Any], limit: float | None) -> list[Any]:
+    def _all(self, calls: "list[ray.ObjectRef[T]]", limit: float | None) -> list[T]:
         """Waits for calls; passes on messages of the processes and raises the first failure."""
         began = time.monotonic()
         waiting = list(calls)
@@ -184,7 +193,7 @@ class ClusterRuntime:
                 )
         return [self._value(call) for call in calls]
 
-    def _value(self, call: Any) -> Any:
+    def _value(self, call: "ray.ObjectRef[T]") -> T:
         try:
             return ray.get(call)
         except RayTaskError as error:
@@ -200,9 +209,9 @@ class ClusterRuntime:
                 error
             )
 
-    def status(self) -> list[dict[str, Any]]:
+    def status(self) -> list[Activity]:
         """The current activity of every worker, and learners that do not answer."""
-        found: list[dict[str, Any]] = []
+        found: list[Activity] = []
         for rank, process in enumerate(list(self._ranks)):
             try:
                 found += ray.get(process.status.remote(), timeout=LOOK_SECONDS)
@@ -259,7 +268,11 @@ class PendingCall:
     """Iterations in progress on the learners."""
 
     def __init__(
-        self, runtime: ClusterRuntime, calls: list[Any], iterations: int, states: "_States"
+        self,
+        runtime: ClusterRuntime,
+        calls: "list[ray.ObjectRef[LearnerReport]]",
+        iterations: int,
+        states: "_States",
     ) -> None:
         self._runtime, self._calls, self._iterations = runtime, calls, iterations
         self._called = time.perf_counter()
@@ -271,28 +284,28 @@ class PendingCall:
         answered = time.perf_counter()
         self._runtime.tell_news()
         first = found[0]
-        self._runtime.seconds = first["seconds"]
-        columns = zip(*[f["episodes"] for f in found], strict=True)
+        self._runtime.seconds = first.seconds
+        columns = zip(*[report.episodes for report in found], strict=True)
         episodes = [np.concatenate(column) for column in columns]
         return Report(
             self._iterations,
-            first["metrics"],
+            first.metrics,
             episodes,
             self._states.state,
             self._states.actor,
-            first["measures"],
+            first.measures,
             self._spans(found, answered),
-            sum(f["dropped_spans"] for f in found),
-            all(f["finite"] for f in found),
-            [Tapped(*tapped) for tapped in first["taps"]],
+            sum(report.dropped_spans for report in found),
+            all(report.finite for report in found),
+            first.taps,
         )
 
-    def _spans(self, found: list[Any], answered: float) -> dict[str, list[Span]]:
+    def _spans(self, found: list[LearnerReport], answered: float) -> dict[str, list[Span]]:
         """The spans of every learner process, converted to the driver's clock."""
         spans: dict[str, list[Span]] = {}
-        for rank, answer in enumerate(found):
-            ahead = clock_ahead(self._called, answered, *answer["clock"])
-            for name, own in answer["spans"].items():
+        for rank, report in enumerate(found):
+            ahead = clock_ahead(self._called, answered, *report.clock)
+            for name, own in report.spans.items():
                 known = name if len(found) == 1 else f"{name} of {rank}"
                 spans[known] = on_clock(own, ahead)
         return spans
@@ -307,21 +320,21 @@ class _States:
     def __init__(self, runtime: ClusterRuntime, done: int) -> None:
         self._runtime, self.done = runtime, done
 
-    def state(self, replay: bool = True) -> Any:
+    def state(self, replay: bool = True) -> object:
         """The state; without `replay`, leaves of a replay may be None."""
         return self._both[0] if replay else self._learners
 
-    def actor(self) -> Any:
+    def actor(self) -> ActorState:
         """The actors' state."""
         return self._both[1]
 
     @cached_property
-    def _learners(self) -> Any:
+    def _learners(self) -> object:
         """The state without the leaves of a replay."""
         return self._runtime.states(self.done, replay=False)[0]
 
     @cached_property
-    def _both(self) -> tuple[Any, Any]:
+    def _both(self) -> tuple[object, ActorState]:
         """(state, actors' state)."""
         return self._runtime.states(self.done)
 
@@ -340,6 +353,6 @@ def _bundle(process: Process) -> dict[str, float]:
     return {"CPU": process.cpus, "GPU": process.gpus, **dict(process.others)}
 
 
-def _array(leaf: Any) -> Any:
+def _array(leaf: Sendable) -> jax.Array:
     found = unpack(leaf)
     return jnp.asarray(found) if isinstance(found, np.ndarray) else found
