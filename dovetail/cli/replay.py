@@ -57,4 +57,4 @@ def run(argv: list[str]) -> None:
                 time.sleep(LOOK)
         except KeyboardInterrupt:
             return
-        raise ServerGone(server.obituary())
+        raise ServerGone(server.how_it_ended())

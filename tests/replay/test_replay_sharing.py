@@ -16,7 +16,7 @@ from dovetail.replay import HostTable, ReplayClient, ReplayServer
 from dovetail.replay.device import table as device
 from dovetail.replay.service.address import Address
 from dovetail.replay.service.claims import Claims
-from dovetail.replay.service.framing import AT_ONCE, Letters
+from dovetail.replay.service.framing import AT_ONCE, MessageStream
 from dovetail.replay.table import Episodes, History, Prioritized, Sequences, Table, Transitions
 
 ROW = {"x": np.zeros(2, np.float32)}
@@ -93,14 +93,14 @@ def test_a_message_that_says_to_be_endless_is_not_waited_for() -> None:
     with here, there:
         os.write(there.fileno(), struct.pack("<Q", 1 << 40))
         with pytest.raises(EOFError, match="a message of"):
-            Letters(here).receive(limit=5.0)
+            MessageStream(here).receive(limit=5.0)
 
 
 def test_long_and_short_messages_arrive_whole() -> None:
     here, there = Pipe()
     with here, there:
         sent = [b"x" * size for size in (0, 1, AT_ONCE, 3 * AT_ONCE, 5)]
-        sender, taker = Letters(there), Letters(here)
+        sender, taker = MessageStream(there), MessageStream(here)
         writing = threading.Thread(target=lambda: [sender.send(b"", memoryview(m)) for m in sent])
         writing.start()
         assert [taker.receive(5.0) for _ in sent] == sent

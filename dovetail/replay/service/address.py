@@ -91,7 +91,7 @@ class Address:
         """Path of the socket."""
         return str(Path(self.folder) / "socket")
 
-    def epitaph(self, end: str = "has gone") -> str:
+    def end_message(self, end: str = "has gone") -> str:
         """A sentence saying that the server has ended, with its last errors."""
         try:
             words = (Path(self.folder) / "errors.txt").read_text(errors="replace").strip()

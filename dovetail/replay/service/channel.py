@@ -22,7 +22,7 @@ import numpy as np
 
 from dovetail.errors import ServerGone, UserError
 from dovetail.replay.service.address import Address, connect
-from dovetail.replay.service.framing import LONG, SHORT, Letters
+from dovetail.replay.service.framing import LONG, SHORT, MessageStream
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -82,14 +82,14 @@ class ServerConnection:
         self._limit = timeout
         self.shares = not address.remote
         """Whether arrays lie in memory shared with the server."""
-        self._letters = Letters(self._connection, SHORT if self.shares else LONG)
+        self._messages = MessageStream(self._connection, SHORT if self.shares else LONG)
         self.send(json.dumps(hello).encode())
         self.welcome: dict[str, Any] = json.loads(self.receive("the first answer"))
 
     def send(self, message: bytes, arrays: memoryview | None = None) -> None:
         """Sends a message, including `arrays` if memory is not shared."""
         try:
-            self._letters.send(message, None if self.shares else arrays)
+            self._messages.send(message, None if self.shares else arrays)
         except OSError as error:
             raise self._gone() from error
 
@@ -108,7 +108,7 @@ class ServerConnection:
             self._limit = timeout
         limit = self._limit + GRACE
         try:
-            answer = self._letters.receive(limit)
+            answer = self._messages.receive(limit)
         except TimeoutError:
             raise ServerGone(
                 f"The replay server ({self._address.name}) has not answered for "
@@ -135,7 +135,7 @@ class ServerConnection:
         self._connection.close()
 
     def _gone(self, end: str = "has gone") -> UserError:
-        return ServerGone(self._address.epitaph(end) if self._why is None else self._why())
+        return ServerGone(self._address.end_message(end) if self._why is None else self._why())
 
 
 def pieces(memory: Any, size: int) -> list[memoryview]:

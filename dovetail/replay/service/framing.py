@@ -16,8 +16,8 @@ SHORT, LONG = 1 << 26, 1 << 33
 """Maximum bytes of a message: without arrays in it, and with them."""
 
 
-class Letters:
-    """One end of a connection."""
+class MessageStream:
+    """One end of a connection, as a stream of messages."""
 
     def __init__(self, connection: Connection, most: int = SHORT) -> None:
         """The caller still owns `connection` and closes it; messages have at most `most` bytes."""

@@ -36,7 +36,7 @@ from dovetail.replay.sample import ItemKeys
 from dovetail.replay.service import channel as wire
 from dovetail.replay.service.address import Address, at_once, welcome
 from dovetail.replay.service.claims import Claims
-from dovetail.replay.service.framing import LONG, SHORT, Letters
+from dovetail.replay.service.framing import LONG, SHORT, MessageStream
 from dovetail.replay.service.messages import PLAIN, InsertHead, insert_specs, plain_of, steps_of
 from dovetail.replay.service.options import read, written
 from dovetail.replay.service.service import ReplayService
@@ -159,7 +159,7 @@ class ClientConnection:
         self._claims = claims
         self._table = service.table
         self._form: RowForm = service.table.form
-        self._letters = Letters(connection, SHORT if shares else LONG)
+        self._messages = MessageStream(connection, SHORT if shares else LONG)
         self._unanswered = 0
         """Number of inserts done but not yet acknowledged."""
         self._memory: mmap.mmap | None = None
@@ -184,7 +184,7 @@ class ClientConnection:
     def answer(self) -> None:
         """Serves until the client disconnects."""
         service, form = self._service, self._form
-        hello = json.loads(self._letters.receive())
+        hello = json.loads(self._messages.receive())
         welcome: dict[str, Any] = {
             "table": written(form.table),
             "envs": form.layout.envs,
@@ -197,9 +197,9 @@ class ClientConnection:
             if "claim" in hello:
                 welcome["first"] = self._claims.claim(self, *hello["claim"])
         except UserError as error:
-            self._letters.send(wire.REFUSED + str(error).encode())
+            self._messages.send(wire.REFUSED + str(error).encode())
             return
-        self._letters.send(wire.DONE + json.dumps(welcome).encode())
+        self._messages.send(wire.DONE + json.dumps(welcome).encode())
         if hello["channel"] != "insert":
             self._go_on()
             return
@@ -207,12 +207,12 @@ class ClientConnection:
             self._go_on()
 
     def _go_on(self) -> None:
-        letters, insert = self._letters, wire.INSERT[0]
+        messages, insert = self._messages, wire.INSERT[0]
         while True:
             # Acknowledge before blocking in `receive`, or the client might wait forever.
-            if self._unanswered == TOGETHER or not letters.waiting:
+            if self._unanswered == TOGETHER or not messages.waiting:
                 self._acknowledge()
-            request = letters.receive()
+            request = messages.receive()
             try:
                 if request[0] == insert:
                     self._insert(request)
@@ -239,7 +239,7 @@ class ClientConnection:
         if failure is not None:
             reply, arrays = wire.REFUSED + str(failure).encode(), None
         with contextlib.suppress(OSError):  # the client has disconnected
-            self._letters.send(reply, arrays)
+            self._messages.send(reply, arrays)
 
     def _attach(self, request: bytes) -> bytes:
         (size,) = wire.SIZE.unpack(request)
@@ -247,7 +247,7 @@ class ClientConnection:
         self._outputs.clear()
         self._arrived.clear()
         # The client sends the descriptor only now: nothing else may be on the socket.
-        self._letters.send(wire.DONE)
+        self._messages.send(wire.DONE)
         self._memory = wire.attach(recv_handle(self._connection), size)
         return b""
 
@@ -339,11 +339,11 @@ class ClientConnection:
         names = [[name, list(x.shape), x.dtype.str] for name, x in state.items()]
         answer = json.dumps({"size": size, "arrays": names}).encode()
         try:
-            self._letters.send(wire.DONE + answer)
-            if self._letters.receive() == wire.READY and self._shares:
+            self._messages.send(wire.DONE + answer)
+            if self._messages.receive() == wire.READY and self._shares:
                 send_handle(self._connection, descriptor, 0)
             for piece in [] if self._shares else wire.pieces(memory, size):
-                self._letters.send(wire.DONE, piece)
+                self._messages.send(wire.DONE, piece)
         finally:
             os.close(descriptor)
 
@@ -354,7 +354,7 @@ class ClientConnection:
         if not self._shares:
             memory, size = bytearray(), max(size_of(specs), 1)
             while len(memory) < size:
-                memory += self._letters.receive()
+                memory += self._messages.receive()
         arrays = place(specs, memory)
         self._service.load(dict(zip((name for name, _, _ in said), arrays, strict=True)))
         return b""

@@ -121,7 +121,7 @@ class ReplayServer:
         line = stdout.readline() if ready else b""
         if not line:
             end = self._end() if ready else f"was not up after {limit:g} s"
-            raise UserError(self.address.epitaph(end))
+            raise UserError(self.address.end_message(end))
         said = json.loads(line)
         if "refused" in said:
             raise UserError(said["refused"])
@@ -129,16 +129,18 @@ class ReplayServer:
 
     def client(self, **options: Any) -> ReplayClient:
         """A client in this process, whose errors say how the server ended."""
-        return ReplayClient(self.address, self._example, why=lambda _: self.obituary(), **options)
+        return ReplayClient(
+            self.address, self._example, why=lambda _: self.how_it_ended(), **options
+        )
 
     @property
     def runs(self) -> bool:
         """Whether its process is running."""
         return self._process.poll() is None
 
-    def obituary(self) -> str:
+    def how_it_ended(self) -> str:
         """A sentence on what became of a server that does not answer, with its last errors."""
-        return self.address.epitaph(self._end())
+        return self.address.end_message(self._end())
 
     def _end(self) -> str:
         try:
@@ -231,7 +233,7 @@ class ReplayShards:
 
     def client(self, **options: Any) -> ReplayClient:
         """A client of all servers, whose errors say how one ended."""
-        why = lambda at: self.servers[at].obituary()  # noqa: E731
+        why = lambda at: self.servers[at].how_it_ended()  # noqa: E731
         return ReplayClient(self.addresses, self._example, why=why, **options)
 
     def close(self) -> None:
