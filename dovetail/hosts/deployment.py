@@ -48,6 +48,7 @@ class Deployment:
         """Reads a deployment from a TOML file."""
         found = _read(path)
         _refuse_unknown(path, found, ("cluster", "learner", "actor"), "")
+        # In the file `devices` is a key of [learner]; here it is a field of the deployment.
         learner = dict(_table(path, found, "learner"))
         devices = learner.pop("devices", 1)
         if not isinstance(devices, int) or devices < 1:
@@ -118,6 +119,7 @@ def _share(path: str | Path, table: Mapping[str, object], name: str) -> ProcessS
     _refuse_unknown(path, table, [*known, "devices"] if name == "learner" else known, f"[{name}] ")
     for key in ("cpus", "gpus"):
         amount = table.get(key, 0)
+        # In Python a boolean is an integer.
         if isinstance(amount, bool) or not isinstance(amount, int | float) or amount < 0:
             raise UserError(f"{path}: [{name}] {key} is {amount!r}; it must be 0 or more.")
     most = table.get("per_node", 1)

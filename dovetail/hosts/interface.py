@@ -109,7 +109,10 @@ class Host(Protocol):
 
 
 class Supervised:
-    """A process of a host, restarted when it dies."""
+    """A process of a host, restarted when it dies.
+
+    Several workers may live in one process; their threads call these methods concurrently.
+    """
 
     def __init__(
         self, host: Host, name: str, patience: float, stopping: threading.Event, optional: bool
@@ -134,7 +137,11 @@ class Supervised:
     def wait_until_there(
         self, process: HostProcess, ready: Call[str], tell: Callable[[str], None]
     ) -> None:
-        """Waits until the process has its resources and is set up."""
+        """Waits until the process has its resources and is set up.
+
+        Raises `UserError` if a required process waits too long for resources; an optional one may
+        wait forever.
+        """
         began, told = time.monotonic(), False
         while True:
             with contextlib.suppress(TimeoutError):
@@ -151,7 +158,11 @@ class Supervised:
                 tell(text)
 
     def wait(self, process: HostProcess, call: Call[T], worker: str, beat: Callable[[], None]) -> T:
-        """Waits for a call and checks on the process meanwhile."""
+        """Waits for a call and checks on the process meanwhile.
+
+        Called in the thread of a remote worker. Raises the error of the call, `WorkerLost` if the
+        process is dead or stuck, or `Closed` if the run ends.
+        """
         last = time.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -169,13 +180,16 @@ class Supervised:
         except TimeoutError:
             pulse = Pulse(time.monotonic() - last, False, "It does not answer.")
         except WorkerLost:
+            # The pulse is only asked for while a call is pending.
             return last  # the pending call raises it
         if pulse is None:
             return last
+        # Compiling looks like a hang from outside, so a process that may compile gets more time.
         limit = self.patience if pulse.warm else max(self.patience, COMPILE_SECONDS)
         if pulse.quiet > limit:
             self.kill(process)
             raise WorkerLost(f"{self.name} on {self._where} hangs, and is ended: {pulse.complaint}")
+        # Progress over there is progress of the thread that waits here.
         if pulse.quiet < 2 * LOOK_SECONDS:
             beat()
         return time.monotonic() - min(pulse.quiet, time.monotonic() - last)
@@ -190,6 +204,7 @@ class Supervised:
     def kill(self, process: HostProcess | None) -> None:
         """Kills this process, but not one that has replaced it in the meantime."""
         with self._lock:
+            # Another thread may have restarted it after the same death.
             if self.process is process:
                 self.process = None
         if process is not None:

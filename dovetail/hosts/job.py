@@ -62,6 +62,7 @@ def prepare(job: Job, gpus: float) -> None:
     flags = os.environ.get("XLA_FLAGS", "").split()
     others = [flag for flag in flags if not flag.startswith(DEVICES)]
     os.environ["XLA_FLAGS"] = " ".join(others)  # inherited from the driver, not for this process
+    # JAX would otherwise find a GPU that another process has reserved.
     if not gpus:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", job.devices)

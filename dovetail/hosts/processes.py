@@ -96,6 +96,7 @@ class SpawnedProcess:
         self._process = SPAWN.Process(
             target=serve, args=(there, order, workers), name=f"dovetail-{name}", daemon=True
         )
+        # A spawned process imports the main module only if the job refers to something in it.
         with starting_process(b"__main__" in order):
             self._process.start()
         there.close()  # else reading from a dead process would block instead of raising EOFError
@@ -104,6 +105,7 @@ class SpawnedProcess:
         self._lock = threading.Lock()
         self._gone = ""
         """Why it died; empty while it is alive."""
+        # The only reader of the pipe, since answers come in any order.
         hearing = threading.Thread(target=self._hear, name=f"dovetail-{name}-calls", daemon=True)
         hearing.start()
 
@@ -112,7 +114,7 @@ class SpawnedProcess:
         return self.call(SET_UP)
 
     def call(self, method: str, *args: object) -> "SpawnedCall[Any]":
-        """Calls a method of its workers."""
+        """Calls a method of its workers, from any thread."""
         answer: Future[object] = Future()
         # Under the lock, so that either `_hear` finds this call pending or we see `_gone`.
         with self._lock:
@@ -200,6 +202,7 @@ class _Serving:
         self._connection, self._order, self._names = connection, order, workers
         self._workers: ProcessWorkers | None = None
         self._sending = threading.Lock()
+        # One thread per worker keeps the order of its calls; workers do not wait for each other.
         pools = {name: ThreadPoolExecutor(1, f"dovetail-{name}") for name in (SET_UP, *workers)}
         self._pools = pools
         self._there = threading.Event()
@@ -235,6 +238,7 @@ class _Serving:
             graph, env = job.build(job.plan)
             self._workers = ProcessWorkers(graph, job.plan, env, job.patience, self._names)
         finally:
+            # Also after a failure, else calls that wait for the workers would never return.
             self._there.set()
         return "this machine"
 

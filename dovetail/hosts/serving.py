@@ -49,6 +49,7 @@ class ProcessWorkers:
     def pulse(self, worker: str) -> Pulse:
         """The progress of a worker; answered while its programs run."""
         watch = self._served[worker].worker.watch
+        # Between calls it waits for the other process, which is not a hang.
         quiet = 0.0 if watch.waits else watch.quiet()
         return Pulse(quiet, watch.warm, watch.complaint())
 
@@ -102,6 +103,8 @@ class _Served:
         if number == 0:
             for release in self._turn.releases:  # the arrays of the last turn have been sent
                 release()
+            # The turn has no number here: channels, versions and staleness belong to the other
+            # process.
             self._values, self._turn = dict(worker.held), Turn(0, 0)
         self._take(chain.takes, payloads)
         before, began = self._seconds(), time.perf_counter()
@@ -113,6 +116,7 @@ class _Served:
             worker.watch.warm = True
         worker.watch.idle()
         spent = {name: now - before.get(name, 0.0) for name, now in self._seconds().items()}
+        # The rest of the time, so that the fragments add up to the whole.
         spent["process"] = whole - sum(spent.values())
         made = [self._packed(put) for put in chain.puts]
         clock = began, time.perf_counter()

@@ -62,6 +62,7 @@ class ActProgram:
         self._carry = jax.tree.structure(carry)
         # Extras that are not read are not computed; the action and the carry always are.
         wanted = [True] * self._action.num_leaves + live_extras + [True] * self._carry.num_leaves
+        # Not part of JAX's documented interface. `used` has one flag for each input.
         jaxpr, used = pe.dce_jaxpr(inner.program.jaxpr, wanted)
         self._function = jaxpr_as_fun(ClosedJaxpr(jaxpr, inner.program.consts))
         # Inputs are: weights, carry, observation, then reward, first, number and key.
@@ -76,6 +77,7 @@ class ActProgram:
         self._looks = (self.rewarded, self.begun, self.numbered)
         taken = avals_of(jaxpr.invars[: sum(self._weights)])
         self._pieces = _parts(taken)
+        # One dtype only: concatenate would convert the others.
         self._small = (
             len(taken) > 1
             and all(aval.dtype == jnp.float32 for aval in taken)
@@ -99,8 +101,13 @@ class ActProgram:
         )
 
     def weights(self, inputs: list[Leaf]) -> list[Leaf]:
-        """Selects the inputs that acting reads, packed if they are small."""
+        """Selects the inputs that acting reads, packed if they are small.
+
+        `inputs` is parallel to `Unroll.act_inputs`; the result is the first argument of `call`.
+        """
         taken = list(compress(inputs, self._weights))
+        # Called once per unroll, so packing costs one call per unroll and saves arguments in each
+        # step.
         return [self._pack(taken)] if self._small else taken
 
     def words(self, keys: jax.Array, start: int) -> np.ndarray:
@@ -152,7 +159,10 @@ class ActProgram:
         ]
 
     def writer(self, rows: list[np.ndarray]) -> "RowWriter | WordWriter":
-        """A writer for the results of an unroll's calls; `rows` has one [T, B, …] per leaf."""
+        """A writer for the results of an unroll's calls; `rows` has one [T, B, …] per leaf.
+
+        For calls that serve all environments at once, in the order of the steps.
+        """
         if not (self._packed and self._bare):
             return RowWriter(self, rows)
         return WordWriter(rows, self._parts)
@@ -225,6 +235,7 @@ class WordWriter:
     def put(self, t: int, made: Made) -> np.ndarray:
         """Stores the results of step `t`; returns the action."""
         words = np.asarray(made)
+        # One copy of all leaves per step; `finish` splits the leaves once per unroll.
         self._words[t] = words
         return words[self._chosen].view(self._dtype).reshape(self._shape)
 
@@ -236,12 +247,14 @@ class WordWriter:
 
 def _words(leaves: Sequence[jax.Array]) -> jax.Array:
     return jnp.concatenate(
+        # The bits, not the values: floats come back unchanged.
         [jax.lax.bitcast_convert_type(leaf, jnp.int32).ravel() for leaf in leaves]
     )
 
 
 def _key_words(length: int, keys: jax.Array, start: jax.Array) -> jax.Array:
     steps = start + jnp.arange(length, dtype=jnp.int32)
+    # The outer map runs over the steps and the inner one over the environments: [T, B].
     over_time = jax.vmap(jax.vmap(act_key, (0, None)), (None, 0))
     return jax.random.key_data(over_time(keys, steps))
 

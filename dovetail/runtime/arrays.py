@@ -50,6 +50,7 @@ def packed(what: str, position: int = 0) -> Packed:
 
 def avals_of(variables: Iterable[Var | Literal]) -> list[ShapedArray]:
     """The shapes and dtypes of a jaxpr's variables, all of which are arrays."""
+    # JAX also has abstract values of tokens and refs, which no fragment takes or returns.
     avals = [variable.aval for variable in variables]
     return [aval for aval in avals if isinstance(aval, ShapedArray)]
 

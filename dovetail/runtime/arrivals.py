@@ -55,19 +55,25 @@ class Arrivals:
             if not last:
                 return
             # These weights are the result of update `version - 1`, so its unrolls are used up.
+            # The first weights of a run are nobody's result.
             if self._latest is not None and version - 1 in self._chosen:
                 self._outstanding = [begun - self._each for begun in self._outstanding]
             self._latest = version
+            # An unroll begun with older weights would be dropped on arrival.
             for old in [v for v in self._weights if v < version - self._staleness]:
                 del self._weights[old]
             self.sleepers.wake()
 
     def admit(self, turn: Turn, copy: int, watch: Watch) -> None:
-        """Waits until a copy may begin an unroll, then assigns it the latest version."""
+        """Waits until a copy may begin an unroll, then assigns it the latest version.
+
+        Called in the thread of the acting worker, at its first take of a turn.
+        """
         group = self.group_of(copy)
         with self.sleepers.mutex:
             while self._latest is None or self._outstanding[group] >= self._most:
                 self.sleepers.sleep(watch, ENOUGH if self._latest is not None else "weights")
+            # Counted and versioned under one lock, else another update could come between the two.
             self._outstanding[group] += 1
             turn.version = self._latest
         turn.ticket = Ticket(copy, turn.number, turn.version)
@@ -118,6 +124,8 @@ class Arrivals:
                 return
             del self._finished[turn]
             # `_outstanding` is decremented in `put_weights`, when the resulting weights arrive.
+            # The turn itself stays until the next: `put_weights` looks for it when the weights
+            # come.
             for old in [t for t in self._chosen if t < turn]:
                 del self._chosen[old]
 
@@ -138,6 +146,7 @@ class Arrivals:
                     if message.lease is not None:
                         message.lease.done()
             self.sleepers.wake()
+        # Oldest first, so that fewer unrolls grow too old.
         oldest = sorted(self._arrived, key=lambda ticket: ticket.version)
         return [
             [t for t in oldest if self.group_of(t.copy) == group] for group in range(self._groups)

@@ -45,6 +45,7 @@ class BatchedUnroll(HostUnroll):
         super().__init__(unroll, graph, compiled, actor_envs, watch, track, device)
         self.calls = self.served = 0
         """Number of calls of acting, and of environments served by them."""
+        # Infinity needs no special case: the deadline is then never reached.
         self.limit = math.inf if seconds is None else seconds
         """Seconds that ready groups wait for a full batch."""
         self.groups_per_call = batch // (self._parts[0].stop - self._parts[0].start)
@@ -146,6 +147,7 @@ class Groups:
             own = [leaf[begin:end] for leaf in leaves]
             for row, leaf in zip(self._turns.rows.made, own, strict=True):
                 row[steps[g], share.part] = leaf
+            # Sent group by group, so that the first ones step while the rest are still written.
             port = self._actor_envs.groups[g].port
             port.send(self._batch.acting.action(own), self._turns.start + steps[g])
         self._flying.update(chosen)
@@ -154,12 +156,17 @@ class Groups:
         return True
 
     def step(self) -> None:
-        """Waits until a batch is ready, or until the limit passes with some groups ready."""
+        """Waits until a batch is ready, or until the limit passes with some groups ready.
+
+        Raises the error of a group whose environments failed.
+        """
         ready, flying, groups = self._ready, self._flying, self._actor_envs.groups
         heard, deadline = self._actor_envs.heard, time.perf_counter() + self._unroll.limit
         while flying and len(ready) < min(self._unroll.groups_per_call, len(ready) + len(flying)):
             # With no group ready there is nobody to serve, so the limit does not apply.
             left = deadline - time.perf_counter() if ready else LONGEST_WAIT
+            # One release of the bell may stand for a group already recorded; then `done` is empty
+            # and the loop waits again.
             if left > 0 and heard(True, min(left, LONGEST_WAIT)):
                 done = [g for g in flying if groups[g].port.ready()]
             elif ready and left <= LONGEST_WAIT:

@@ -90,6 +90,7 @@ class Programs:
         """The slab that a fragment takes from the preceding unroll on the same worker, if any."""
         if node.side in self._graph.acting:
             return []
+        # The last unroll before this node: nodes are built in execution order.
         unrolls = [program for program, owner in self.acting if owner is worker]
         found = [u.slab.bundle(node.inputs) for u in unrolls[-1:] if u.slab is not None]
         return [bundle for bundle in found if bundle is not None]
@@ -101,6 +102,7 @@ class Programs:
         key = (node.name, device if self._devices is not None else None)
         if key not in self._shared:
             self._shared[key] = make(node, self._device(device))
+            # `compile` compiles it once for all copies that share it.
             self._built.append(self._shared[key])
         return self._shared[key]
 
@@ -126,6 +128,7 @@ class Programs:
     def _unroll(self, node: Unroll, worker: RunningWorker) -> Program:
         plan, jax_env = self._plan, self._env.jax
         number = plan.worker(worker.name).devices[0]
+        # A fused link means that the environments are traced into the program that acts.
         if self._stepping(node) is LinkKind.FUSED:
             assert jax_env is not None
             return self._once(node, number, lambda u, d: UnrollProgram(u, jax_env, self._graph, d))

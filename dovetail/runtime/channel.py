@@ -48,7 +48,10 @@ class Lease:
 
 @dataclass
 class Message:
-    """The values that one copy of a side sends in one turn."""
+    """The values that one copy of a side sends in one turn.
+
+    A receiver fetches missing `values`, or shares them, and stores the result for the others.
+    """
 
     copy: int
     turn: int
@@ -108,6 +111,8 @@ class ChannelEdge:
             return range(self.senders)
         if self.how is How.JOIN:
             first = taker * self.senders // self.takers
+            # With more takers than senders, neighbors share a sender, and `part` splits its
+            # message.
             return range(first, max(first + 1, (taker + 1) * self.senders // self.takers))
         return range(1)
 
@@ -176,7 +181,7 @@ class Waiters:
     """Workers waiting for a change; call `sleep` and `wake` with `mutex` held.
 
     Each worker sleeps on its own lock, which makes a round trip between two threads take
-    microseconds.
+    microseconds. (`threading.Condition` allocates a lock for every wait.)
     """
 
     def __init__(self) -> None:
@@ -235,6 +240,7 @@ class Lockstep:
             while self._depth is not None and turn.number - min(self._done) >= self._depth:
                 sleepers.sleep(watch, ENOUGH)
             message.sent = time.perf_counter()
+            # A worker that failed after this put runs its turn again, and puts the same message.
             self._sent.setdefault(turn.number, {})[message.copy] = message
             sleepers.wake()
 
@@ -244,12 +250,17 @@ class Lockstep:
         wanted = max(self._first, turn.number - self._lag)
         senders, sleepers = self.edge.senders_of(taker), self._sleepers
         with sleepers.mutex:
+            # Wakes are not addressed: check the condition again after each.
             while any(copy not in self._sent.get(wanted, ()) for copy in senders):
                 sleepers.sleep(watch, self.edge.boundary)
             return [self._sent[wanted][copy] for copy in senders]
 
     def finish(self, turn: int, taker: int) -> None:
-        """Drops the messages that no receiver will take again."""
+        """Drops the messages that no receiver will take again.
+
+        Called in the receiver's thread at the end of its turn. Until then a failed receiver can
+        repeat the turn with the same messages.
+        """
         with self._sleepers.mutex:
             self._done[taker] = turn + 1
             wanted = max(self._first, min(self._done) - self._lag)

@@ -18,6 +18,7 @@ class Channels:
         self.of_edge: dict[int, Channel] = {}
         """By the position of the edge in the graph."""
         crossing = [i for i, edge in enumerate(graph.edges) if self._joins_workers(edge)]
+        # The last put to the acting sides completes a version of the weights.
         weights = [i for i in crossing if graph.edges[i].to_side in graph.acting]
         for i in crossing:
             self.of_edge[i] = self._make(i, graph.edges[i], last=i == max(weights, default=-1))
@@ -57,6 +58,8 @@ class Channels:
 
     def _make_arrivals(self) -> Arrivals | None:
         graph, plan = self._graph, self._plan
+        # Arrivals give a whole unroll one version, so all weights must cross before anything comes
+        # back.
         if plan.ordered or not _meets_once(graph) or not self._acts_apart():
             return None
         groups = max([givers(graph, plan, edge.to_side) for edge in self._outward()], default=1)
@@ -101,6 +104,7 @@ class Channels:
         numbers = tuple(v.id for v in (*graph.actor.outputs, *graph.episodes))
         made = ChannelEdge(REPORT, numbers, How.JOIN, plan.joined, 1)
         if self.arrivals is not None:
+            # No edge has this number. The report comes last in a turn, so it completes an unroll.
             return Arriving(made, self.arrivals, len(graph.edges), last=True)
         return Lockstep(made, depth=plan.staleness + 1)
 

@@ -75,12 +75,14 @@ def split_over(sent: Input, mesh: Mesh) -> jax.Array:
     if len(pieces) < len(devices):  # split on the host
         whole = _concatenated([np.asarray(piece) for piece in pieces])
         pieces = list[Leaf](np.split(whole, len(devices), axis=BATCH_AXIS))
+    # Neighboring pieces go to one device, which keeps the order of the environments.
     each = len(pieces) // len(devices)
     shards = [
         jax.device_put(_concatenated(pieces[i * each : (i + 1) * each]), device)
         for i, device in enumerate(devices)
     ]
     shape = list(shards[0].shape)
+    # The global shape: `mesh.size` also counts the devices of other processes.
     shape[BATCH_AXIS] *= mesh.size
     sharding = NamedSharding(mesh, BY_ENVIRONMENT)
     return jax.make_array_from_single_device_arrays(tuple(shape), sharding, shards)

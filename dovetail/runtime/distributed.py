@@ -29,6 +29,7 @@ def placed(array: Leaf, sharding: NamedSharding) -> jax.Array:
     """Shards an array, of which every process has all of it, over the devices of all processes."""
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
+    # numpy has no arrays of keys, so their words are placed.
     packed = pack(own_part(array))
     if isinstance(packed, KeyWords):
         return unpack_keys(replace(packed, words=placed(packed.words, sharding)))
@@ -42,6 +43,7 @@ def own_part(leaf: Leaf) -> Leaf:
     shards = leaf.addressable_shards
     if leaf.is_fully_replicated:
         return shards[0].data
+    # The shards need not be in the order of the environments.
     ordered = sorted(shards, key=lambda shard: shard.index[0].start or 0)
     return jnp.concatenate([shard.data for shard in ordered])
 

@@ -59,6 +59,7 @@ class HostStepper:
     def reset(self, keys: jax.Array) -> Observation:
         """Recreates the environments and begins an episode in each."""
         self.close()
+        # New ones, because environments that raised may be in any state.
         self._env = self._make()
         return initial_observation(self._env, keys)
 
@@ -169,6 +170,7 @@ class ThreadPort:
         """Stops the thread, then closes the environments; abandons a thread that is stuck."""
         self._orders.put(None)
         self._thread.join(JOIN_SECONDS)
+        # A thread that is stuck in `step` still uses the environments.
         if not self._thread.is_alive():
             self.stepper.close()
 
@@ -178,6 +180,7 @@ class ThreadPort:
                 self._done.put(self.stepper.step(*order))
             except BaseException as error:
                 self._done.put(error)
+            # Also after an error, else the actor would wait for this group forever.
             self._ring()
 
 
@@ -253,6 +256,7 @@ class ActorEnvironments:
         for group in self.groups:
             if isinstance(group.port, ThreadPort):
                 part = group.part
+                # Environments in processes are host environments, which hold their own state.
                 group.port.stepper.state = jax.tree.map(lambda x, part=part: x[part], state)
 
     def state(self) -> object:

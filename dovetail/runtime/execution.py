@@ -127,7 +127,10 @@ class Execution:
                 program.warm_up(values)
 
     def advance(self, iterations: int) -> "PendingUpdates":
-        """Lets the workers run that many more updates."""
+        """Lets the workers run that many more updates.
+
+        Called in the caller's thread; with several workers it returns at once.
+        """
         self._ends.add(self._limit + iterations)
         if self._workers.is_one:
             # It runs right here: the updates are done when this returns.
@@ -160,6 +163,7 @@ class Execution:
     def _work(self, worker: RunningWorker) -> None:
         """The body of a worker's thread."""
         worker.watch.begin()
+        # All workers count turns from the same number, or channels in lockstep would never match.
         number = self._done
         try:
             self._join(worker)
@@ -171,6 +175,7 @@ class Execution:
         except Closed:
             pass
         except BaseException as error:
+            # The first failure is the cause; those of other workers follow from it.
             if self._failure is None and not self._stopping.is_set():
                 self._failure = worker.name, error
             self._broken = True
@@ -227,6 +232,7 @@ class Execution:
             columns = zip(*[_told(m, graph.episodes) for m in turn.reports], strict=True)
             episodes = [np.concatenate([np.asarray(x) for x in column]) for column in columns]
         state: list[Leaf | None] = []
+        # Unpacking the state takes a call, so it is done only where a report will ask for it.
         if turn.number + 1 in self._ends:
             self._ends.discard(turn.number + 1)
             values |= worker.apart(values)
@@ -249,6 +255,7 @@ class Execution:
             name, error = self._failure
             self._failure = None
             raise WorkerFailed(f"Worker {name} failed: {one_sentence(error)}") from error
+        # The watchdog only tells; this raises, in the thread that can end the run.
         refuse_hung([worker.watch for worker in self._workers.all], self._patience)
 
     def report(self, iterations: int) -> Report:
@@ -273,7 +280,10 @@ class Execution:
         )
 
     def _state(self, leaves: list[Leaf | None], replay: bool = True) -> object:
-        """The whole state; with `replay`, waits until other sides have finished their turns."""
+        """The whole state; with `replay`, waits until other sides have finished their turns.
+
+        Acting copies are not waited for: their state came with the reports.
+        """
         if not replay:
             return self._graph.state.tree.unflatten(leaves)
         acting = self._states.acts

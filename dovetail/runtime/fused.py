@@ -98,6 +98,7 @@ class FusedRun:
         """Dispatches that many iterations: at once, or one by one if the graph has a tap."""
         # A dispatch returns the tapped values of its last iteration only.
         counts = [iterations] if self._graph.tap is None else [1] * iterations
+        # JAX dispatches asynchronously: this returns before the iterations have run.
         rows = [self._dispatch(count) for count in counts]
         last = rows[-1]
         names = [name for name, _ in self._graph.metrics]
@@ -157,9 +158,11 @@ class Dispatched:
     def wait(self) -> Report:
         """Waits for the iterations and returns their report."""
         self._watch.doing(f"computing {self._report.iterations} iterations in one program")
+        # The waiting thread counts as the worker: it is blocked while the device computes.
         self._watch.begin()
         jax.block_until_ready(self._report.metrics)
         self._watch.idle()
+        # From here until the next dispatch the worker waits for the caller.
         self._track.paused = time.perf_counter()
         seconds, calls = self._track.paused - self._began, self._report.iterations
         self._track.add(COMPUTE, "iteration", self._began, seconds, calls)

@@ -23,7 +23,11 @@ class Activity(TypedDict):
 
 
 class Watch:
-    """The activity of one worker: written by its thread, read by supervising threads."""
+    """The activity of one worker: written by its thread, read by supervising threads.
+
+    There is no lock: each field is one reference, and a reader that sees an old one looks again
+    later.
+    """
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
@@ -133,8 +137,10 @@ class Watchdog:
         self._thread.join()
 
     def _look(self) -> None:
+        # Often enough that a short patience, as in tests, is kept to within a quarter.
         while not self._ended.wait(min(1.0, self._patience / 4)):
             for watch in self._watches:
+                # `since` identifies the incident: it changes with the next progress.
                 if watch.late(self._patience) and self._told.get(watch.worker) != watch.since:
                     self._told[watch.worker] = watch.since
                     self._tell(watch.complaint())

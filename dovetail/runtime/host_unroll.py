@@ -57,6 +57,7 @@ class OwnEnvironments:
         begins = [[first] if acting.begun else [] for first in self._share.firsts]
         self._last = [[*reward, *first, *number] for first in begins]
         words = turns.words
+        # Each step passes its row of the words, a view that is made here once.
         self._words = [[]] * turns.length if words is None else [[row] for row in words]
         self._t = 0
         self._action = np.zeros(0)
@@ -73,6 +74,7 @@ class OwnEnvironments:
             return False
         if self._carries and np.count_nonzero(share.firsts[t]):
             turns.reset(share.firsts[t])
+        # Acting reads the buffers that `record` has filled, without a copy.
         made, turns.carry = self._call(
             turns.weights, turns.carry, share.seen[t], self._last[t], self._words[t]
         )
@@ -141,6 +143,7 @@ class HostUnroll:
         self._watch.stepping = True
         self._began = began
         after = self._steps(self._taken(values), actor, rows)
+        # Once per unroll over [T, B]: cheaper than at every step.
         episodes, after = _count_episodes(rows.trajectory, after)
         made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]
         values |= numbered(unroll.outputs, made)

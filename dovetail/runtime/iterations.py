@@ -123,6 +123,7 @@ def many_iterations(
     def run(state: Leaves, data: Leaves, actor: Leaves, count: jax.Array) -> Iterated:
         def step(state: Leaves, actor: Leaves) -> Iterated:
             after = once(parts.whole(state, data), actor)
+            # Recorded steps are closed over, not carried: a carried array would be copied.
             return after._replace(state=parts.apart(after.state)[0])
 
         # The loop carries the sums, so it needs zeros of their shapes to start with.

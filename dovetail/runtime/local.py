@@ -69,6 +69,7 @@ class LocalRuntime:
         """Starts compiling for states of these shapes, in the background."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="dovetail-compile")
         self._compiling = pool.submit(_timed, partial(self._run.compile, state, actor))
+        # The thread ends after its only task.
         pool.shutdown(wait=False)
 
     def load(

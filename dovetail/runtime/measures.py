@@ -28,6 +28,7 @@ def measures_of(
     if calls:
         spent = sum(worker.seconds.get(program.name, 0.0) for program, worker in workers.remote)
         inside = sum(program.inside for program, _ in workers.remote)
+        # The time of the round trips, without the work in the other processes.
         found["message_ms"] = 1e3 * (spent - inside) / calls
         found["lost_unrolls"] = float(lost)
     for program, _ in workers.programs.acting:
@@ -43,6 +44,7 @@ def seconds_of(workers: Workers) -> dict[str, float]:
     """
     spent: dict[str, list[float]] = {}
     programs = [program for program, _ in (*workers.programs.acting, *workers.remote)]
+    # These programs time their halves, or their fragments, themselves.
     apart = {program.name for program in programs}
     for worker in workers.all:
         for name, seconds in worker.seconds.items():

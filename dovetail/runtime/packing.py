@@ -131,6 +131,7 @@ class Slab:
 
     def buffers(self) -> tuple[np.ndarray, dict[int, np.ndarray]]:
         """Allocates the block; returns it with a view for each value."""
+        # Bytes, because the slab mixes dtypes; each view has its own dtype.
         memory = np.zeros(self.nbytes, np.uint8)
         arrays = {
             number: memory[begin : begin + value.nbytes].view(value.dtype).reshape(value.shape)

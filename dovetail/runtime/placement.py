@@ -20,6 +20,7 @@ def workers_of(graph: Graph, plan: Plan, side: Side) -> list[str]:
     """The workers of a side, in the order of its copies."""
     names = [fragment_of(node) for node in graph.on(side)]
     placed = [instance for name in names for instance in plan.instances_of(name)]
+    # The copies of a side are numbered in the order of their environments.
     ordered = sorted(placed, key=lambda instance: instance.envs or (0, 0))
     return list(dict.fromkeys(instance.worker for instance in ordered))
 

@@ -207,6 +207,7 @@ class PythonProgram:
 
     def _run(self, values: Values) -> None:
         node, function = self._node, self._node.function
+        # Opened at the first run, in the worker's own thread and process.
         if isinstance(function, Opens):
             function = self._opened = self._opened or function.open()
         pairs = zip(node.inputs, node.arrivals, strict=True)
@@ -255,6 +256,7 @@ def _in_place(
     found: list[int] = []
     for i, value in enumerate(inputs):
         alike = (value.shape, value.dtype)
+        # JAX warns of a donated array that no output can reuse.
         if value.side in tables and room[alike]:
             room[alike] -= 1
             found.append(i)

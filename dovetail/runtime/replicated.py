@@ -47,6 +47,7 @@ class ReplicatedProgram:
             if edge.from_side == fragment.side and edge.how is How.JOIN
             for value in edge.values
         }
+        # Each replica has the metrics of its part of the batch: report their mean.
         metrics = {value.id for _, value in graph.metrics}
         shared = {value.id for slot in (graph.state.inputs, graph.state.outputs) for value in slot}
         shared |= metrics | {v.id for edge in graph.edges for v in edge.values}

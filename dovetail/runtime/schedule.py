@@ -109,6 +109,7 @@ class Workers:
             edge = graph.edges[i]
             if node.name not in edge.targets or i in taken:
                 continue
+            # One take serves all targets of an edge: the values stay in the turn's dictionary.
             taken.add(i)
             taker = worker.copies[edge.to_side]
             acting = edge.to_side in graph.acting

@@ -275,6 +275,7 @@ class StepRun:
             place[...] = leaf
         row.last_reward[...] = after.reward
         row.begins[...] = after.first
+        # Beginnings are rare: test before the masked write.
         if np.count_nonzero(after.first):
             row.last_reward[after.first] = 0
         self._steps += 1
@@ -298,6 +299,7 @@ class StepRun:
         copied = self._copied(self._held.state)
         recorded = dict(zip((value.id for value in self._recorded), self._data, strict=True))
         values = graph.state.inputs
+        # None for the arrays of a replay, which are too large to copy for every report.
         kept = [recorded.get(value.id, copied.get(value.id)) for value in values]
         actor = self._actor()
         names = [name for name, _ in graph.metrics]

@@ -65,6 +65,7 @@ class States:
         own = self._own(worker, leaves)
         worker.held = {}
         if worker.away is not None:
+            # Kept here, because the process may die before the first checkpoint.
             self._saved[worker.name] = own
             worker.held |= own
         else:
@@ -198,6 +199,7 @@ class States:
         """Joins the actors' state of all copies."""
         if len(copies) == 1:
             return self._graph.actor.tree.unflatten(copies[0])
+        # The copies may act on different devices, and concatenate needs one.
         device = jax.local_devices()[0]
         columns = zip(*copies, strict=True)
         leaves = [jnp.concatenate([to_device(_array(x), device) for x in c]) for c in columns]

@@ -119,6 +119,7 @@ class Recovery:
                 f"{worker.name} failed; {again} set up again in {pause:.1f} s{lost} "
                 f"(restart {restarts.total}): {one_sentence(failed)}"
             )
+            # Sleeps for the pause, but ends with the run.
             if self._stopping.wait(pause):
                 raise Closed("stopping")
             try:

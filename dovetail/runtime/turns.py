@@ -92,6 +92,7 @@ class Turns:
         for i, buffer in rows.carry:
             buffer[0] = leaves[i]
         for _, buffer in rows.bootstrap:
+            # The buffers are reused, and `_bootstrap` writes only some rows.
             buffer[...] = 0
 
     def record(self, share: BufferPart, t: int, after: HostStep) -> None:
@@ -105,6 +106,7 @@ class Turns:
             buffer[t] = jax.tree.leaves(after.next_observation)[i]
         if self.rows.bootstrap and np.count_nonzero(after.truncated):
             self._bootstrap(t, *self._final(share.part, after))
+        # The next row is the input of the next act; after the last step it is the next unroll's.
         if t + 1 < self.length:
             copy_into(share.observations[t + 1], after.observation)
             share.firsts[t + 1][...] = begins

@@ -128,6 +128,7 @@ class RunningWorker:
                 undo()
             raise
         if self.away is None:
+            # All at once and last: until here a failure leaves `held` as it was.
             self.held = self.kept(values)
         self.watch.warm = True
         self.watch.idle()
@@ -173,6 +174,7 @@ class RunningWorker:
             lay = now - message.sent
             behind = turn.number - message.version if operation.arrives else -1
             items, version = len(messages), message.version
+            # The time in the channel, from the sender's put to this take.
             self.track.add(QUEUE, name, message.sent, lay, 1, 0, items, version, behind)
         if operation.report:
             turn.reports += messages
@@ -186,6 +188,7 @@ class RunningWorker:
         """The values of a message, fetched if they are in another process."""
         if message.values is None:
             assert self.host is not None
+            # Stored in the message: other receivers of this process need not fetch again.
             message.values = self.host.fetch(message.shared)
         return message.values
 
@@ -193,6 +196,7 @@ class RunningWorker:
         """The reference to a message's values for another process."""
         if message.shared is None:
             assert self.host is not None and message.values is not None
+            # One reference for all other processes that take this message.
             message.shared = self.host.share(message.values)
         return message.shared
 

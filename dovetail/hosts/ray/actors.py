@@ -154,6 +154,7 @@ class LearnerProcess:
 
     def __init__(self, order: PackedJob, rank: int) -> None:
         self._order, self._rank = order, rank
+        # Bounded, in case the driver stops asking; appends and pops of a deque are atomic.
         self._news: deque[str] = deque(maxlen=1000)
         self._reports: dict[int, Report] = {}
         """By the number of iterations done; their states have not been requested yet."""

@@ -46,6 +46,7 @@ class RayConnection:
                 f"RAY_AUTH_MODE is {os.environ['RAY_AUTH_MODE']!r}: Dovetail uses clusters that "
                 f"ask for a token only; unset it."
             )
+        # Someone else has joined the cluster, as in a notebook: use it, and leave it open.
         if ray.is_initialized():
             self._joined = False
             return
@@ -78,6 +79,7 @@ class RayConnection:
         """Raises if the head node does not answer; Ray itself would kill this process."""
         import ray
 
+        # A plain connection to its port: calls through Ray would block or end this process.
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), REACH_SECONDS).close()

@@ -74,6 +74,7 @@ class ClusterRuntime:
         ids = {name: node for node, name in node_names(ray.nodes()).items()}
         pinned = [{"ray.io/node-id": ids[s.node]} for s in processes if s.node in ids]
         bundles = [_bundle(s) for s in processes]
+        # All learners or none: with only some of them, those would wait for the others forever.
         self._group = (
             placement_group(bundles, "SPREAD", bundle_label_selector=pinned)
             if pinned
@@ -103,6 +104,7 @@ class ClusterRuntime:
         self.where = self._all([rank.set_up.remote() for rank in self._ranks], BUILD_SECONDS)
         coordinator = None
         if len(self._ranks) > 1:
+            # On one node the coordinator need not listen on the network.
             alone = len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) == 1
             [coordinator] = self._all([self._ranks[0].address.remote(alone)], BUILD_SECONDS)
         self._building = [rank.build.remote(coordinator) for rank in self._ranks]
@@ -122,6 +124,7 @@ class ClusterRuntime:
         """Sets the states at iteration `turn`; returns the actors' state."""
         self._all(self._building, BUILD_SECONDS)
         keys = actor.keys if episode_keys is None else episode_keys
+        # One object in the store for all learner processes.
         shared = ray.put([pack(leaf) for leaf in jax.tree.leaves(state)])
         size = self.plan.num_envs // len(self._ranks)
         calls: list[ray.ObjectRef[tuple[list[Sendable], float]]] = []
@@ -145,6 +148,7 @@ class ClusterRuntime:
 
     def advance(self, iterations: int) -> "PendingCall":
         """Starts that many iterations in every learner process."""
+        # Weak references: a state that no report refers to any more may be dropped there.
         held = tuple(states.done for states in self._held)
         self._done += iterations
         states = _States(self, self._done)
@@ -256,6 +260,7 @@ class ClusterRuntime:
                 ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for rank in ranks:
             with contextlib.suppress(Exception):
+                # forgotten.
                 ray.kill(rank)
         if self._group is not None:
             with contextlib.suppress(Exception):
