@@ -260,7 +260,6 @@ class ClusterRuntime:
                 ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
         for rank in ranks:
             with contextlib.suppress(Exception):
-                # forgotten.
                 ray.kill(rank)
         if self._group is not None:
             with contextlib.suppress(Exception):
