@@ -256,6 +256,7 @@ class _Cut:
         taken: dict[str, int] = {}
         for _, _, what in sorted(steps, key=lambda step: step[:2]):
             base = what[1] if isinstance(what, tuple) else _region_name(what)
+            # The second fragment of a side is `learner.2`, and so on.
             taken[base] = taken.get(base, 0) + 1
             name = base if taken[base] == 1 else f"{base}.{taken[base]}"
             if isinstance(what, tuple):
@@ -267,7 +268,10 @@ class _Cut:
         return tuple(nodes)
 
     def _needed(self) -> set[Var]:
-        """Variables read by another node or returned by the iteration."""
+        """Variables read by another node or returned by the iteration.
+
+        A fragment outputs only these; everything else stays inside its program.
+        """
         readers: list[tuple[Place | None, Atom]] = [(None, v) for v in self.jaxpr.outvars]
         for eqn in self.jaxpr.eqns:
             if eqn.primitive in REGIONS:
@@ -335,6 +339,7 @@ class _Cut:
         wanted |= {v for v in piece.demanded if not isinstance(v, Literal)}
         copies: list[JaxprEqn] = []
         for eqn in reversed(self.jaxpr.eqns):
+            # Equations without a side were given no place.
             sideless = id(eqn) not in self.places and eqn.primitive not in BOUNDARIES
             if sideless and any(v in wanted for v in eqn.outvars):
                 copies.append(self._without_constant_crossings(eqn))

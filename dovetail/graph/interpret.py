@@ -93,6 +93,7 @@ class Interpreting(RL):
         """Calls the function; an `Opens` is opened and closed around this one call."""
         if isinstance(function, Opens):
             opened = function.open()
+            # For one call only: the interpreter has no end at which to close it.
             made = run_python(opened, args, result, here())
             opened.close()
         else:

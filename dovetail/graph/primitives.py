@@ -73,6 +73,7 @@ def _keep_used(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
 send_p = Primitive("send")
 send_p.multiple_results = True
 send_p.def_abstract_eval(_sent)
+# Without a rule, JAX keeps all values of an equation if one of them is read.
 pe.dce_rules[send_p] = _keep_used
 
 python_p = Primitive("python")
@@ -89,6 +90,7 @@ def _collective(name: str, reduce: Callable[[jax.Array, str], jax.Array]) -> Pri
     """A primitive that reduces over the learner replicas; the identity with one."""
     primitive = Primitive(name)
     primitive.multiple_results = True
+    # Outside jit there is one learner.
     primitive.def_impl(lambda *leaves: leaves)
     primitive.def_abstract_eval(lambda *leaves: leaves)
     # Elementwise in every array, so batch dimensions pass through.
@@ -101,6 +103,7 @@ def _collective(name: str, reduce: Callable[[jax.Array, str], jax.Array]) -> Pri
     def lower(ctx: mlir.LoweringRuleContext, *leaves: Any) -> Any:
         context = ctx.module_context.axis_context
         if REPLICA_AXIS not in getattr(context, "manual_axes", ()):
+            # The axis context lists the mesh axes of the enclosing shard_map.
             return leaves  # not in a shard_map over replicas: there is one
         size = context.mesh.shape[REPLICA_AXIS]  # type: ignore[union-attr]
         with extend_axis_env_nd([(REPLICA_AXIS, size)]):
@@ -143,6 +146,7 @@ def _own_part(leaf: jax.Array, *, parts: int) -> jax.Array:
 
 def _lower_part(ctx: mlir.LoweringRuleContext, leaf: Any, *, parts: int) -> Any:
     mesh: Any = getattr(ctx.module_context.axis_context, "mesh", None)
+    # Bound only in replicated programs, so there is always a mesh.
     size = mesh.shape[REPLICA_AXIS]
     with extend_axis_env_nd([(REPLICA_AXIS, size)]):
         return mlir.lower_fun(partial(_own_part, parts=parts), multiple_results=False)(ctx, leaf)

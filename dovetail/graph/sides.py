@@ -62,6 +62,7 @@ def settle(jaxpr: Jaxpr, state_sides: Sequence[Side]) -> Settled:
     settled, same = Settled(jaxpr, sides), dict[Var, Atom]()
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
+        # Reads what was sent, where sender and receiver are the same side.
         eqn = eqn.replace(invars=[_resolved(same, atom) for atom in eqn.invars])
         if eqn.primitive is send_p:
             eqns += _settle_crossing(eqn, settled, same)
@@ -98,6 +99,8 @@ def _settle_crossing(eqn: JaxprEqn, settled: Settled, same: dict[Var, Atom]) -> 
             f"with {remedy(first, second)} first."
         )
     source = next(iter(present), crossing.source or target)
+    # A call sends the arrays of an argument with and without a batch axis as two crossings of one
+    # number. One that sends only constants tells nothing about its source.
     if present or crossing.number not in settled.ends:
         settled.ends[crossing.number] = (source, target)
     for sent, var, side in zip(eqn.invars, eqn.outvars, found, strict=True):
@@ -105,6 +108,7 @@ def _settle_crossing(eqn: JaxprEqn, settled: Settled, same: dict[Var, Atom]) -> 
         if side == target:
             same[var] = sent
     crossing = crossing._replace(source=source, target=target)
+    # Constants stay in: they have no side, and the cut copies them.
     left = [i for i, side in enumerate(found) if side != target]
     if not left:
         return []

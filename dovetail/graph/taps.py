@@ -69,6 +69,7 @@ def _shown(graph: Graph, unroll: Unroll, values: tuple[Value, ...]) -> Fragment:
     # The barrier forces a copy: without it the outputs would alias buffers of the next unroll.
     program = jax.make_jaxpr(lambda *leaves: jax.lax.optimization_barrier(leaves))(*joined)
     known = [v.id for node in graph.nodes for v in (*node.inputs, *node.outputs)]
+    # Numbers beyond all that exist: values of a graph are identified by their number.
     first = 1 + max([*known, *(value.id for value in graph.state.inputs)])
     made = tuple(
         Value(first + i, tuple(leaf.shape), np.dtype(leaf.dtype), graph.home)

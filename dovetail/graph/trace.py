@@ -10,7 +10,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable, Mapping
-from functools import cache, wraps
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -24,11 +24,9 @@ from jax.interpreters import partial_eval as pe
 
 import dovetail
 from dovetail.algorithm import Algorithm, Params, Task, Trajectory
-from dovetail.batching import defines, over_batch, preferred, takes_batch
 from dovetail.boundaries import (
     ACTOR,
     BATCH_AXIS,
-    ENVIRONMENT,
     LEARNER,
     REPLAY,
     RL,
@@ -43,32 +41,23 @@ from dovetail.envs.interface import EnvSpec, JaxEnv
 from dovetail.errors import UserError, defined_at, user_line
 from dovetail.graph import primitives
 from dovetail.graph.check import (
-    ACT,
-    check_action,
-    check_batch,
     check_state,
-    results,
-    same_carry,
     scalar,
     two_results,
 )
-from dovetail.graph.cost import flops
 from dovetail.graph.cut import cut
-from dovetail.graph.ir import Graph, Inner
+from dovetail.graph.ir import Graph
 from dovetail.graph.marks import declared, kept_on, refuse_wrong_call, refused_mark, unmarked
 from dovetail.graph.primitives import Crossing
 from dovetail.graph.sides import Ends, origin, settle
-from dovetail.graph.traced import PythonSpec, Traced, UnrollSpec
+from dovetail.graph.traced import PythonSpec, Traced
 from dovetail.graph.unroll import (
     ActorState,
     EpisodeSums,
-    Reset,
     environment_keys,
     initial_actor,
-    masked_reset,
-    resetting,
-    unroll_scan,
 )
+from dovetail.graph.unroll_spec import Acting, zeros
 from dovetail.keys import part_keys, seed_key
 from dovetail.replay.data import Data, data_leaves
 from dovetail.replay.replay import has_table
@@ -133,6 +122,7 @@ def trace_iteration(
     _refuse_uneven(task.num_envs, actors, "actors")
     _refuse_uneven(actors, learners, "replicas", "actors")
     share = dataclasses.replace(task, num_envs=task.num_envs // actors)
+    # Shapes only: nothing is computed, however large the networks are.
     state = jax.eval_shape(algorithm.init, seed_key(0))
     if not jax.tree.leaves(state):
         name = f"{defined_at(algorithm.init)}{type(algorithm).__name__}"
@@ -154,8 +144,10 @@ def trace_iteration(
     def one_iteration(state: Any, actor: ActorState) -> Any:
         rl = Tracing(algorithm, task.env, env, actor, carry, copies, batch, ends)
         new_state, metrics = two_results(algorithm, algorithm.iteration(rl, state))
+        # A leaf that `iteration` returns just as it arrived still needs an equation on its side.
         new_state, metrics = rl.landed(new_state), rl.landed(metrics)
         check_state(algorithm, state, new_state)
+        # Sorted like the keys of any dict in JAX, so the order does not depend on the algorithm.
         names.extend(sorted(metrics))
         scalars = [scalar(name, metrics[name]) for name in names]
         return new_state, rl.actor, scalars, rl.episodes
@@ -195,19 +187,20 @@ def _user_line(error: Exception) -> str:
 
 
 def _without_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
+    # Before the cut, so that no fragment computes and no link carries what nobody reads.
     jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, True, instantiate=True)
     return ClosedJaxpr(jaxpr, closed.consts)
 
 
 def abstract_actor(algorithm: Algorithm, task: Task, env: JaxEnv | None) -> ActorState:
-    """The actors' state as shapes, for `task.num_envs` environments."""
+    """The actors' state as shapes [num_envs, …]; `env` is None for host environments."""
 
     def build(key: jax.Array) -> ActorState:
         keys = environment_keys(key, task.num_envs)
         if env is not None:
             env_state, observation = batched.reset(env, keys)
         else:
-            env_state, observation = (), _zeros(task.env.observation, task.num_envs)
+            env_state, observation = (), zeros(task.env.observation, task.num_envs)
         return initial_actor(env_state, observation, algorithm.initial_carry(), keys)
 
     return jax.eval_shape(build, seed_key(0))
@@ -238,6 +231,7 @@ class Tracing(RL):
         self._spec = spec
         self._env = env
         self._initial_carry = initial_carry
+        # It changes inside `jit`, `scan`, `cond` and `vmap`, which `_refuse_nested` compares.
         self._level = jex.core.get_opaque_trace_state()
 
     def copies(self, side: Side) -> int:
@@ -279,6 +273,7 @@ class Tracing(RL):
         self._refuse_nested("call")
         staying = kept_on(side, made)
         leaves, tree = jax.tree.flatten(made)
+        # Marked parts stay on the called side as its new state; only the others cross back.
         going = [leaf for leaf, stays in zip(leaves, staying, strict=True) if not stays]
         gone = iter(self._cross_each(going, back._replace(number=self._crossings)))
         return tree.unflatten(
@@ -363,7 +358,10 @@ class Tracing(RL):
                 f"{here()}: rl.unroll needs a whole "
                 f"number of steps, at least 1, but its length is {length!r}."
             )
-        spec, operands = self._describe(act, params, length, bootstrap)
+        acting = Acting(
+            self._algorithm, self._spec, self._env, self.actor, self._initial_carry, self._batch
+        )
+        spec, operands = acting.describe(act, params, length, bootstrap)
         leaves = operands + jax.tree.leaves(self.actor)
         outputs = primitives.unroll_p.bind(*leaves, spec=spec)
         size = spec.trajectory_tree.num_leaves
@@ -390,6 +388,7 @@ class Tracing(RL):
         self._crossings += 1
         leaves, structure = jax.tree.flatten(self.landed(tree))
         arrays = [jnp.asarray(leaf) for leaf in leaves]
+        # An empty tree, as of an algorithm without a carry: there is nothing to send.
         if not arrays:
             return tree
         crossing = self._scaled(crossing)
@@ -401,7 +400,10 @@ class Tracing(RL):
         return structure.unflatten(arrived)
 
     def _scaled(self, crossing: Crossing) -> Crossing:
-        """Fills in the number of sending and receiving copies."""
+        """Fills in the number of sending and receiving copies.
+
+        They determine the shapes at the target: `primitives.scaled`.
+        """
         if not self._divides(crossing):
             return crossing
         source, target = crossing.source, crossing.target
@@ -444,136 +446,3 @@ class Tracing(RL):
                 f"{here()}: rl.{name} stands inside jit, scan, cond or vmap, where the graph "
                 f"cannot be cut; call it in iteration itself."
             )
-
-    def _describe(
-        self, act: Callable[..., Any], params: Params, length: int, bootstrap: Any
-    ) -> tuple[UnrollSpec, list[jax.Array]]:
-        """The spec of an unroll and its operands: captured values, then the leaves of `params`."""
-        actor, whole_act = self.actor, self._act_on_batch(act)
-        value = over_batch(bootstrap) if bootstrap is not None else None
-        served = jax.tree.map(self._served, (actor.carry, actor.timestep, actor.keys))
-        act_inner, act_captured = _inner("act", whole_act, params, *served)
-        # FLOPs are per step of all the actor's environments, which may take several calls.
-        calls = actor.step.shape[0] / jax.tree.leaves(served)[0].shape[0]
-        act_inner = dataclasses.replace(act_inner, flops=round(calls * act_inner.flops))
-        value_inner, value_captured = None, []
-        if value is not None:
-            value_inner, value_captured = _inner(
-                "bootstrap", value, params, actor.carry, actor.timestep
-            )
-        reset_inner, reset = self._describe_reset()
-        step = step_function(self._env, self._spec, actor.step.shape[0])
-        step_inner, action_bytes, seen_bytes = self._describe_step(step, whole_act, params)
-        shapes = jax.eval_shape(
-            lambda params, actor: unroll_scan(
-                resetting(whole_act, reset), step, value, length, params, actor
-            ),
-            params,
-            actor,
-        )
-        operands = act_captured + value_captured + jax.tree.leaves(params)
-        leaves, carry_tree = jax.tree.flatten(self._initial_carry)
-        spec = UnrollSpec(
-            length=length,
-            act=act_inner,
-            step=step_inner,
-            bootstrap=value_inner,
-            reset=reset_inner,
-            num_inputs=len(operands),
-            out_avals=tuple(ShapedArray(s.shape, s.dtype) for s in jax.tree.leaves(shapes)),
-            trajectory_tree=jax.tree.structure(shapes[0]),
-            initial_carry=tuple(leaves),
-            carry_tree=carry_tree,
-            per_step_bytes=(action_bytes, seen_bytes),
-        )
-        return spec, operands
-
-    def _act_on_batch(self, act: Callable[..., Any]) -> Callable[..., Any]:
-        """Acting over a batch, with checks; carries are reset beforehand."""
-        algorithm, chosen = self._algorithm, preferred(self._algorithm, act)
-        whole, name = over_batch(chosen), "act_batch" if takes_batch(chosen) else "act"
-
-        @wraps(chosen)
-        def checked(params: Params, carry: Any, timestep: Any, keys: jax.Array) -> Any:
-            made = whole(params, carry, timestep, keys)
-            action, extras, after = results(algorithm, name, chosen, made, ACT)
-            check_batch(algorithm, name, chosen, keys.shape[0], (action, extras))
-            return action, extras, same_carry(algorithm, name, chosen, carry, after)
-
-        return checked
-
-    def _describe_reset(self) -> tuple[Inner | None, Reset]:
-        """The algorithm's `reset_carry` as a program, if it has one, and the function to use."""
-        algorithm, actor = self._algorithm, self.actor
-        if not (defines(algorithm, "reset_carry") and jax.tree.leaves(actor.carry)):
-            return None, masked_reset(self._initial_carry)
-
-        def reset(carry: Any, first: jax.Array) -> Any:
-            after = algorithm.reset_carry(carry, first)
-            return same_carry(algorithm, "reset_carry", algorithm.reset_carry, carry, after)
-
-        inner, _ = _inner("reset", reset, actor.carry, actor.timestep.first)
-        return inner, reset
-
-    def _served(self, leaf: jax.Array) -> jax.ShapeDtypeStruct:
-        """The shape [batch, …] that one call of acting takes from an actor's [B, …]."""
-        rows = leaf.shape[0] if self._batch is None else self._batch
-        return jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype)
-
-    def _describe_step(
-        self, step: Callable[..., Any], act: Callable[..., Any], params: Params
-    ) -> tuple[Inner, int, int]:
-        actor = self.actor
-        action = jax.eval_shape(act, params, actor.carry, actor.timestep, actor.keys)[0]
-        check_action(self._algorithm, "act", act, self._spec, action)
-        after = jax.eval_shape(step, actor.env, action, actor.keys)
-        seen = (after.observation, after.reward, after.terminated, after.truncated)
-        inner = Inner("step", ENVIRONMENT, None, 0, 0, None)
-        if self._env is not None:
-            inner, _ = _inner("step", step, actor.env, action, actor.keys, side=ENVIRONMENT)
-        return inner, _nbytes(action), _nbytes(seen)
-
-
-def step_function(env: JaxEnv | None, spec: EnvSpec, batch: int) -> Callable[..., Any]:
-    """Steps a batch of JAX environments; for host environments, a stub with the same shapes."""
-    if env is not None:
-        return lambda state, action, keys: batched.step(env, state, action, keys)
-
-    def shapes_only(state: Any, action: Any, keys: jax.Array) -> batched.BatchStep:
-        observation = _zeros(spec.observation, batch)
-        flag = jnp.zeros(batch, bool)
-        return batched.BatchStep(
-            state, observation, observation, jnp.zeros(batch), flag, flag, flag, flag
-        )
-
-    return shapes_only
-
-
-def _inner(
-    name: str, function: Callable[..., Any], *args: Any, side: Side = ACTOR
-) -> tuple[Inner, list[Any]]:
-    """Traces a per-step program; returns it with the tracers it closed over.
-
-    These tracers become the program's first inputs; concrete constants stay constants.
-    """
-    closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args)
-    captured = [const for const in closed.consts if isinstance(const, Tracer)]
-    fixed = [const for const in closed.consts if not isinstance(const, Tracer)]
-    jaxpr = closed.jaxpr
-    if captured:
-        pairs = list(zip(jaxpr.constvars, closed.consts, strict=True))
-        moved = [var for var, const in pairs if isinstance(const, Tracer)]
-        kept = [var for var, const in pairs if not isinstance(const, Tracer)]
-        jaxpr = jaxpr.replace(constvars=kept, invars=[*moved, *jaxpr.invars])
-        jaxpr = jaxpr.replace(debug_info=jaxpr.debug_info._replace(arg_names=None))
-    program = ClosedJaxpr(jaxpr, fixed)
-    tree = jax.tree.structure(out_shape)
-    return Inner(name, side, program, flops(jaxpr), len(captured), tree), captured
-
-
-def _zeros(structs: Any, batch: int) -> Any:
-    return jax.tree.map(lambda s: jnp.zeros((batch, *s.shape), s.dtype), structs)
-
-
-def _nbytes(tree: Any) -> int:
-    return sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))

@@ -48,7 +48,7 @@ class EpisodeSums(NamedTuple):
 
 
 class StepRecord(NamedTuple):
-    """One row of the trajectory and the actor state after it."""
+    """One row of the trajectory [B, …] and the actor state after it."""
 
     row: Trajectory
     actor: ActorState
@@ -112,6 +112,7 @@ def slot_reset(initial: Carry) -> Reset:
     """
 
     def reset(carry: Carry, first: jax.Array) -> Carry:
+        # A fixed size for compilation; only the first `first.sum()` entries are used.
         [slots] = jnp.nonzero(first, size=first.shape[0], fill_value=0)
 
         def write(i: jax.Array, carry: Carry) -> Carry:
@@ -143,6 +144,7 @@ def step_once(
     acting_keys, stepping_keys = keys
     action, extras, carry = act(params, actor.carry, actor.timestep, acting_keys)
     after = step(actor.env, action, stepping_keys)
+    # The array API gives the module that made an array: one definition serves both.
     arrays: Any = after.reward.__array_namespace__()  # numpy or jax.numpy
     done = after.terminated | after.truncated
     episode_return = actor.episode_return + after.reward
@@ -182,7 +184,10 @@ def step_once(
 
 
 def final_timestep(record: StepRecord) -> Timestep:
-    """The timestep at the true successor of a row, as if the episode continued."""
+    """The timestep at the true successor of a row, as if the episode continued.
+
+    Its observation is the last of the episode, not the first of the next one.
+    """
     row, number = record.row, record.actor.timestep.number
     return Timestep(row.next_observation, row.reward, jnp.zeros_like(row.first), number)
 
@@ -213,9 +218,11 @@ def unroll_scan(
             row = row._replace(bootstrap=_at_truncation(bootstrap, params, record))
         return (record.actor, jax.tree.map(jnp.add, episodes, record.episodes)), row
 
+    # Episodes are summed in the carry: rows would be [T, B] for a few numbers.
     start = (actor, no_episodes(actor.step.shape[0]))
     (after, episodes), trajectory = scan(body, start, keys)
     if bootstrap is not None:
+        # The value after the last step is needed whether or not an episode was truncated.
         last = bootstrap(params, after.carry, after.timestep)
         trajectory = trajectory._replace(bootstrap=with_last(trajectory, last))
     ends = {"carry": as_row(actor.carry), "last": as_row(after.timestep)}
