@@ -137,6 +137,7 @@ def _sides_stay_together(plan: Plan, graph: Graph) -> None:
     for node in graph.nodes:
         name = f"{node.name}.act" if isinstance(node, Unroll) else node.name
         for instance in plan.instances_of(name):
+            # A copy is identified by the first of its environments.
             copy = 0 if instance.envs is None else instance.envs[0]
             home = homes.setdefault((node.side, copy), instance.worker)
             if home != instance.worker:
@@ -204,6 +205,7 @@ def _ranges_cover(plan: Plan, fragment: str, copies: int | None, actors: int) ->
     With `copies`, there must be exactly that many ranges.
     """
     ranges = sorted(i.envs or (0, plan.num_envs) for i in plan.instances_of(fragment))
+    # A partition: each range begins where the one before it ends.
     ends = [0, *(last for _, last in ranges)]
     whole = [first for first, _ in ranges] == ends[:-1] and ends[-1] == plan.num_envs
     size = plan.num_envs // min(actors, copies or actors)
@@ -255,7 +257,7 @@ def _learner_fills_its_devices(plan: Plan, graph: Graph) -> None:
             )
 
 
-def _staleness_is_borne(plan: Plan, graph: Graph) -> None:
+def _staleness_is_tolerated(plan: Plan, graph: Graph) -> None:
     if graph.staleness is not None and plan.staleness > graph.staleness:
         raise _refusal(
             plan,
@@ -311,6 +313,7 @@ def _edges_are_carried(plan: Plan, graph: Graph) -> None:
         assert node.reach is not None
         ends = (node.name, node.reach.side) if node.reach.sends else (node.reach.side, node.name)
         wanted[node.name, *ends] += 1
+    # Counted, because two edges may have the same boundary and ends.
     carried = Counter((link.boundary, link.source, link.target) for link in plan.links)
     for boundary, source, target in {**wanted, **carried}:
         want, have = wanted[boundary, source, target], carried[boundary, source, target]
@@ -332,6 +335,7 @@ def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
             sides.setdefault(ends, []).append(edge.from_side)
     for link in plan.links:
         known = sides.get((link.boundary, link.source, link.target))
+        # Links of the same ends come in the order of their edges, as `carry_edges` makes them.
         side = known.pop(0) if known else ""
         for source, target in pairs(plan, graph, link.source, link.target, side):
             one, other = plan.worker(source.worker), plan.worker(target.worker)
@@ -449,7 +453,7 @@ PLACEMENT_CHECKS: tuple[Callable[[Plan, Graph], None], ...] = (
     _fragments_are_placed,
     _sides_stay_together,
     _groups_are_equal,
-    _staleness_is_borne,
+    _staleness_is_tolerated,
     _exchange_allows_staleness,
     _replicas_are_joined,
     _tables_have_their_workers,

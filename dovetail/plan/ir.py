@@ -78,7 +78,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of the machine or the cluster."""
+    """The resources of the machine or the cluster, as strategies see them."""
 
     devices: int
     cores: int
@@ -229,6 +229,7 @@ class Plan:
         program = {fragment: {fragment} for fragment in fragments}
         for link in self.links:
             if link.kind is LinkKind.FUSED and link.source in program and link.target in program:
+                # Merges two groups: all their members share the set from here on.
                 joined = program[link.source] | program[link.target]
                 program.update(dict.fromkeys(joined, joined))
         groups = [tuple(f for f in fragments if f in program[name]) for name in fragments]

@@ -18,7 +18,11 @@ STATE = "state"
 
 
 def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
-    """Assigns every edge the cheapest link that its two ends allow."""
+    """Assigns every edge the cheapest link that its two ends allow.
+
+    The two halves of an unroll are linked too: actions one way and observations the other, once per
+    step and group of environments.
+    """
     acting = {unroll.name: f"{unroll.name}.act" for unroll in graph.unrolls}
     links: list[Link] = []
     for edge in graph.edges:
@@ -42,11 +46,14 @@ def carry_edges(plan: Plan, graph: Graph, resources: Resources) -> Plan:
             unroll.per_step_bytes,
             strict=True,
         ):
+            # `per_step_bytes` are those of all environments of an actor; a transfer serves one
+            # group.
             links.append(Link(boundary, *ends, kind, nbytes // shares, calls))
     for node in graph.reaching:
         assert node.reach is not None
         ends = (node.name, node.reach.side) if node.reach.sends else (node.reach.side, node.name)
         times = _instances(plan, graph, node.side)
+        # The node is its own connection, so its name is the boundary.
         links.append(Link(node.name, *ends, LinkKind.SOCKET, node.moved, times))
     return replace(plan, links=tuple(links))
 
@@ -68,7 +75,10 @@ def linked(plan: Plan, graph: Graph, edge: Edge) -> list[str]:
 
 
 def _transfers(plan: Plan, graph: Graph, edge: Edge) -> int:
-    """Number of transfers between instances per iteration."""
+    """Number of transfers between instances per iteration.
+
+    Joining and dividing need one per copy of the larger side; copying to all takers does too.
+    """
     senders, takers = (_instances(plan, graph, s) for s in (edge.from_side, edge.to_side))
     return max(senders, takers)
 
@@ -89,6 +99,7 @@ def _kind(plan: Plan, graph: Graph, source: str, target: str, side: Side = "") -
         # Per-step traffic uses shared memory, per-update traffic a pipe.
         steps = any(end.endswith(".step") for end in (source, target))
         return LinkKind.SHARED_MEMORY if steps else LinkKind.PIPE
+    # Threads of this process. `spread` changes the queues that leave it on a cluster.
     if any(one.worker != other.worker for one, other in joined):
         return LinkKind.QUEUE
     # Consecutive fragments on one device form one program even if the worker is not fused.

@@ -58,6 +58,7 @@ def part_of(plan: Plan, rank: int) -> Plan:
     each = plan.num_envs // plan.ranks
     first = rank * each
     learner = plan.worker(processes[0].workers[0])
+    # Actors on a device of no learner get device 0: their processes have one of their own.
     devices = {device: i for i, device in enumerate(learner.devices)}
     return replace(
         plan,
@@ -112,9 +113,11 @@ class _Grouping:
             worker = self._plan.worker(act.worker)
             names = [act.worker, *self._stepping(act)]
             rank = self._rank(act)
+            # Arrays on one device cannot be shared between processes.
             if worker is self._learner or self._shares_device(worker):
                 beside[rank] += names
             else:
+                # By rank first: an actor belongs to the learner process that joins its unrolls.
                 groups.setdefault((rank, self._process(worker)), []).extend(names)
         learner, needs = self._learner.name, self._cluster.learners
         made = [
@@ -181,6 +184,7 @@ class _Grouping:
 
     def _rank(self, act: Instance) -> int:
         first, _ = act.envs or (0, 0)
+        # The environments are divided among the learner processes in equal, consecutive ranges.
         return first * self._ranks // self._plan.num_envs
 
     def _shares_device(self, worker: Worker) -> bool:
@@ -198,7 +202,7 @@ class _Grouping:
 
 @dataclass
 class _Room:
-    """The remaining resources of a node."""
+    """The remaining resources of a node while processes are placed."""
 
     node: Node
     cpus: float
@@ -244,7 +248,9 @@ def place(
             continue
         if not fitting:
             raise UserError(_shortage(processes, process, cluster))
+        # Only learners avoid each other; actors go wherever most is free.
         learners = there if process.learns else Counter[tuple[bool, str]]()
+        # Greedy, in the order of the processes: learners come first.
         room = min(fitting, key=partial(_reluctance, process, learners))
         room.take(process)
         there[process.learns, room.node.id] += 1

@@ -29,6 +29,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
 def from_json(fields: Mapping[str, Any]) -> Plan:
     """Inverse of `to_json`; raises `UserError` if the fields do not describe a plan."""
     try:
+        # Plans in run folders of earlier versions have other names.
         fields = with_present_copies(with_present_keys(fields))
         rebuilt: dict[str, Any] = {
             **fields,
@@ -48,6 +49,7 @@ def from_json(fields: Mapping[str, Any]) -> Plan:
 
 
 def _worker(fields: Mapping[str, Any]) -> Worker:
+    # JSON has no tuples and no enums.
     kind, devices = WorkerKind(fields["kind"]), tuple(fields["devices"])
     return Worker(fields["name"], devices, kind, fields["fused"])
 
