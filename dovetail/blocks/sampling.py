@@ -102,6 +102,7 @@ class Sampling:
             return 0
         if not task.online:
             return size
+        # Both sources contribute at least one transition, whatever is rounded.
         return min(max(round(self.options.data_share * size), 1), size - 1)
 
     @property
@@ -113,6 +114,7 @@ class Sampling:
 
     def draws(self, state: LearnerState) -> jax.Array:
         """Uniform numbers [K, n] for `rl.sample`."""
+        # Even numbers draw batches; odd ones are the gradient steps' (`gradient_keys`).
         key = jax.random.fold_in(state.key, 2 * state.updates)
         return jax.random.uniform(key, (self.steps, self.options.batch_size - self.recorded))
 

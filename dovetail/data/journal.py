@@ -29,6 +29,7 @@ def entries(reading: Reading) -> Iterator[Entry]:
         header, parts = json.loads(record.head), iter(record.parts)
         arrays: dict[str, Array] = {}
         for name, dtype, shape in header.pop("arrays"):
+            # Empty arrays have no part in the record.
             data = next(parts) if np.prod(shape, dtype=np.int64) else b""
             arrays[name] = np.frombuffer(data, np.dtype(dtype)).reshape(shape)
         yield Entry(header, arrays)

@@ -129,6 +129,7 @@ class Recorder:
                 column = jax.tree.map(lambda x, i=i, v=valid: x[i][v], columns)
                 found = self._follow(lane, column, valid, own_version)
                 ended += [(time, env, episode) for time, episode in found]
+        # By time and environment, so that the order does not depend on the number of actors.
         for _, _, episode in sorted(ended, key=lambda one: one[:2]):
             self.writer.write(episode)
         # Bounds the memory when episodes are very long.
@@ -155,6 +156,7 @@ class Recorder:
     def _finished(self, lane: Lane, cut: bool) -> Episode:
         """The open episode of a lane."""
         steps, versions = lane.take()
+        # An episode of n steps has n + 1 observations: the successor of the last step comes last.
         seen = jax.tree.map(
             lambda x, after: np.concatenate([x, after[-1:]]),
             steps.observation,

@@ -71,6 +71,7 @@ class Rounds:
         found = self._blocks.get(np.sort(order[at * self._at_once : (at + 1) * self._at_once]))
         spec = self.spec
         rows = self._rows.read(found.pieces, spec.rows)
+        # Padded to the same shapes in every round, or the learner would be compiled again.
         begins, left = np.zeros((2, spec.held), np.int32)
         begins[: len(found.begins)], left[: len(found.left)] = found.begins, found.left
         return Data(rows, begins, left, np.int32(len(found.begins)), self._window)
@@ -91,6 +92,7 @@ class Feed:
     def __init__(self, rounds: Rounds, draws: int) -> None:
         """`draws` is the number of steps sampled per update."""
         self._rounds = rounds
+        # As many updates as it takes to sample a round's number of steps once.
         self._every = max(rounds.spec.held // max(draws, 1), 1) if rounds.count > 1 else sys.maxsize
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="dovetail-data")
         self._ahead: tuple[int, Future[Data]] | None = None
@@ -112,6 +114,7 @@ class Feed:
         number, began = update // self._every, time.perf_counter()
         ahead, self._ahead = self._ahead, None
         found = ahead[1].result() if ahead is not None and ahead[0] == number else None
+        # Nothing was read ahead for the first round of a start.
         placed = jax.device_put(self._rounds.read(number) if found is None else found)
         if self.number >= 0:
             self.waited += time.perf_counter() - began

@@ -123,6 +123,7 @@ class Stream:
 
     def epoch(self, number: int) -> list[tuple[Array, int]]:
         """The rounds of an epoch: (blocks, number of batches) each."""
+        # A generator for each epoch, so that any position can be reached without the ones before.
         order = np.random.default_rng([self._seed, number]).permutation(len(self._blocks))
         rounds = [order[at : at + self._at_once] for at in range(0, len(order), self._at_once)]
         sizes = [sum(self._blocks.size(int(block)) for block in blocks) for blocks in rounds]
@@ -170,6 +171,7 @@ class Stream:
                     continue
                 if isinstance(found, BaseException):
                     raise found
+                # The round is out of the queue, so the next may be read.
                 self._room.release()
                 count = max(len(found.order) // self._batch, 1)
                 for first in range(found.skip, count, self._together):
@@ -191,9 +193,11 @@ class Stream:
     def _made(self, found: _Round, first: int, stop: int) -> Iterator[Sample]:
         """Batches `first` … `stop` - 1 of a round, gathered in one call, which costs less."""
         size = self._batch
+        # A dataset smaller than a batch is repeated to fill it.
         chosen = np.resize(found.order[first * size : stop * size], (stop - first) * size)
         within = np.arange(self._window + 1)
         left = found.left[chosen, None]
+        # Past the end of an episode its last row is repeated, and masked.
         index = found.begins[chosen, None] + np.minimum(within, left)
         steps = found.steps[chosen]
         whole = Sample(

@@ -103,6 +103,7 @@ class Writer:
         if self._journal is None:
             return
         journal, self._journal = self._journal, None
+        # On disk before the conversion, which may fail for lack of room.
         journal.sync()
         journal.close()
         if self.episodes == 0:
@@ -158,6 +159,7 @@ def finish(folder: Path, tell: Tell | None = None) -> tuple[Metadata, str | None
             if tell is not None:
                 tell(number, total)
             told = record.header
+            # `begun` came later: journals of earlier versions lack it.
             yield Stored(record.arrays, told["source"], told["cut"], told.get("begun", True))
 
     write = write_parquet if metadata.data_format == TABLE else write_hdf5

@@ -18,6 +18,7 @@ def ladder(epsilon: float, power: float, number: jax.Array | int, count: int) ->
 
 def epsilon_greedy(key: jax.Array, values: jax.Array, epsilon: jax.Array) -> jax.Array:
     """The greedy action under values [actions]; with probability `epsilon`, a random one."""
+    # Two keys: with one, the action would depend on the number that decides to explore.
     whether, which = jax.random.split(key)
     random = jax.random.randint(which, (), 0, values.shape[-1], jnp.int32)
     explores = jax.random.uniform(whether) < epsilon

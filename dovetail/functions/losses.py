@@ -16,6 +16,7 @@ def loss_weights(
 ) -> jax.Array:
     """Weights of mean one that are zero where not valid; all zero if nothing is valid."""
     weights = valid.astype(jnp.float32)
+    # Averaged before the division, so that copies divide by the same number.
     share = average(jnp.mean(weights))
     return weights / jnp.where(share > 0, share, 1.0)
 
@@ -31,6 +32,7 @@ def standardize(
     """x with weighted mean 0 and standard deviation 1, as PPO does to advantages."""
     centred = x - average(weighted_mean(x, weights))
     variance = average(weighted_mean(jnp.square(centred), weights))
+    # Equal advantages have no variance: they become 0, not NaN.
     return centred * jax.lax.rsqrt(variance + 1e-8)
 
 
@@ -49,6 +51,7 @@ def clipped_surrogate(
     """PPO's policy loss, https://arxiv.org/abs/1707.06347 (equation 7, negated)."""
     ratio = jnp.exp(log_probs - behavior_log_probs)
     clipped = jnp.clip(ratio, 1.0 - clip, 1.0 + clip)
+    # The smaller of the two: there is nothing to gain from moving the ratio out of the interval.
     return -weighted_mean(jnp.minimum(ratio * advantages, clipped * advantages), weights)
 
 

@@ -74,6 +74,7 @@ def update(moments: Moments, sums: Sums) -> Moments:
     """Moments of all earlier data and the batch together."""
     weight = moments.weight + sums.weight
     total = jnp.where(weight > 0, weight, 1.0)
+    # The sums are deviations from the old mean, so this is how far the mean moves.
     shift = jax.tree.map(lambda first: first / total, sums.first)
 
     def pooled(variance: jax.Array, second: jax.Array, shift: jax.Array) -> jax.Array:

@@ -59,6 +59,7 @@ def lambda_returns(
     _check_shapes(
         rewards=rewards, next_values=next_values, terminated=terminated, truncated=truncated
     )
+    # The last row has no row after it: its bootstrap value stands for the rest of the return.
     cut = (terminated | truncated).at[-1].set(True)
     lambda_t = jnp.where(cut, 0.0, lambda_)
     beyond = jnp.where(terminated, 0.0, next_values)
@@ -93,6 +94,7 @@ def n_step_returns(
     cut = (terminated | truncated).at[-1].set(True)
     beyond = jnp.where(terminated, 0.0, next_values)
     returns = rewards + discount * beyond
+    # Each pass looks one step further. The row that `roll` wraps around is cut.
     for _ in range(min(n, rewards.shape[0]) - 1):
         returns = rewards + discount * jnp.where(cut, beyond, jnp.roll(returns, -1, axis=0))
     return returns

@@ -81,5 +81,6 @@ def quantile_huber_loss(
     size = jnp.abs(errors)
     square = 0.5 * jnp.square(jnp.minimum(size, threshold))
     huber = square + threshold * jnp.maximum(size - threshold, 0.0)
+    # τ for targets above the quantile, 1 - τ for those below it.
     weights = jnp.abs(middles[:, None] - (errors < 0))
     return jnp.sum(jnp.mean(weights * huber / threshold, axis=-1), axis=-1)

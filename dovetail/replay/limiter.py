@@ -57,6 +57,8 @@ class RateLimiter:
         """Whether `count` more items may be inserted; always true below the minimum size."""
         if self.samples_per_insert is None or self.inserted + count <= self.min_size:
             return True
+        # Each inserted item allows `samples_per_insert` more samples, and so lowers `ahead` by
+        # that.
         return self.ahead - self.samples_per_insert * count >= -self.tolerance
 
     def may_sample(self, count: int) -> bool:

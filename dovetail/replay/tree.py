@@ -78,6 +78,7 @@ class HostTree:
         for lower, upper in zip(self.levels, self.levels[1:], strict=False):
             families = lower.reshape(-1, FAN)
             if nodes is None:
+                # `einsum` sums each row in the same order whether the rows come together or alone.
                 np.einsum("ij->i", families, out=upper[: len(families)])
             else:
                 nodes = nodes >> SHIFT
@@ -93,6 +94,7 @@ class HostTree:
         # Rounding may push a target up to the total, past the last leaf.
         targets = np.minimum(targets, self._cumulative[-1] * BELOW)
         found = self._cumulative.searchsorted(targets, side="right")
+        # The remainder within the node: what its left neighbors sum to is passed.
         targets -= self._cumulative.take(found) - self.levels[-1].take(found)
         if self._first.size != targets.size:
             self._first = np.arange(0, targets.size * FAN, FAN)
@@ -125,7 +127,7 @@ another."""
 
 
 def device_tree(size: int) -> DeviceTree:
-    """A tree with all weights zero."""
+    """A tree of `size` leaves with all weights zero."""
     import jax.numpy as jnp
 
     *levels, top = level_sizes(size, FEW)
@@ -143,9 +145,11 @@ def set_weights(
     width = leaves.shape[1]
     leaves = leaves.at[cleared // width, cleared % width].set(0, mode="drop")
     levels = [leaves.at[slots // width, slots % width].set(weights, mode="drop")]
+    # The parents whose sums change; a parent named twice is computed twice, with the same result.
     nodes = jnp.concatenate([cleared, slots]) // width
     for upper in uppers:
         width = upper.shape[1]
+        # Indices past the leaves read some node here, but are dropped when it is written.
         sums = levels[-1].at[nodes].get(mode="clip").sum(axis=1)
         levels.append(upper.at[nodes // width, nodes % width].set(sums, mode="drop"))
         nodes = nodes // width
@@ -158,7 +162,10 @@ def tree_total(tree: DeviceTree) -> "jax.Array":
 
 
 def find_leaves(tree: DeviceTree, targets: "jax.Array") -> "tuple[jax.Array, jax.Array]":
-    """The leaf whose interval of the cumulative sum contains each target, and its weight."""
+    """The leaf whose interval of the cumulative sum contains each target, and its weight.
+
+    `targets` [n] lie in [0, total). All targets descend one level at a time.
+    """
     import jax.numpy as jnp
 
     found = jnp.zeros(targets.shape, jnp.int32)

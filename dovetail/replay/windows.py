@@ -64,7 +64,10 @@ def make_plan(
     ends: Array,
     valid: Array,
 ) -> tuple[InsertPlan, Counters]:
-    """Positions of an insert's rows [T, B], and the counters [B] after it."""
+    """Positions of an insert's rows [T, B], and the counters [B] after it.
+
+    `streams` [B] are the environments that the columns belong to; `ends` and `valid` are [T, B].
+    """
     envs, lane = layout.envs, layout.lane
     step = valid.astype(counters.begun.dtype)
     final = (valid & ends).astype(step.dtype)
@@ -93,6 +96,7 @@ def make_plan(
         final_frame=xp.where(final > 0, (newest + envs) % frames, DROP),
         leads=leads > 0,
     )
+    # The last end of an episode in this insert; 0 if there was none.
     ended = xp.max(xp.where(final > 0, after, 0), axis=0)
     period = table.items.period if isinstance(table.items, Sequences) else 1
     return plan, Counters(
@@ -110,6 +114,7 @@ def episode_starts(xp: ModuleType, valid: Array, final: Array, fresh: Array) -> 
     rows = [fresh]
     for time in range(valid.shape[0] if valid.shape[0] <= UNROLLED else 0):
         rows.append(xp.where(valid[time], final[time], rows[-1]))
+    # Short inserts are common: a few `where`s instead of a running maximum and a gather.
     if len(rows) > 1:
         return xp.stack(rows[:-1]), rows[-1]
     times = xp.arange(1, valid.shape[0] + 1)[:, None]
@@ -139,6 +144,7 @@ def item_begins(xp: ModuleType, table: Table, steps: Array, step: Array, fresh: 
         return step
     if isinstance(items, Episodes):
         return step * fresh
+    # Steps before this one, across inserts: sequences start at fixed distances.
     count = steps + xp.cumsum(step, axis=0, dtype=step.dtype) - step
     return step * (count % items.period == 0)
 
@@ -146,7 +152,10 @@ def item_begins(xp: ModuleType, table: Table, steps: Array, step: Array, fresh: 
 def complete(
     table: Table, layout: TableSizes, counters: Counters, begun_at: Array, xp: Any
 ) -> Array:
-    """Number of items per stream whose windows are complete."""
+    """Number of items per stream [E] whose windows are complete.
+
+    An item is complete when its last row is there, or when its episode has ended.
+    """
     items = table.items
     if isinstance(items, Transitions):  # every row since the last episode's end has started one
         return xp.maximum(counters.ended, counters.begun - items.steps)

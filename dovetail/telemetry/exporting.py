@@ -54,6 +54,7 @@ class ExporterProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # The child finds the packages of this process, wherever these came from.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self._send({"host": host, "port": port, "info": info, "bound": bound, "nodes": nodes})
@@ -114,6 +115,7 @@ class ExporterProcess:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None or self._closing)
+                # Only the latest counters: those before it are outdated.
                 published, self._waiting = self._waiting, None
             if published is None:
                 return

@@ -81,6 +81,7 @@ class Progress:
             self.returns.append(value)
         self._seen += 1
         if len(self.returns) > 128:
+            # Halves the resolution: constant memory however long the run is.
             self.returns = self.returns[::2]
             self._stride *= 2
 

@@ -190,6 +190,7 @@ class Exporter(Collector):
 
 def bounded(totals: Mapping[Key, PublishedTotals]) -> dict[Key, PublishedTotals]:
     """Keeps the first `LABEL_SETS` totals and sums the rest of each kind."""
+    # The first ones, not the largest: a series must not move to `other` between two scrapes.
     found = dict(islice(totals.items(), LABEL_SETS))
     for (_, kind, _), more in islice(totals.items(), LABEL_SETS, None):
         key = OTHER, kind, OTHER
@@ -211,6 +212,7 @@ def _label(text: str) -> str:
 def metric_names(scalars: Mapping[str, float]) -> dict[str, float]:
     """An algorithm's metrics with names of letters, digits and _; means over seeds first."""
     found: dict[str, float] = {}
+    # A slash separates a metric from its seed; if there is no room for all, the means stay.
     for name in sorted(scalars, key=lambda name: "/" in name):
         if name in COUNTERS or name in GAUGES or ELSEWHERE.fullmatch(name):
             continue
@@ -279,6 +281,7 @@ def _latency(totals: Mapping[Key, PublishedTotals]) -> Metric:
         rows = [
             (
                 str(FIRST_BUCKET * 2 ** (bound / PER_OCTAVE)),
+                # Prometheus' buckets are cumulative.
                 float(sum(n for bucket, n in counts.items() if bucket < bound)),
             )
             for bound in BOUNDS

@@ -88,6 +88,7 @@ class CsvSink:
         """Writes the whole line, or truncates a partial one if the disk is full."""
         end, data = self._file.seek(0, io.SEEK_END), line.encode()
         try:
+            # An unbuffered file may write a part.
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
@@ -131,6 +132,7 @@ def _cell(value: float) -> str:
     number = float(value)
     if math.isnan(number):
         return ""
+    # Beyond 2⁵³ an integer is no longer the only one that reads back as this float.
     return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
 
 
@@ -183,6 +185,7 @@ class MetricsWriter:
         """Writes the queued records, within `timeout` seconds, and closes the sinks."""
         timeout = self._patience if timeout is None else timeout
         with self._changed:
+            # A second `close` must not report the same losses again.
             already, self._closing = self._closing, True
             self._changed.notify()
         self._thread.join(timeout)
@@ -243,6 +246,7 @@ class MetricsWriter:
         try:
             action(*arguments)
         except Exception as error:
+            # A broken sink would otherwise fail, and be reported, with every record.
             self._sinks.remove(sink)
             with contextlib.suppress(Exception):
                 sink.close()
@@ -260,7 +264,7 @@ class MetricsWriter:
                 self._on_failure(sentence)
 
     def _raise_fatal(self) -> None:
-        """Raises a sink's `UserError`, once."""
+        """Raises a sink's `UserError`, once; called in the caller's thread."""
         fatal, self._fatal = self._fatal, None
         if fatal is not None:
             raise fatal

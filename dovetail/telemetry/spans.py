@@ -84,6 +84,7 @@ class Track:
                 found.append(self._spans.popleft())
             except IndexError:
                 break
+        # Only this thread writes it, and only the worker writes `_added`: no update is lost.
         self._drained += len(found)
         return found
 

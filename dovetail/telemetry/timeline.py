@@ -45,6 +45,7 @@ class Totals:
         self.nbytes += span.nbytes
         self.items += span.items
         each = span.seconds / max(span.calls, 1)
+        # Logarithmic buckets: equal relative precision from microseconds to minutes.
         octaves = math.log2(max(each, FIRST_BUCKET) / FIRST_BUCKET)
         self.buckets[min(BUCKETS - 1, int(octaves * PER_OCTAVE))] += span.calls
 
@@ -92,6 +93,7 @@ class Timeline:
                 self.totals[key].add(span)
                 if span.staleness >= 0:
                     self.staleness[span.staleness] += 1
+                # Bounded: beyond `WINDOW` spans the oldest leave.
                 self._window.append((worker, span))
                 if span.kind == QUEUE:  # it may have begun before the worker's first own span
                     continue
@@ -140,6 +142,7 @@ class Timeline:
             )
             for worker, s in self._window
         ]
+        # One array of floats, which is exact for integers below 2⁵³.
         table = np.array(rows, np.float64).reshape(-1, 9)
         save_spans(path, workers, names, table)
 
@@ -148,6 +151,7 @@ def save_spans(
     path: Path, workers: list[str], names: list[tuple[str, str]], table: np.ndarray
 ) -> None:
     """Writes spans as numpy arrays, atomically."""
+    # Only at the end of a run.
     import io
 
     buffer = io.BytesIO()

@@ -64,6 +64,7 @@ def weigh(
     """The trees with the weights of items that `left` removed and those of `slots` set."""
     trees: list[DeviceTree] = []
     for selector, tree in zip(selectors(table), index.trees, strict=True):
+        # Only here: stored priorities stay as they were given.
         weights = priorities ** table.exponent(selector)
         trees.append(set_weights(tree, slots, weights, left))
     return tuple(trees)
@@ -81,6 +82,7 @@ def exchange(
     there = index.live.at[left].get(mode="fill", fill_value=False)
     left = jnp.where(there, left, DROP)
     real = new != DROP
+    # Serial numbers in the order of `new`; the entries of `DROP` get one that is never written.
     order = index.added + jnp.cumsum(real, dtype=jnp.int32) - 1
     number = jnp.sum(real, dtype=jnp.int32)
     return index._replace(
@@ -98,6 +100,7 @@ def update(
     table: Table, index: DeviceIndex, slots: jax.Array, number: jax.Array, priorities: jax.Array
 ) -> DeviceIndex:
     """Sets the priorities of existing items; invalid priorities are ignored."""
+    # An item may have left since it was sampled, and another may have its slot.
     there = index.live[slots] & (index.serial[slots] == number)
     # False for NaN as well.
     there &= (priorities >= 0) & (priorities < jnp.inf)
@@ -114,6 +117,7 @@ def choose(
     count, sampler = draws.shape[0], table.sampler
     if not isinstance(sampler, Uniform | Prioritized):
         order = in_order(index, sampler)
+        # A sample larger than the table begins again with the first item.
         ranks = jnp.arange(count) % jnp.maximum(index.size, 1)
         return order[ranks].astype(jnp.int32), jnp.ones(count, jnp.float32)
     tree = index.trees[0]
@@ -124,6 +128,7 @@ def choose(
     else:
         targets = draws * total
     slots, weights = find_leaves(tree, targets)
+    # An empty tree may lead to a leaf of the padding.
     return jnp.minimum(slots, index.live.size - 1), weights / total
 
 
@@ -177,7 +182,9 @@ def victim(table: Table, index: DeviceIndex) -> jax.Array:
 
 def scattered(count: jax.Array) -> jax.Array:
     """A hash of the count to [0, 1), equal to `host/index.py`'s."""
+    # The finalizer of MurmurHash3. A counter instead of a random key keeps removals reproducible.
     x = (count.astype(jnp.uint32) + 1) * jnp.uint32(0x9E3779B9)
     x = (x ^ x >> 16) * jnp.uint32(0x85EBCA6B)
     x = (x ^ x >> 13) * jnp.uint32(0xC2B2AE35)
+    # 24 bits, which a float32 holds exactly.
     return ((x ^ x >> 16) >> 8).astype(jnp.float32) / 2.0**24

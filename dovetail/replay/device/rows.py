@@ -68,6 +68,7 @@ class DeviceRowForm:
             for i, leaf in enumerate(self.leaves)
             if i not in self.frames
             and prod(leaf.shape) * np.dtype(leaf.dtype).itemsize <= SMALL
+            # Other dtypes, such as keys, cannot be cast to words.
             and np.dtype(leaf.dtype).kind in "biuf"
         ]
 
@@ -77,6 +78,7 @@ class DeviceRowForm:
         for i in self.bits:
             size = prod(self.leaves[i].shape)
             values = leaves[i].reshape(final.size, size).astype(jnp.uint32)
+            # No two values share a bit, so the sum is their union.
             flags |= (values << np.arange(shift, shift + size, dtype=np.uint32)).sum(
                 axis=1, dtype=jnp.uint32
             )

@@ -184,6 +184,7 @@ def break_off(table: Table, state: State, where: jax.Array, streams: jax.Array) 
     open_ones = where & ~counters.fresh[streams]
     if not table.items.cut:
         return state
+    # All rows from which an item could still reach past the break.
     back = jnp.arange(1, layout.window)[:, None] * layout.envs
     places = jnp.where(open_ones, (counters.cursor[streams] - back) % layout.lane, DROP)
     ended = jnp.where(open_ones, counters.begun[streams], counters.ended[streams])
@@ -281,6 +282,7 @@ def _note_given(state: State, begins: jax.Array, priorities: Any) -> State:
     if priorities is not None:
         values = priorities.ravel().astype(jnp.float32)
         good = (values >= 0) & (values < jnp.inf)
+        # New items without a priority get the highest so far, so that each is sampled soon.
         highest = jnp.maximum(highest, jnp.max(jnp.where(good, values, 0)))
         given = jnp.where(good, values, highest)
     return state._replace(given=state.given.at[begins].set(given, mode="drop"), highest=highest)
@@ -317,6 +319,7 @@ def _span(layout: TableSizes, start: jax.Array, end: jax.Array, most: int) -> ja
 def _own(table: Table, layout: TableSizes, state: State, slots: jax.Array) -> State:
     """Copies complete items into their own slots, one by one."""
     # Real items first, in their order: the loop runs over these only.
+    # Stable: the order of the others is their age.
     order = jnp.argsort(slots == DROP, stable=True)
     slots = slots[order]
 
@@ -403,6 +406,7 @@ def sample(table: Table, state: State, draws: jax.Array, batches: int = 1) -> tu
     state = state._replace(items=index)
     if state.owned is not None and table.max_times_sampled is not None:
         free = spent != DROP
+        # Pushes all freed slots on the stack at once.
         place = jnp.where(free, state.owned.num_free + jnp.cumsum(free) - 1, DROP)
         owned = state.owned._replace(
             free=state.owned.free.at[place].set(spent, mode="drop"),
@@ -465,6 +469,8 @@ def _read(
     alone = zip(kept.alone, kept.form.alone, strict=True)
     found |= {i: gather(store, i) for store, i in alone}
     if table.items.cut:
+        # From the first final row on nothing is a step, and the last row of a window is only a
+        # successor.
         final = (jnp.cumsum(final, axis=1) > 0) | (jnp.arange(layout.window) == layout.window - 1)
     return Sample(
         rows=kept.form.tree.unflatten([found[i] for i in range(len(found))]),
