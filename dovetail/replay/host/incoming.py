@@ -153,6 +153,7 @@ class Incoming:
         leaves, structure = self._flatten(final)
         if self._finals is None or self._finals[0] != structure:
             check_leaves(self.leaves, final, shape, "final")
+            # Checked once: later inserts have the same structure as a rule.
             self._finals = (structure, final_positions(self.leaves, final))
         found: list[Array | None] = [None] * len(self.leaves)
         for at, array in zip(self._finals[1], leaves, strict=True):
@@ -170,6 +171,7 @@ def highest_of(priorities: Array) -> float:
     flat = priorities.reshape(-1)
     if flat.dtype == FLOAT:  # nonnegative finite floats sort like their bit patterns
         bits = np.maximum.reduce(flat.view(np.uint32))
+        # Negative numbers and NaN have larger bits than infinity, so one comparison finds them too.
         if bits < INFINITE:
             return float(bits.view(FLOAT))
     most = float(np.maximum.reduce(flat))

@@ -124,4 +124,5 @@ class Mapped:
 
 
 def _sums_of(words: Array) -> Array:
+    # A sum, not a CRC, for speed.
     return np.add.reduce(words, axis=1, dtype=np.uint64, initial=SEED)

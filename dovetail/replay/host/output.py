@@ -78,6 +78,7 @@ class Output:
         self.frames: list[Array] = frames
         self.keys = ItemKeys(slots, numbers)
         views = {**form.packing.views(self.block), **self.alone}
+        # Stored [W, n], shown [n, W]: rows of one time step are read together.
         *plain, self.final = (np.swapaxes(views[at], 0, 1) for at in range(len(form.kept)))
         leaves: list[Any] = [None] * len(form.leaves)
         for at, leaf in zip(form.plain, plain, strict=True):
@@ -100,6 +101,7 @@ class Output:
         if not self._cut:
             np.equal(self.final, 0, out=self.mask)
         else:
+            # Rows from the first final one on belong to no step of this item.
             passed = np.logical_or.accumulate(self.final[:, :-1], axis=1)
             np.logical_not(passed, out=self.mask[:, :-1])
 

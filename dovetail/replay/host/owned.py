@@ -37,7 +37,9 @@ class OwnedItems:
             if not self.num_free:
                 self._make_room(index)
             self.num_free -= 1
+            # A copy: `release` overwrites this part of the stack.
             slot = self.free[self.num_free : self.num_free + 1].copy()
+            # One by one, because each may need the room that the one before it has freed.
             self._copy(self.streams.windows(np.array([item])), slot)
             index.add(slot, self.streams.given[item : item + 1])
             # Only the compressed size is limited, which is known after the copy.

@@ -109,11 +109,13 @@ class Streams:
         """
         begun, ended = self.counters.begun, self.counters.ended
         streams = np.flatnonzero(where) + first
+        # Only streams in the middle of an episode.
         streams = streams[begun[streams] > ended[streams]]
         if not self.table.items.cut or not streams.size:
             return
         back = np.arange(1, self.layout.window)[:, None] * self.layout.envs
         flags = self.form.packing.views(self.rows.block)[len(self.form.kept) - 1]
+        # The flag of final rows is the last leaf that is packed.
         flags[(self.heads[0, streams] - back) % self.layout.lane] = 1
         self.broken = True
         ended[streams] = begun[streams]
@@ -160,6 +162,7 @@ class Streams:
 
     def _part(self, first: int, last: int) -> tuple[Array, Array, Array, Array]:
         """Views of a range of streams, cached."""
+        # Cleared at once: actors insert for a few fixed ranges, so this is rare.
         if len(self._parts) >= PARTS:
             self._parts.clear()
         heads = self.heads[:, first:last]
@@ -169,6 +172,7 @@ class Streams:
 
     def _wrap(self) -> None:
         """Wraps positions that reached the end of a ring."""
+        # Only when a head may have reached the end, which saves a division in most inserts.
         np.remainder(self.heads, self._laps, out=self.heads)
         self._until_wrap = int(((self._laps - self.heads) // self.layout.envs).min())
 
@@ -232,6 +236,7 @@ class Streams:
         ends = np.zeros(shape, bool) if steps.ends is None else steps.ends
         before = Counters(*(x[here] for x in self.counters))
         streams = self._numbers[here]
+        # The general case: the same arithmetic as on the device.
         plan, after = make_plan(np, self.table, self.layout, before, streams, ends, valid)
         self._write_steps(plan, steps.leaves, np.flatnonzero(valid))
         ended = np.flatnonzero(plan.final_at != DROP)

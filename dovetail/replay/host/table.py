@@ -68,7 +68,7 @@ class HostTable:
 
     @property
     def size(self) -> int:
-        """Number of items that can be sampled."""
+        """Number of items that can be sampled; settles the table first."""
         self.settle()
         return self.index.count if self.index is not None else self._count_of_all
 
@@ -166,6 +166,7 @@ class HostTable:
             self._totals = np.cumsum(counts)
             self._count_of_all = count = int(self._totals[-1])
             self._scale = np.float32(count) if count <= EXACT else count
+            # Added to a rank, it gives the number of the item within its stream.
             self._offsets = low - (self._totals - counts)
             self._equal = int(counts[0]) if counts.min() == counts.max() else 0
         elif self.owned is not None:
@@ -174,6 +175,7 @@ class HostTable:
             self.index.drop(self.streams.span(self.low, np.minimum(low, self.high))[0])
             new, numbers = self.streams.span(np.maximum(self.high, low), high)
             self.index.add(new, self.streams.given[new], None if self._in_order else numbers)
+        # Items from `low` to `high` - 1 of each stream can be sampled.
         self.low, self.high = low, high
 
     def unsettle(self) -> None:
@@ -195,6 +197,7 @@ class HostTable:
             probabilities.fill(1 / count)
             times_of_all = self.streams.times
             times = times_of_all[slots]
+            # `add.at` counts an item that was drawn twice twice; `+=` would count it once.
             np.add.at(times_of_all, slots, ONCE)
             self._read(slots, output)
         else:
@@ -240,6 +243,7 @@ class HostTable:
         ranks = (draws * self._scale).astype(np.int64)
         if count > EXACT:  # below that, a float32 product never rounds up to the count
             np.minimum(ranks, count - 1, out=ranks)
+        # A division instead of a binary search.
         if self._equal:
             streams = ranks // self._equal
         else:
@@ -277,7 +281,10 @@ class HostTable:
         return outputs[-1]
 
     def update_priorities(self, keys: ItemKeys, priorities: Array) -> None:
-        """Sets the priorities [n] of items; items that have left are ignored."""
+        """Sets the priorities [n] of items; items that have left are ignored.
+
+        Raises `UserError` if a priority is negative or not finite.
+        """
         priorities = np.asarray(priorities)
         self.highest = max(self.highest, highest_of(priorities))
         if self.index is None:

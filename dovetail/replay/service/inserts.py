@@ -107,6 +107,7 @@ class Inserts(Pipeline):
         if size_of(specs) > self._room:
             self.flush()  # the server may still read the old memory
             self._known.clear()
+            # Doubled, so that growing inserts rarely need new memory.
             self._room = max(size_of(specs), 2 * self._room)
             size = self._room * self.window
             descriptor = wire.create(size)

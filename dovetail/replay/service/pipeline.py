@@ -56,6 +56,7 @@ class Pipeline:
         except UserError as failure:
             self._flying -= 1
             if self._failure is None:
+                # The first one; those behind it were refused because of it.
                 self._failure = failure
             else:
                 self._skipped += 1
@@ -67,6 +68,7 @@ class Pipeline:
             self._receive()
         failure, skipped = self._failure, self._skipped
         self._failure, self._skipped = None, 0
+        # Sent with every insert: the server refuses those sent before the client knew.
         self.failures += 1
         behind = f" {skipped} more that had been sent behind it were left out." if skipped else ""
         raise UserError(f"{failure}{behind}") from failure

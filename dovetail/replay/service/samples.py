@@ -40,6 +40,7 @@ class SampleStream:
             )
         self.count = count
         self._channels, self._ahead = list(channels), ahead
+        # Parts differ by at most one item.
         bounds = [count * at // len(channels) for at in range(len(channels) + 1)]
         self._parts = list(pairwise(bounds))
         # Batches in use, the one being taken, and those in flight each need a buffer.
@@ -106,8 +107,10 @@ class SampleStream:
     def _join(self, keys: ItemKeys, probabilities: Array) -> None:
         """Converts keys and probabilities of single servers to the whole table's, in place."""
         for at, (first, last) in enumerate(self._parts):
+            # The server's number becomes part of the key, so that priorities find their way back.
             keys.slot[first:last] *= len(self._channels)
             keys.slot[first:last] += at
+            # The probability of the server, times that of the item on it.
             probabilities[first:last] *= (last - first) / self.count
 
     def _turn(self, number: int) -> int:

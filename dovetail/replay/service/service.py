@@ -126,6 +126,7 @@ class ReplayService:
             else:
                 self.table.insert_steps(steps, first, last)
             completed = self.table.completed
+            # Items count when they are complete: an insert may complete several or none.
             self.limiter.insert(completed - self._completed)
             self._completed = completed
             if self._journal is not None:
@@ -216,7 +217,9 @@ class ReplayService:
             self._changed.notify_all()
 
     def _moved(self) -> None:
+        # Counts progress, which tells a standstill from a slow run.
         self._moves += 1
+        # Waking nobody still takes a call.
         if self._waiting["insert"] or self._waiting["sample"]:
             self._changed.notify_all()
 
