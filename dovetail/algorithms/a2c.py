@@ -36,6 +36,7 @@ from dovetail.functions.losses import (
 )
 from dovetail.functions.normalization import Moments, initial_moments
 from dovetail.networks.actor_critic import ActorCritic
+from dovetail.networks.encoder import Network
 
 
 class A2CState(NamedTuple):
@@ -81,6 +82,8 @@ class A2C(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "tanh"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
     recurrent: int = 0
     """Size of the recurrent memory; 0 for none."""
 
@@ -94,11 +97,16 @@ class A2C(Algorithm):
         check_network(self.hidden_sizes, self.activation)
 
     @property
-    def network(self) -> ActorCritic:
+    def actor_critic(self) -> ActorCritic:
         """Policy and value for the task's spaces."""
         env = self.task.env
         return ActorCritic(
-            env.observation, env.action, self.hidden_sizes, self.activation, self.recurrent
+            env.observation,
+            env.action,
+            self.hidden_sizes,
+            self.activation,
+            self.recurrent,
+            network=self.network,
         )
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -110,7 +118,7 @@ class A2C(Algorithm):
     def init(self, key: jax.Array) -> A2CState:
         """New weights, a fresh optimizer, no steps seen."""
         network_key, key = jax.random.split(key)
-        params = self.network.init(network_key)
+        params = self.actor_critic.init(network_key)
         return A2CState(
             params=params,
             optimizer=self.optimizer().init(params),
@@ -123,7 +131,7 @@ class A2C(Algorithm):
     def initial_carry(self) -> ActorCarry:
         """An empty memory, and a return of 0 where rewards are normalized."""
         returned = jnp.zeros(()) if self.normalize_rewards else ()
-        return ActorCarry(self.network.initial_carry(), returned)
+        return ActorCarry(self.actor_critic.initial_carry(), returned)
 
     def acting(self, state: A2CState) -> ActorCriticParams:
         """Weights and moments."""
@@ -134,7 +142,7 @@ class A2C(Algorithm):
     ) -> tuple[Distribution, jax.Array, Any]:
         """π(·|s), V(s) and the network's next memory, for one environment."""
         observation = normalized(timestep.observation, params.moments, self.normalize_observations)
-        return self.network.step(params.network, carry.memory, observation)
+        return self.actor_critic.step(params.network, carry.memory, observation)
 
     def act(
         self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, key: jax.Array
@@ -166,7 +174,7 @@ class A2C(Algorithm):
     def loss(self, params: Any, samples: Samples) -> tuple[jax.Array, Metrics]:
         """Policy gradient, value loss and entropy bonus of unrolls [T, B]."""
         weights, memory = samples.weights, first_row(samples.memory)
-        distribution, values = self.network.unroll(
+        distribution, values = self.actor_critic.unroll(
             params, memory, samples.observation, samples.first
         )
         log_probs = distribution.log_prob(samples.action)

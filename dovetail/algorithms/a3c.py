@@ -37,6 +37,7 @@ from dovetail.functions.normalization import (
     update,
 )
 from dovetail.networks.actor_critic import ActorCritic
+from dovetail.networks.encoder import Network
 
 
 class A3CState(NamedTuple):
@@ -95,6 +96,8 @@ class A3C(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "tanh"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
     recurrent: int = 0
     """Size of the recurrent memory; 0 for none."""
 
@@ -108,11 +111,16 @@ class A3C(Algorithm):
         check_network(self.hidden_sizes, self.activation)
 
     @property
-    def network(self) -> ActorCritic:
+    def actor_critic(self) -> ActorCritic:
         """Policy and value for the task's spaces."""
         env = self.task.env
         return ActorCritic(
-            env.observation, env.action, self.hidden_sizes, self.activation, self.recurrent
+            env.observation,
+            env.action,
+            self.hidden_sizes,
+            self.activation,
+            self.recurrent,
+            network=self.network,
         )
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -124,7 +132,7 @@ class A3C(Algorithm):
     def init(self, key: jax.Array) -> A3CState:
         """New weights, a fresh optimizer, no steps seen."""
         network_key, key = jax.random.split(key)
-        params = self.network.init(network_key)
+        params = self.actor_critic.init(network_key)
         return A3CState(
             params=params,
             optimizer=self.optimizer().init(params),
@@ -137,7 +145,7 @@ class A3C(Algorithm):
     def initial_carry(self) -> ActorCarry:
         """An empty memory, and a return of 0 where rewards are normalized."""
         returned = jnp.zeros(()) if self.normalize_rewards else ()
-        return ActorCarry(self.network.initial_carry(), returned)
+        return ActorCarry(self.actor_critic.initial_carry(), returned)
 
     def acting(self, state: A3CState) -> ActorCriticParams:
         """Weights and moments."""
@@ -148,7 +156,7 @@ class A3C(Algorithm):
     ) -> tuple[Distribution, jax.Array, Any]:
         """π(·|s), V(s) and the network's next memory, for one environment."""
         observation = normalized(timestep.observation, params.moments, self.normalize_observations)
-        return self.network.step(params.network, carry.memory, observation)
+        return self.actor_critic.step(params.network, carry.memory, observation)
 
     def act(
         self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, key: jax.Array
@@ -180,7 +188,7 @@ class A3C(Algorithm):
     def loss(self, params: Any, samples: Samples) -> tuple[jax.Array, Metrics]:
         """Policy gradient, value loss and entropy bonus of unrolls [T, B]."""
         weights, memory = samples.weights, first_row(samples.memory)
-        distribution, values = self.network.unroll(
+        distribution, values = self.actor_critic.unroll(
             params, memory, samples.observation, samples.first
         )
         log_probs = distribution.log_prob(samples.action)

@@ -31,6 +31,7 @@ from dovetail.functions.bootstrapping import chosen, n_step, row
 from dovetail.functions.exploration import epsilon_greedy, epsilon_greedy_log_prob, ladder
 from dovetail.functions.returns import n_step_returns, successor_values
 from dovetail.functions.vectors import from_vector, to_vector
+from dovetail.networks.encoder import Network
 from dovetail.networks.q_network import QNetwork
 from dovetail.replay.replay import Replay
 from dovetail.replay.sample import Sample
@@ -92,6 +93,8 @@ class ApeX(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
     dueling: bool = True
     """Whether the state's value and the actions' advantages have separate heads,
     https://arxiv.org/abs/1511.06581."""
@@ -132,17 +135,22 @@ class ApeX(Algorithm):
         check_network(self.hidden_sizes, self.activation)
 
     @property
-    def network(self) -> QNetwork:
+    def q_network(self) -> QNetwork:
         """Outputs one value for each action."""
         env = self.task.env
         assert isinstance(env.action, Discrete)
         return QNetwork(
-            env.observation, env.action.n, self.hidden_sizes, self.activation, self.dueling
+            env.observation,
+            env.action.n,
+            self.hidden_sizes,
+            self.activation,
+            self.dueling,
+            network=self.network,
         )
 
     def weights(self, vector: jax.Array) -> Any:
         """The network's parameters, from the vector that holds them."""
-        return from_vector(vector, jax.eval_shape(self.network.init, jax.random.key(0)))
+        return from_vector(vector, jax.eval_shape(self.q_network.init, jax.random.key(0)))
 
     def optimizer(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
@@ -152,7 +160,7 @@ class ApeX(Algorithm):
     def init(self, key: jax.Array) -> ApeXState:
         """New weights, the same in the target network, and an empty replay."""
         network_key, key = jax.random.split(key)
-        params = to_vector(self.network.init(network_key))
+        params = to_vector(self.q_network.init(network_key))
         sampler = Prioritized(self.priority_exponent)
         table = Table(Transitions(self.n_step), self.buffer_size, sampler)
         return ApeXState(
@@ -197,7 +205,7 @@ class ApeX(Algorithm):
 
     def q_values(self, params: jax.Array, timestep: Timestep) -> jax.Array:
         """Q(s, ·) [actions] of the state that `timestep` shows."""
-        return self.network.apply(self.weights(params), timestep.observation)[..., 0]
+        return self.q_network.apply(self.weights(params), timestep.observation)[..., 0]
 
     def priorities(self, steps: Trajectory) -> jax.Array:
         """Initial priorities [T, B]: the n-step errors of the values that actors acted on. Near the
@@ -212,7 +220,7 @@ class ApeX(Algorithm):
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """(loss, (errors [n], metrics)) of n transitions: how far Q(s, a) is from r + γ Q'(s', a'),
         where a' is the best action by Q (`double`) or by Q'."""
-        network, rows = self.network.apply, batch.rows
+        network, rows = self.q_network.apply, batch.rows
         weights, target_weights = self.weights(params), self.weights(target)
         steps = n_step(rows.reward, rows.terminated, batch.mask, self.gamma)
         observation = jax.tree.map(lambda x: x[:, 0], rows.observation)

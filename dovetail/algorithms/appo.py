@@ -48,6 +48,7 @@ from dovetail.functions.losses import (
 from dovetail.functions.normalization import Moments, initial_moments
 from dovetail.functions.returns import Clips, VTrace
 from dovetail.networks.actor_critic import ActorCritic
+from dovetail.networks.encoder import Network
 
 
 class APPOState(NamedTuple):
@@ -109,6 +110,8 @@ class APPO(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "tanh"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
     recurrent: int = 0
     """Size of the recurrent memory; 0 for none."""
 
@@ -130,11 +133,16 @@ class APPO(Algorithm):
         check_network(self.hidden_sizes, self.activation)
 
     @property
-    def network(self) -> ActorCritic:
+    def actor_critic(self) -> ActorCritic:
         """Policy and value for the task's spaces."""
         env = self.task.env
         return ActorCritic(
-            env.observation, env.action, self.hidden_sizes, self.activation, self.recurrent
+            env.observation,
+            env.action,
+            self.hidden_sizes,
+            self.activation,
+            self.recurrent,
+            network=self.network,
         )
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -146,7 +154,7 @@ class APPO(Algorithm):
     def init(self, key: jax.Array) -> APPOState:
         """New weights, a fresh optimizer, no steps seen."""
         network_key, key = jax.random.split(key)
-        params = self.network.init(network_key)
+        params = self.actor_critic.init(network_key)
         return APPOState(
             params=params,
             optimizer=self.optimizer().init(params),
@@ -159,7 +167,7 @@ class APPO(Algorithm):
     def initial_carry(self) -> ActorCarry:
         """An empty memory, and a return of 0 where rewards are normalized."""
         returned = jnp.zeros(()) if self.normalize_rewards else ()
-        return ActorCarry(self.network.initial_carry(), returned)
+        return ActorCarry(self.actor_critic.initial_carry(), returned)
 
     def acting(self, state: APPOState) -> ActorCriticParams:
         """Weights and moments."""
@@ -170,7 +178,7 @@ class APPO(Algorithm):
     ) -> tuple[Distribution, jax.Array, Any]:
         """π(·|s), V(s) and the network's next memory, for one environment."""
         observation = normalized(timestep.observation, params.moments, self.normalize_observations)
-        return self.network.step(params.network, carry.memory, observation)
+        return self.actor_critic.step(params.network, carry.memory, observation)
 
     def act(
         self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, key: jax.Array
@@ -204,11 +212,11 @@ class APPO(Algorithm):
         weights = samples.weights
         if self.recurrent:
             memory = first_row(samples.memory)
-            distribution, values = self.network.unroll(
+            distribution, values = self.actor_critic.unroll(
                 params, memory, samples.observation, samples.first
             )
         else:
-            distribution, values, _ = self.network.step(params, (), samples.observation)
+            distribution, values, _ = self.actor_critic.step(params, (), samples.observation)
         log_probs = distribution.log_prob(samples.action)
         policy = clipped_surrogate(
             log_probs, samples.log_prob, samples.advantage, self.clip_range, weights
@@ -250,7 +258,7 @@ class APPO(Algorithm):
     def estimates(self, state: APPOState, batch: Trajectory, reward: jax.Array) -> VTrace:
         """Advantages and the value's targets [T, B] by V-trace under the learner's weights."""
         distribution, values = evaluate_unroll(
-            self.network, state.params, state.moments, batch, self.normalize_observations
+            self.actor_critic, state.params, state.moments, batch, self.normalize_observations
         )
         log_probs = distribution.log_prob(batch.action)
         clips = Clips(self.rho_clip, self.c_clip)

@@ -39,6 +39,7 @@ from dovetail.envs.interface import Continuous, Discrete
 from dovetail.functions.distributions import Categorical, Gaussian, output_size
 from dovetail.functions.offline import advantage_weights
 from dovetail.networks.critics import Critics, of_actions
+from dovetail.networks.encoder import Network
 from dovetail.networks.policy_network import PolicyNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
@@ -96,6 +97,8 @@ class AWAC(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
 
     def __post_init__(self) -> None:
         check_replay_options(self)
@@ -121,7 +124,11 @@ class AWAC(Algorithm):
         """The policy's network: a logit for each action, or the mean of each entry."""
         env = self.task.env
         return PolicyNetwork(
-            env.observation, output_size(env.action), self.hidden_sizes, self.activation
+            env.observation,
+            output_size(env.action),
+            self.hidden_sizes,
+            self.activation,
+            network=self.network,
         )
 
     @property
@@ -129,8 +136,17 @@ class AWAC(Algorithm):
         """The critics' networks, Q(s, a): of an action's entries, or with a value per action."""
         env, layers = self.task.env, (self.hidden_sizes, self.activation)
         if isinstance(env.action, Continuous):
-            return Critics(env.observation, env.action.size, 1, self.num_critics, *layers)
-        return Critics(env.observation, 0, output_size(env.action), self.num_critics, *layers)
+            return Critics(
+                env.observation, env.action.size, 1, self.num_critics, *layers, network=self.network
+            )
+        return Critics(
+            env.observation,
+            0,
+            output_size(env.action),
+            self.num_critics,
+            *layers,
+            network=self.network,
+        )
 
     @property
     def sampling(self) -> Sampling:

@@ -33,6 +33,7 @@ from dovetail.blocks.replayed import Batch, Row, rows_of, update_priorities
 from dovetail.blocks.sampling import Sampling, check_replay_options, new_learner_state
 from dovetail.envs.interface import Continuous, Discrete
 from dovetail.functions.distributions import Categorical, Gaussian, output_size
+from dovetail.networks.encoder import Network
 from dovetail.networks.policy_network import PolicyNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
@@ -84,6 +85,8 @@ class BC(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
 
     def __post_init__(self) -> None:
         check_replay_options(self)
@@ -103,7 +106,11 @@ class BC(Algorithm):
         """The policy's network: a logit for each action, or the mean of each entry."""
         env = self.task.env
         return PolicyNetwork(
-            env.observation, output_size(env.action), self.hidden_sizes, self.activation
+            env.observation,
+            output_size(env.action),
+            self.hidden_sizes,
+            self.activation,
+            network=self.network,
         )
 
     @property

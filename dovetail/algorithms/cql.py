@@ -36,6 +36,7 @@ from dovetail.functions.distributions import SquashedGaussian
 from dovetail.functions.offline import conservative_gap
 from dovetail.keys import on_axis
 from dovetail.networks.critics import Critics
+from dovetail.networks.encoder import Network
 from dovetail.networks.policy_network import PolicyNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
@@ -122,6 +123,8 @@ class CQL(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
 
     def __post_init__(self) -> None:
         check_replay_options(self)
@@ -146,7 +149,11 @@ class CQL(Algorithm):
         env = self.task.env
         assert isinstance(env.action, Continuous)
         return PolicyNetwork(
-            env.observation, 2 * env.action.size, self.hidden_sizes, self.activation
+            env.observation,
+            2 * env.action.size,
+            self.hidden_sizes,
+            self.activation,
+            network=self.network,
         )
 
     @property
@@ -155,7 +162,9 @@ class CQL(Algorithm):
         env, layers = self.task.env, (self.hidden_sizes, self.activation)
         assert isinstance(env.action, Continuous)
         size, regular = env.action.size, (self.layer_norm, self.dropout)
-        return Critics(env.observation, size, 1, self.num_critics, *layers, *regular)
+        return Critics(
+            env.observation, size, 1, self.num_critics, *layers, *regular, network=self.network
+        )
 
     @property
     def target_entropy(self) -> float:

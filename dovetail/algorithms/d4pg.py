@@ -27,6 +27,7 @@ from dovetail.errors import check_option
 from dovetail.functions.exploration import add_noise
 from dovetail.functions.value_distributions import atoms, cross_entropy, expected, project
 from dovetail.networks.critics import Critics
+from dovetail.networks.encoder import Network
 from dovetail.networks.policy_network import PolicyNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
@@ -83,6 +84,8 @@ class D4PG(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
 
     def __post_init__(self) -> None:
         check_replay_options(self)
@@ -101,7 +104,13 @@ class D4PG(Algorithm):
         """The policy's network: one output for each entry of an action."""
         env = self.task.env
         assert isinstance(env.action, Continuous)
-        return PolicyNetwork(env.observation, env.action.size, self.hidden_sizes, self.activation)
+        return PolicyNetwork(
+            env.observation,
+            env.action.size,
+            self.hidden_sizes,
+            self.activation,
+            network=self.network,
+        )
 
     @property
     def critic(self) -> Critics:
@@ -109,7 +118,7 @@ class D4PG(Algorithm):
         env = self.task.env
         assert isinstance(env.action, Continuous)
         size, layers = env.action.size, (self.hidden_sizes, self.activation)
-        return Critics(env.observation, size, self.atoms, 1, *layers)
+        return Critics(env.observation, size, self.atoms, 1, *layers, network=self.network)
 
     @property
     def support(self) -> jax.Array:

@@ -25,6 +25,7 @@ from dovetail.blocks.targets import soft_update
 from dovetail.envs.interface import Continuous
 from dovetail.functions.exploration import add_noise
 from dovetail.networks.critics import Critics
+from dovetail.networks.encoder import Network
 from dovetail.networks.policy_network import PolicyNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
@@ -74,6 +75,8 @@ class DDPG(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
 
     def __post_init__(self) -> None:
         check_replay_options(self)
@@ -89,7 +92,13 @@ class DDPG(Algorithm):
         """The policy's network: one output for each entry of an action."""
         env = self.task.env
         assert isinstance(env.action, Continuous)
-        return PolicyNetwork(env.observation, env.action.size, self.hidden_sizes, self.activation)
+        return PolicyNetwork(
+            env.observation,
+            env.action.size,
+            self.hidden_sizes,
+            self.activation,
+            network=self.network,
+        )
 
     @property
     def critic(self) -> Critics:
@@ -97,7 +106,7 @@ class DDPG(Algorithm):
         env = self.task.env
         assert isinstance(env.action, Continuous)
         size, layers = env.action.size, (self.hidden_sizes, self.activation)
-        return Critics(env.observation, size, 1, 1, *layers)
+        return Critics(env.observation, size, 1, 1, *layers, network=self.network)
 
     @property
     def sampling(self) -> Sampling:

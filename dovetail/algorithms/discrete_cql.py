@@ -26,6 +26,7 @@ from dovetail.envs.interface import Discrete
 from dovetail.functions.exploration import epsilon_greedy, epsilon_greedy_log_prob
 from dovetail.functions.offline import conservative_gap
 from dovetail.networks.critics import Critics, of_actions
+from dovetail.networks.encoder import Network
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
 
@@ -77,6 +78,8 @@ class DiscreteCQL(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
 
     def __post_init__(self) -> None:
         check_replay_options(self)
@@ -87,7 +90,15 @@ class DiscreteCQL(Algorithm):
         """The Q-network: Q(s, a) of each action."""
         env = self.task.env
         assert isinstance(env.action, Discrete)
-        return Critics(env.observation, 0, env.action.n, 1, self.hidden_sizes, self.activation)
+        return Critics(
+            env.observation,
+            0,
+            env.action.n,
+            1,
+            self.hidden_sizes,
+            self.activation,
+            network=self.network,
+        )
 
     @property
     def sampling(self) -> Sampling:

@@ -38,6 +38,7 @@ from dovetail.functions.bootstrapping import chosen, n_step, row
 from dovetail.functions.exploration import epsilon_greedy, epsilon_greedy_log_prob, linear
 from dovetail.functions.value_distributions import atoms, categorical_td, expected
 from dovetail.functions.vectors import from_vector, to_vector
+from dovetail.networks.encoder import Network
 from dovetail.networks.q_network import QNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
@@ -89,6 +90,8 @@ class DQN(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
     buffer_size: int = 50_000
     """Most items in the replay."""
     learning_starts: int = 1_000
@@ -153,17 +156,17 @@ class DQN(Algorithm):
         check_option("v_max", self.v_max, above, f"more than {self.v_min}")
 
     @property
-    def network(self) -> QNetwork:
+    def q_network(self) -> QNetwork:
         """Its outputs for each action: the value, or the logits of the return's distribution."""
         env = self.task.env
         assert isinstance(env.action, Discrete)
         sizes = env.observation, env.action.n, self.hidden_sizes, self.activation
         outputs = self.atoms if self.distributional else 1
-        return QNetwork(*sizes, self.dueling, outputs, self.noisy)
+        return QNetwork(*sizes, self.dueling, outputs, self.noisy, network=self.network)
 
     def weights(self, vector: jax.Array) -> Any:
         """The network's parameters, from the vector that holds them."""
-        return from_vector(vector, jax.eval_shape(self.network.init, jax.random.key(0)))
+        return from_vector(vector, jax.eval_shape(self.q_network.init, jax.random.key(0)))
 
     def optimizer(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
@@ -173,7 +176,7 @@ class DQN(Algorithm):
     def init(self, key: jax.Array) -> DQNState:
         """New weights, the same in the target network, and an empty replay."""
         network_key, key = jax.random.split(key)
-        params = to_vector(self.network.init(network_key))
+        params = to_vector(self.q_network.init(network_key))
         sampler = Prioritized(self.priority_exponent) if self.prioritized else Uniform()
         table = Table(Transitions(self.n_step), self.buffer_size, sampler)
         row = row_shapes(self.task.env)
@@ -202,7 +205,7 @@ class DQN(Algorithm):
     ) -> tuple[jax.Array, Any, Carry]:
         """ε-greedy, or greedy under random weights."""
         if self.noisy:
-            noise = jax.random.normal(key, (self.network.noise,))
+            noise = jax.random.normal(key, (self.q_network.noise,))
             values = self.q_values(params, timestep, noise)
             return jnp.argmax(values, axis=-1).astype(jnp.int32), (), carry
         values, epsilon = self.q_values(params, timestep), params.epsilon
@@ -227,7 +230,7 @@ class DQN(Algorithm):
     def q_values(self, params: QParams, timestep: Timestep, noise: Any = None) -> jax.Array:
         """Q(s, ·) [actions] of the state that `timestep` shows."""
         weights = self.weights(params.network)
-        return self.values(self.network.apply(weights, timestep.observation, noise))
+        return self.values(self.q_network.apply(weights, timestep.observation, noise))
 
     def values(self, outputs: jax.Array) -> jax.Array:
         """Q of the network's outputs [..., 1]; the mean of a distribution's [..., atoms]."""
@@ -243,7 +246,7 @@ class DQN(Algorithm):
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """(loss, (errors [n], metrics)) of n transitions: how far Q(s, a) is from r + γ Q'(s', a'),
         where a' is the best action by Q (`double`) or by Q'."""
-        network, rows = self.network.apply, batch.rows
+        network, rows = self.q_network.apply, batch.rows
         weights, target_weights = self.weights(params), self.weights(target)
         now, later, choosing = (None, None, None) if noise is None else noise
         steps = n_step(rows.reward, rows.terminated, batch.mask, self.gamma)
@@ -274,7 +277,7 @@ class DQN(Algorithm):
         if not self.noisy:
             return None
         # All at once, before the scan: inside it XLA would draw them again for every item.
-        count = self.network.noise
+        count = self.q_network.noise
         return jax.random.normal(jax.random.fold_in(key, 1), (self.gradient_steps, 3, count))
 
     def learn(

@@ -32,6 +32,7 @@ from dovetail.functions.losses import (
 from dovetail.functions.normalization import Moments, initial_moments
 from dovetail.functions.returns import Clips
 from dovetail.networks.actor_critic import ActorCritic
+from dovetail.networks.encoder import Network
 
 
 class IMPALAState(NamedTuple):
@@ -93,6 +94,8 @@ class IMPALA(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "tanh"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
     recurrent: int = 0
     """Size of the recurrent memory; 0 for none."""
 
@@ -113,11 +116,16 @@ class IMPALA(Algorithm):
         check_network(self.hidden_sizes, self.activation)
 
     @property
-    def network(self) -> ActorCritic:
+    def actor_critic(self) -> ActorCritic:
         """Policy and value for the task's spaces."""
         env = self.task.env
         return ActorCritic(
-            env.observation, env.action, self.hidden_sizes, self.activation, self.recurrent
+            env.observation,
+            env.action,
+            self.hidden_sizes,
+            self.activation,
+            self.recurrent,
+            network=self.network,
         )
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -129,7 +137,7 @@ class IMPALA(Algorithm):
     def init(self, key: jax.Array) -> IMPALAState:
         """New weights, a fresh optimizer, no steps seen."""
         network_key, key = jax.random.split(key)
-        params = self.network.init(network_key)
+        params = self.actor_critic.init(network_key)
         return IMPALAState(
             params=params,
             optimizer=self.optimizer().init(params),
@@ -142,7 +150,7 @@ class IMPALA(Algorithm):
     def initial_carry(self) -> ActorCarry:
         """An empty memory, and a return of 0 where rewards are normalized."""
         returned = jnp.zeros(()) if self.normalize_rewards else ()
-        return ActorCarry(self.network.initial_carry(), returned)
+        return ActorCarry(self.actor_critic.initial_carry(), returned)
 
     def acting(self, state: IMPALAState) -> ActorCriticParams:
         """Weights and moments."""
@@ -153,7 +161,7 @@ class IMPALA(Algorithm):
     ) -> tuple[Distribution, jax.Array, Any]:
         """π(·|s), V(s) and the network's next memory, for one environment."""
         observation = normalized(timestep.observation, params.moments, self.normalize_observations)
-        return self.network.step(params.network, carry.memory, observation)
+        return self.actor_critic.step(params.network, carry.memory, observation)
 
     def act(
         self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, key: jax.Array
@@ -192,7 +200,7 @@ class IMPALA(Algorithm):
         """
         batch, reward, weights = samples
         distribution, values = evaluate_unroll(
-            self.network, params, moments, batch, self.normalize_observations
+            self.actor_critic, params, moments, batch, self.normalize_observations
         )
         log_probs = distribution.log_prob(batch.action)
         clips = Clips(self.rho_clip, self.c_clip, self.gradient_clip)

@@ -40,6 +40,7 @@ from dovetail.errors import check_option
 from dovetail.functions.distributions import Categorical, Gaussian, output_size
 from dovetail.functions.offline import advantage_weights, expectile_loss
 from dovetail.networks.critics import Critics, of_actions
+from dovetail.networks.encoder import Network
 from dovetail.networks.policy_network import PolicyNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
@@ -101,6 +102,8 @@ class IQL(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
 
     def __post_init__(self) -> None:
         check_replay_options(self)
@@ -128,7 +131,11 @@ class IQL(Algorithm):
         """The policy's network: a logit for each action, or the mean of each entry."""
         env = self.task.env
         return PolicyNetwork(
-            env.observation, output_size(env.action), self.hidden_sizes, self.activation
+            env.observation,
+            output_size(env.action),
+            self.hidden_sizes,
+            self.activation,
+            network=self.network,
         )
 
     @property
@@ -136,13 +143,30 @@ class IQL(Algorithm):
         """The critics' networks, Q(s, a): of an action's entries, or with a value per action."""
         env, layers = self.task.env, (self.hidden_sizes, self.activation)
         if isinstance(env.action, Continuous):
-            return Critics(env.observation, env.action.size, 1, self.num_critics, *layers)
-        return Critics(env.observation, 0, output_size(env.action), self.num_critics, *layers)
+            return Critics(
+                env.observation, env.action.size, 1, self.num_critics, *layers, network=self.network
+            )
+        return Critics(
+            env.observation,
+            0,
+            output_size(env.action),
+            self.num_critics,
+            *layers,
+            network=self.network,
+        )
 
     @property
     def valuer(self) -> Critics:
         """The network of V(s)."""
-        return Critics(self.task.env.observation, 0, 1, 1, self.hidden_sizes, self.activation)
+        return Critics(
+            self.task.env.observation,
+            0,
+            1,
+            1,
+            self.hidden_sizes,
+            self.activation,
+            network=self.network,
+        )
 
     @property
     def sampling(self) -> Sampling:

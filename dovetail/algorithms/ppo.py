@@ -47,6 +47,7 @@ from dovetail.functions.losses import (
 )
 from dovetail.functions.normalization import Moments, initial_moments
 from dovetail.networks.actor_critic import ActorCritic
+from dovetail.networks.encoder import Network
 
 
 class PPOState(NamedTuple):
@@ -104,6 +105,8 @@ class PPO(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "tanh"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
     recurrent: int = 0
     """Size of the recurrent memory; 0 for none."""
 
@@ -118,11 +121,16 @@ class PPO(Algorithm):
         check_network(self.hidden_sizes, self.activation)
 
     @property
-    def network(self) -> ActorCritic:
+    def actor_critic(self) -> ActorCritic:
         """Policy and value for the task's spaces."""
         env = self.task.env
         return ActorCritic(
-            env.observation, env.action, self.hidden_sizes, self.activation, self.recurrent
+            env.observation,
+            env.action,
+            self.hidden_sizes,
+            self.activation,
+            self.recurrent,
+            network=self.network,
         )
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -134,7 +142,7 @@ class PPO(Algorithm):
     def init(self, key: jax.Array) -> PPOState:
         """New weights, a fresh optimizer, no steps seen."""
         network_key, key = jax.random.split(key)
-        params = self.network.init(network_key)
+        params = self.actor_critic.init(network_key)
         return PPOState(
             params=params,
             optimizer=self.optimizer().init(params),
@@ -147,7 +155,7 @@ class PPO(Algorithm):
     def initial_carry(self) -> ActorCarry:
         """An empty memory, and a return of 0 where rewards are normalized."""
         returned = jnp.zeros(()) if self.normalize_rewards else ()
-        return ActorCarry(self.network.initial_carry(), returned)
+        return ActorCarry(self.actor_critic.initial_carry(), returned)
 
     def acting(self, state: PPOState) -> ActorCriticParams:
         """Weights and moments."""
@@ -158,7 +166,7 @@ class PPO(Algorithm):
     ) -> tuple[Distribution, jax.Array, Any]:
         """π(·|s), V(s) and the network's next memory, for one environment."""
         observation = normalized(timestep.observation, params.moments, self.normalize_observations)
-        return self.network.step(params.network, carry.memory, observation)
+        return self.actor_critic.step(params.network, carry.memory, observation)
 
     def act(
         self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, key: jax.Array
@@ -192,11 +200,11 @@ class PPO(Algorithm):
         weights = samples.weights
         if self.recurrent:
             memory = first_row(samples.memory)
-            distribution, values = self.network.unroll(
+            distribution, values = self.actor_critic.unroll(
                 params, memory, samples.observation, samples.first
             )
         else:
-            distribution, values, _ = self.network.step(params, (), samples.observation)
+            distribution, values, _ = self.actor_critic.step(params, (), samples.observation)
         log_probs = distribution.log_prob(samples.action)
         policy = clipped_surrogate(
             log_probs, samples.log_prob, samples.advantage, self.clip_range, weights

@@ -34,6 +34,7 @@ from dovetail.functions.bootstrapping import chosen, n_step, row
 from dovetail.functions.exploration import epsilon_greedy, epsilon_greedy_log_prob, linear
 from dovetail.functions.value_distributions import quantile_huber_loss
 from dovetail.functions.vectors import from_vector, to_vector
+from dovetail.networks.encoder import Network
 from dovetail.networks.q_network import QNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
@@ -87,6 +88,8 @@ class QRDQN(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
     buffer_size: int = 50_000
     """Most items in the replay."""
     learning_starts: int = 1_000
@@ -140,16 +143,16 @@ class QRDQN(Algorithm):
         check_network(self.hidden_sizes, self.activation)
 
     @property
-    def network(self) -> QNetwork:
+    def q_network(self) -> QNetwork:
         """Its outputs for each action are the quantiles of the return."""
         env = self.task.env
         assert isinstance(env.action, Discrete)
         sizes = env.observation, env.action.n, self.hidden_sizes, self.activation
-        return QNetwork(*sizes, self.dueling, self.quantiles, self.noisy)
+        return QNetwork(*sizes, self.dueling, self.quantiles, self.noisy, network=self.network)
 
     def weights(self, vector: jax.Array) -> Any:
         """The network's parameters, from the vector that holds them."""
-        return from_vector(vector, jax.eval_shape(self.network.init, jax.random.key(0)))
+        return from_vector(vector, jax.eval_shape(self.q_network.init, jax.random.key(0)))
 
     def optimizer(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
@@ -159,7 +162,7 @@ class QRDQN(Algorithm):
     def init(self, key: jax.Array) -> QRDQNState:
         """New weights, the same in the target network, and an empty replay."""
         network_key, key = jax.random.split(key)
-        params = to_vector(self.network.init(network_key))
+        params = to_vector(self.q_network.init(network_key))
         sampler = Prioritized(self.priority_exponent) if self.prioritized else Uniform()
         table = Table(Transitions(self.n_step), self.buffer_size, sampler)
         row = row_shapes(self.task.env)
@@ -188,7 +191,7 @@ class QRDQN(Algorithm):
     ) -> tuple[jax.Array, Any, Carry]:
         """ε-greedy, or greedy under random weights."""
         if self.noisy:
-            noise = jax.random.normal(key, (self.network.noise,))
+            noise = jax.random.normal(key, (self.q_network.noise,))
             values = self.q_values(params, timestep, noise)
             return jnp.argmax(values, axis=-1).astype(jnp.int32), (), carry
         values, epsilon = self.q_values(params, timestep), params.epsilon
@@ -213,7 +216,7 @@ class QRDQN(Algorithm):
     def q_values(self, params: QParams, timestep: Timestep, noise: Any = None) -> jax.Array:
         """Q(s, ·) [actions] of the state that `timestep` shows."""
         weights = self.weights(params.network)
-        return self.values(self.network.apply(weights, timestep.observation, noise))
+        return self.values(self.q_network.apply(weights, timestep.observation, noise))
 
     def values(self, outputs: jax.Array) -> jax.Array:
         """Q, the mean of the outputs [..., quantiles]."""
@@ -224,7 +227,7 @@ class QRDQN(Algorithm):
     ) -> tuple[jax.Array, tuple[jax.Array, Metrics]]:
         """(loss, (errors [n], metrics)) of n transitions: how far the quantiles of (s, a) are from
         those of r + γ Q'(s', a'), where a' is the best action by Q (`double`) or by Q'."""
-        network, rows = self.network.apply, batch.rows
+        network, rows = self.q_network.apply, batch.rows
         weights, target_weights = self.weights(params), self.weights(target)
         now, later, choosing = (None, None, None) if noise is None else noise
         steps = n_step(rows.reward, rows.terminated, batch.mask, self.gamma)
@@ -253,7 +256,7 @@ class QRDQN(Algorithm):
         if not self.noisy:
             return None
         # All at once, before the scan: inside it XLA would draw them again for every item.
-        count = self.network.noise
+        count = self.q_network.noise
         return jax.random.normal(jax.random.fold_in(key, 1), (self.gradient_steps, 3, count))
 
     def learn(

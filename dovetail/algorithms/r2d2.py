@@ -34,6 +34,7 @@ from dovetail.functions.exploration import epsilon_greedy, epsilon_greedy_log_pr
 from dovetail.functions.rescaling import rescale, restore
 from dovetail.functions.returns import n_step_returns
 from dovetail.functions.vectors import from_vector, to_vector
+from dovetail.networks.encoder import Network
 from dovetail.networks.q_network import QNetwork
 from dovetail.replay.replay import Replay
 from dovetail.replay.sample import Sample
@@ -108,6 +109,8 @@ class R2D2(Algorithm):
     """Sizes of the hidden layers behind the memory."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
     dueling: bool = True
     """Whether the state's value and the actions' advantages have separate heads,
     https://arxiv.org/abs/1511.06581."""
@@ -157,16 +160,16 @@ class R2D2(Algorithm):
         check_network(self.hidden_sizes, self.activation)
 
     @property
-    def network(self) -> QNetwork:
+    def q_network(self) -> QNetwork:
         """Outputs one value for each action, after a memory."""
         env = self.task.env
         assert isinstance(env.action, Discrete)
         sizes = env.observation, env.action.n, self.hidden_sizes, self.activation
-        return QNetwork(*sizes, self.dueling, recurrent=self.recurrent)
+        return QNetwork(*sizes, self.dueling, recurrent=self.recurrent, network=self.network)
 
     def weights(self, vector: jax.Array) -> Any:
         """The network's parameters, from the vector that holds them."""
-        return from_vector(vector, jax.eval_shape(self.network.init, jax.random.key(0)))
+        return from_vector(vector, jax.eval_shape(self.q_network.init, jax.random.key(0)))
 
     def optimizer(self) -> optax.GradientTransformation:
         """Adam on clipped gradients."""
@@ -176,7 +179,7 @@ class R2D2(Algorithm):
     def init(self, key: jax.Array) -> R2D2State:
         """New weights, the same in the target network, and an empty replay."""
         network_key, key = jax.random.split(key)
-        params = to_vector(self.network.init(network_key))
+        params = to_vector(self.q_network.init(network_key))
         length = self.burn_in + self.learned + 1  # the last row shows where the last step led
         sampler = Prioritized(self.priority_exponent)
         table = Table(Sequences(length, self.period), self.buffer_size, sampler)
@@ -193,7 +196,7 @@ class R2D2(Algorithm):
 
     def initial_carry(self) -> Carry:
         """An empty memory."""
-        return self.network.initial_carry()
+        return self.q_network.initial_carry()
 
     def epsilon(self, timestep: Timestep) -> jax.Array:
         """The share of random actions of one environment's actor, by the environment's number."""
@@ -227,7 +230,7 @@ class R2D2(Algorithm):
         self, params: jax.Array, carry: Carry, timestep: Timestep
     ) -> tuple[jax.Array, Carry]:
         """(Q(s, ·) [actions], the memory after the observation)."""
-        outputs, carry = self.network.step(self.weights(params), carry, timestep.observation)
+        outputs, carry = self.q_network.step(self.weights(params), carry, timestep.observation)
         return outputs[..., 0], carry
 
     def rows(self, steps: Trajectory) -> tuple[SequenceRow, SequenceRow]:
@@ -269,9 +272,9 @@ class R2D2(Algorithm):
         memory = rows.memory[0]
         if self.burn_in:
             seen, first = jax.tree.map(lambda x: x[: self.burn_in], (rows.observation, rows.first))
-            memory = self.network.unroll(params, memory, seen, first)[1][-1]
+            memory = self.q_network.unroll(params, memory, seen, first)[1][-1]
         seen, first = jax.tree.map(lambda x: x[self.burn_in :], (rows.observation, rows.first))
-        return self.network.unroll(params, jax.lax.stop_gradient(memory), seen, first)[0]
+        return self.q_network.unroll(params, jax.lax.stop_gradient(memory), seen, first)[0]
 
     def learn(
         self, rl: RL, state: R2D2State, sample: Sample

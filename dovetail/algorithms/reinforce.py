@@ -36,6 +36,7 @@ from dovetail.functions.losses import (
 from dovetail.functions.normalization import Moments, initial_moments
 from dovetail.functions.returns import discounted_returns, successor_values
 from dovetail.networks.actor_critic import ActorCritic
+from dovetail.networks.encoder import Network
 
 
 class ReinforceState(NamedTuple):
@@ -79,6 +80,8 @@ class REINFORCE(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "tanh"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
     recurrent: int = 0
     """Size of the recurrent memory; 0 for none."""
 
@@ -92,11 +95,16 @@ class REINFORCE(Algorithm):
         check_network(self.hidden_sizes, self.activation)
 
     @property
-    def network(self) -> ActorCritic:
+    def actor_critic(self) -> ActorCritic:
         """Policy and value for the task's spaces."""
         env = self.task.env
         return ActorCritic(
-            env.observation, env.action, self.hidden_sizes, self.activation, self.recurrent
+            env.observation,
+            env.action,
+            self.hidden_sizes,
+            self.activation,
+            self.recurrent,
+            network=self.network,
         )
 
     def optimizer(self) -> optax.GradientTransformation:
@@ -108,7 +116,7 @@ class REINFORCE(Algorithm):
     def init(self, key: jax.Array) -> ReinforceState:
         """New weights, a fresh optimizer, no steps seen."""
         network_key, key = jax.random.split(key)
-        params = self.network.init(network_key)
+        params = self.actor_critic.init(network_key)
         return ReinforceState(
             params=params,
             optimizer=self.optimizer().init(params),
@@ -121,7 +129,7 @@ class REINFORCE(Algorithm):
     def initial_carry(self) -> ActorCarry:
         """An empty memory, and a return of 0 where rewards are normalized."""
         returned = jnp.zeros(()) if self.normalize_rewards else ()
-        return ActorCarry(self.network.initial_carry(), returned)
+        return ActorCarry(self.actor_critic.initial_carry(), returned)
 
     def acting(self, state: ReinforceState) -> ActorCriticParams:
         """Weights and moments."""
@@ -132,7 +140,7 @@ class REINFORCE(Algorithm):
     ) -> tuple[Distribution, jax.Array, Any]:
         """π(·|s), V(s) and the network's next memory, for one environment."""
         observation = normalized(timestep.observation, params.moments, self.normalize_observations)
-        return self.network.step(params.network, carry.memory, observation)
+        return self.actor_critic.step(params.network, carry.memory, observation)
 
     def act(
         self, params: ActorCriticParams, carry: ActorCarry, timestep: Timestep, key: jax.Array
@@ -164,7 +172,7 @@ class REINFORCE(Algorithm):
     def loss(self, params: Any, samples: Samples) -> tuple[jax.Array, Metrics]:
         """Policy gradient, value loss and entropy bonus of unrolls [T, B]."""
         weights, memory = samples.weights, first_row(samples.memory)
-        distribution, values = self.network.unroll(
+        distribution, values = self.actor_critic.unroll(
             params, memory, samples.observation, samples.first
         )
         log_probs = distribution.log_prob(samples.action)

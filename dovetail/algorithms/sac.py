@@ -35,6 +35,7 @@ from dovetail.envs.interface import Continuous
 from dovetail.errors import check_option
 from dovetail.functions.distributions import SquashedGaussian
 from dovetail.networks.critics import Critics
+from dovetail.networks.encoder import Network
 from dovetail.networks.policy_network import PolicyNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
@@ -103,6 +104,8 @@ class SAC(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
 
     def __post_init__(self) -> None:
         check_replay_options(self)
@@ -122,7 +125,11 @@ class SAC(Algorithm):
         env = self.task.env
         assert isinstance(env.action, Continuous)
         return PolicyNetwork(
-            env.observation, 2 * env.action.size, self.hidden_sizes, self.activation
+            env.observation,
+            2 * env.action.size,
+            self.hidden_sizes,
+            self.activation,
+            network=self.network,
         )
 
     @property
@@ -131,7 +138,9 @@ class SAC(Algorithm):
         env, layers = self.task.env, (self.hidden_sizes, self.activation)
         assert isinstance(env.action, Continuous)
         size, regular = env.action.size, (self.layer_norm, self.dropout)
-        return Critics(env.observation, size, 1, self.num_critics, *layers, *regular)
+        return Critics(
+            env.observation, size, 1, self.num_critics, *layers, *regular, network=self.network
+        )
 
     @property
     def target_entropy(self) -> float:

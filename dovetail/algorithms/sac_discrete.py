@@ -27,6 +27,7 @@ from dovetail.envs.interface import Discrete
 from dovetail.errors import check_option
 from dovetail.functions.distributions import Categorical
 from dovetail.networks.critics import Critics, of_actions
+from dovetail.networks.encoder import Network
 from dovetail.networks.policy_network import PolicyNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
@@ -92,6 +93,8 @@ class SACDiscrete(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
 
     def __post_init__(self) -> None:
         check_replay_options(self)
@@ -115,14 +118,24 @@ class SACDiscrete(Algorithm):
     def actor(self) -> PolicyNetwork:
         """The policy's network: a logit for each action."""
         observation = self.task.env.observation
-        return PolicyNetwork(observation, self.choices, self.hidden_sizes, self.activation)
+        return PolicyNetwork(
+            observation, self.choices, self.hidden_sizes, self.activation, network=self.network
+        )
 
     @property
     def critic(self) -> Critics:
         """The critics' networks: Q(s, a) of each action."""
         env, layers = self.task.env, (self.hidden_sizes, self.activation)
         regular = self.layer_norm, self.dropout
-        return Critics(env.observation, 0, self.choices, self.num_critics, *layers, *regular)
+        return Critics(
+            env.observation,
+            0,
+            self.choices,
+            self.num_critics,
+            *layers,
+            *regular,
+            network=self.network,
+        )
 
     @property
     def target_entropy(self) -> float:

@@ -26,6 +26,7 @@ from dovetail.blocks.targets import soft_update
 from dovetail.envs.interface import Continuous
 from dovetail.functions.exploration import add_noise
 from dovetail.networks.critics import Critics
+from dovetail.networks.encoder import Network
 from dovetail.networks.policy_network import PolicyNetwork
 from dovetail.replay.data import Data
 from dovetail.replay.replay import Replay
@@ -86,6 +87,8 @@ class TD3BC(Algorithm):
     """Sizes of the hidden layers."""
     activation: str = "relu"
     """Activation of the hidden layers: elu, gelu, relu, silu or tanh."""
+    network: Network = "auto"
+    """Network before the hidden layers: auto, mlp, cnn, impala, file.py:Net or module:Net."""
 
     def __post_init__(self) -> None:
         check_replay_options(self)
@@ -105,7 +108,13 @@ class TD3BC(Algorithm):
         """The policy's network: one output for each entry of an action."""
         env = self.task.env
         assert isinstance(env.action, Continuous)
-        return PolicyNetwork(env.observation, env.action.size, self.hidden_sizes, self.activation)
+        return PolicyNetwork(
+            env.observation,
+            env.action.size,
+            self.hidden_sizes,
+            self.activation,
+            network=self.network,
+        )
 
     @property
     def critic(self) -> Critics:
@@ -113,7 +122,7 @@ class TD3BC(Algorithm):
         env = self.task.env
         assert isinstance(env.action, Continuous)
         size, layers = env.action.size, (self.hidden_sizes, self.activation)
-        return Critics(env.observation, size, 1, 2, *layers)
+        return Critics(env.observation, size, 1, 2, *layers, network=self.network)
 
     @property
     def sampling(self) -> Sampling:

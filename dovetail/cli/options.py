@@ -37,7 +37,7 @@ class Option:
             return "|".join(str(choice) for choice in ast.literal_eval(f"({kind[8:-1]},)"))
         if kind.startswith(("tuple[", "list[")):
             return kind.partition("[")[2].partition(",")[0].rstrip("]") + ",…"
-        return kind
+        return kind.lower() if kind.isidentifier() else kind  # the name of an alias: Network
 
     @property
     def help(self) -> str:

@@ -17,6 +17,7 @@ NAMES: dict[Any, str] = {
     str: "text",
     Path: "a path",
     type(None): "none",
+    Any: "a name",
 }
 
 
@@ -63,7 +64,7 @@ def _convert(value: object, kind: Any) -> Any:
         return _only(str(value).lower() == "true", str(value).lower() in ("true", "false"))
     if kind in (int, float) and not isinstance(value, bool):
         return _number(value, kind)
-    if kind is str and isinstance(value, str):
+    if kind in (str, Any) and isinstance(value, str):
         return value
     if kind is Path and isinstance(value, str):
         return Path(value)

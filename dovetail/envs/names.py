@@ -53,6 +53,13 @@ def parse(text: str) -> EnvId:
     return EnvId(None, stem, "", options, suffix)
 
 
+def with_option(env_id: str, key: str, value: str) -> str:
+    """The id with one more option; an earlier value of the same key is replaced."""
+    stem, _, query = env_id.partition("?")
+    kept = [item for item in query.split("&") if item and item.partition("=")[0] != key]
+    return f"{stem}?{'&'.join([*kept, f'{key}={value}'])}"
+
+
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
@@ -66,7 +73,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     if near:
         return f"did you mean {by_lower[near[0]]!r}?"
-    return "`dovetail list` shows what there is."
+    return "`dovetail list envs` shows what there is."
 
 
 def unknown_env(name: str, where: str, known: Iterable[str]) -> UserError:

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from dovetail.envs.interface import ActionSpace, Continuous
 from dovetail.functions.distributions import Distribution, from_network, output_size
-from dovetail.networks.encoder import Encoder
-from dovetail.networks.layers import Params, init_layers
+from dovetail.networks.encoder import Encoder, Network
+from dovetail.networks.layers import Params
 from dovetail.networks.mlp import MLP
 from dovetail.networks.recurrent import GRU
 
@@ -35,11 +35,13 @@ class ActorCritic:
     """Size of the memory between features and hidden layers; 0 for none."""
     shared: bool = False
     """Whether policy and value share the hidden layers; image features are always shared."""
+    network: Network = "auto"
+    """How observations are encoded: see `Encoder`."""
 
     def init(self, key: jax.Array) -> Params:
         """New parameters; policy outputs are small, so the initial policy is nearly uniform."""
-        encoder = Encoder(self.observation)
-        layers: dict[str, Any] = {"encoder": encoder.layers()}
+        encoder = Encoder(self.observation, self.network)
+        layers: dict[str, Any] = {}
         size = encoder.size
         if self.recurrent:
             layers["memory"] = GRU(self.recurrent).layers(size)
@@ -49,7 +51,7 @@ class ActorCritic:
             size = self.hidden[-1]
         layers["policy"] = self._policy().layers(size)
         layers["value"] = self._value().layers(size)
-        params = init_layers(key, layers)
+        params = encoder.init_with(key, layers)
         if isinstance(self.action, Continuous):
             # A learned standard deviation, independent of the state; initially 1.
             params["log_std"] = jnp.zeros(self.action.size)
@@ -63,7 +65,7 @@ class ActorCritic:
         self, params: Params, carry: Carry, observation: Any
     ) -> tuple[Distribution, jax.Array, Carry]:
         """(distribution, value [...], carry) at one time step with any leading axes [...]."""
-        features = Encoder(self.observation).apply(params["encoder"], observation)
+        features = Encoder(self.observation, self.network).apply(params["encoder"], observation)
         if self.recurrent:
             features = carry = GRU(self.recurrent).step(params["memory"], carry, features)
         return *self._heads(params, features), carry
@@ -76,7 +78,7 @@ class ActorCritic:
         `carry` [B, …] precedes row 0; it is reset to the initial carry where `first` [T, B] is
         true.
         """
-        features = Encoder(self.observation).apply(params["encoder"], observations)
+        features = Encoder(self.observation, self.network).apply(params["encoder"], observations)
         if self.recurrent:
             features = GRU(self.recurrent).unroll(params["memory"], carry, features, first)
         return self._heads(params, features)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail.keys import on_axis
-from dovetail.networks.encoder import Encoder
+from dovetail.networks.encoder import Encoder, Network
 from dovetail.networks.layers import Params, activation, dense_each, init_layers
 from dovetail.networks.mlp import MLP
 
@@ -33,17 +33,22 @@ class Critics:
     """Whether to normalize each hidden layer before its activation."""
     dropout: float = 0.0
     """Fraction of each hidden layer's outputs dropped, when a key is given."""
+    network: Network = "auto"
+    """How observations are encoded: see `Encoder`."""
 
     def init(self, key: jax.Array) -> Params:
         """New parameters. Each network is drawn separately and then stacked: a batched QR
         decomposition can hang in XLA while another program runs."""
-        encoder = Encoder(self.observation)
+        encoder = Encoder(self.observation, self.network)
         tower = MLP((*self.hidden, self.outputs), self.activation)
         layers = {
             "encoder": encoder.layers(),
             "critic": tower.layers(encoder.size + self.action),
         }
         drawn = init_layers(key, {f"critic_{i}": layers for i in range(self.count)})
+        if encoder.own is not None:
+            for i, one in enumerate(drawn.values()):
+                one["encoder"] = encoder.init(jax.random.fold_in(key, i + 1))
         params = jax.tree.map(lambda *each: jnp.stack(each), *drawn.values())
         if self.layer_norm:
             params["norms"] = {
@@ -75,7 +80,7 @@ class Critics:
 
     def _features(self, params: Params, observation: Any) -> jax.Array:
         """[count, n, size]; an encoder without parameters runs once for all."""
-        encode = Encoder(self.observation).apply
+        encode = Encoder(self.observation, self.network).apply
         if jax.tree.leaves(params["encoder"]):
             return jax.vmap(encode, (0, None))(params["encoder"], observation)
         features = encode({}, observation)

@@ -7,9 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dovetail.errors import UserError
+from dovetail.errors import UserError, nearest
 from dovetail.networks import cnn
+from dovetail.networks.impala import ResidualCNN
 from dovetail.networks.layers import Layer, Params, init_layers
+from dovetail.networks.own import OwnNetwork
+
+Network = Any
+"""The option `network` of algorithms: a name in `NETWORKS`, "file.py:Name" or "module:Name", or a
+class or object as `OwnNetwork` takes it."""
+
+NETWORKS = ("auto", "mlp", "cnn", "impala")
+"""`auto` is `cnn` for images and `mlp` for the rest of an observation."""
 
 
 @dataclass(frozen=True)
@@ -21,29 +30,68 @@ class Encoder:
 
     observation: Any
     """A pytree of jax.ShapeDtypeStruct, as in EnvSpec."""
+    network: Network = "auto"
+    """How images are encoded; `mlp` flattens them too. A user's own network sees everything."""
+
+    @property
+    def own(self) -> OwnNetwork | None:
+        """The user's network; None for one of ours."""
+        if isinstance(self.network, str) and ":" not in self.network:
+            if self.network not in NETWORKS:
+                raise UserError(
+                    f"There is no network {self.network!r}: {nearest(self.network, NETWORKS)}"
+                )
+            return None
+        return OwnNetwork(self.network, self.observation)
+
+    @property
+    def learned(self) -> bool:
+        """Whether it has parameters."""
+        return self.own is not None or bool(self.layers())
 
     @property
     def size(self) -> int:
         """Number of output features."""
+        if (own := self.own) is not None:
+            return own.size
         return sum(
-            cnn.for_image(_image_shape(leaf)).size if _is_image(leaf) else math.prod(leaf.shape)
+            self._image_network(leaf).size if self._encodes(leaf) else math.prod(leaf.shape)
             for leaf in self._leaves().values()
         )
 
     def layers(self) -> dict[str, dict[str, Layer]]:
-        """Layers of each image's network, keyed by the image's name, to pass to `init_layers`."""
+        """Layers of each image's network, keyed by the image's name, to pass to `init_layers`;
+        none for a user's network, whose parameters `init` makes."""
+        if self.own is not None:
+            return {}
+        images = {name: leaf for name, leaf in self._leaves().items() if self._encodes(leaf)}
+        if self.network in ("cnn", "impala") and not images:
+            shapes = ", ".join(str(leaf.shape) for leaf in self._leaves().values())
+            raise UserError(
+                f"The network {self.network} is for images, but the observation has the shape "
+                f"{shapes}: use mlp, or auto."
+            )
         return {
-            name: cnn.for_image(_image_shape(leaf)).layers(_image_shape(leaf))
-            for name, leaf in self._leaves().items()
-            if _is_image(leaf)
+            name: self._image_network(leaf).layers(_image_shape(leaf))
+            for name, leaf in images.items()
         }
 
     def init(self, key: jax.Array) -> Params:
         """New parameters."""
-        return init_layers(key, self.layers())
+        own = self.own
+        return own.init(key) if own is not None else init_layers(key, self.layers())
+
+    def init_with(self, key: jax.Array, layers: dict[str, Any]) -> Params:
+        """New parameters of the encoder, under "encoder", and of the layers that follow it."""
+        params = init_layers(key, {"encoder": self.layers(), **layers})
+        if self.own is not None:
+            params["encoder"] = self.init(jax.random.fold_in(key, 1))
+        return params
 
     def apply(self, params: Params, observation: Any) -> jax.Array:
         """Features [..., size] of an observation with any leading axes."""
+        if (own := self.own) is not None:
+            return own.apply(params, observation)
         arrays = jax.tree.leaves(observation)
         features = [
             self._features(params.get(name), leaf, array)
@@ -59,7 +107,14 @@ class Encoder:
         if leaf.shape != shape and len(leaf.shape) == 3:
             # Channels come first in this observation.
             array = jnp.moveaxis(array, -3, -1)
-        return cnn.for_image(shape).apply(params, array.reshape(*batch, *shape))
+        return self._image_network(leaf).apply(params, array.reshape(*batch, *shape))
+
+    def _encodes(self, leaf: Any) -> bool:
+        """Whether a leaf has a network of its own."""
+        return self.network != "mlp" and _is_image(leaf)
+
+    def _image_network(self, leaf: Any) -> cnn.CNN | ResidualCNN:
+        return ResidualCNN() if self.network == "impala" else cnn.for_image(_image_shape(leaf))
 
     def _leaves(self) -> dict[str, Any]:
         """The observation's leaves by name; a bare array is called "observation"."""

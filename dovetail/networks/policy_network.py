@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from dovetail.networks.encoder import Encoder
-from dovetail.networks.layers import Params, init_layers
+from dovetail.networks.encoder import Encoder, Network
+from dovetail.networks.layers import Params
 from dovetail.networks.mlp import MLP
 
 
@@ -19,16 +19,17 @@ class PolicyNetwork:
     outputs: int
     hidden: tuple[int, ...] = (256, 256)
     activation: str = "relu"
+    network: Network = "auto"
+    """How observations are encoded: see `Encoder`."""
 
     def init(self, key: jax.Array) -> Params:
         """New parameters."""
-        encoder = Encoder(self.observation)
-        layers = {"encoder": encoder.layers(), "policy": self._tower().layers(encoder.size)}
-        return init_layers(key, layers)
+        encoder = Encoder(self.observation, self.network)
+        return encoder.init_with(key, {"policy": self._tower().layers(encoder.size)})
 
     def apply(self, params: Params, observation: Any) -> jax.Array:
         """Outputs [..., outputs]."""
-        features = Encoder(self.observation).apply(params["encoder"], observation)
+        features = Encoder(self.observation, self.network).apply(params["encoder"], observation)
         return self._tower().apply(params["policy"], features)
 
     def _tower(self) -> MLP:

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dovetail.networks.encoder import Encoder
-from dovetail.networks.layers import Params, init_layers
+from dovetail.networks.encoder import Encoder, Network
+from dovetail.networks.layers import Params
 from dovetail.networks.mlp import MLP
 from dovetail.networks.recurrent import GRU
 
@@ -36,15 +36,17 @@ class QNetwork:
     that reads a raw vector stays noiseless: noise would drown its small inputs."""
     recurrent: int = 0
     """Size of the memory between features and hidden layers; 0 for none."""
+    network: Network = "auto"
+    """How observations are encoded: see `Encoder`."""
 
     def init(self, key: jax.Array) -> Params:
         """New parameters."""
-        encoder = Encoder(self.observation)
-        layers: dict[str, Any] = {"encoder": encoder.layers()}
+        encoder = Encoder(self.observation, self.network)
+        layers: dict[str, Any] = {}
         if self.recurrent:
             layers["memory"] = GRU(self.recurrent).layers(encoder.size)
         layers |= {name: tower.layers(self._features) for name, tower in self._towers().items()}
-        return init_layers(key, layers)
+        return encoder.init_with(key, layers)
 
     def initial_carry(self) -> Any:
         """The carry at the start of an episode; empty without memory."""
@@ -61,12 +63,12 @@ class QNetwork:
 
         Draw the noise outside a loop over batches: XLA would draw it again for every item.
         """
-        features = Encoder(self.observation).apply(params["encoder"], observation)
+        features = Encoder(self.observation, self.network).apply(params["encoder"], observation)
         return self._heads(params, features, noise)
 
     def step(self, params: Params, carry: Any, observation: Any) -> tuple[jax.Array, Any]:
         """(outputs, carry) at one time step with any leading axes."""
-        features = Encoder(self.observation).apply(params["encoder"], observation)
+        features = Encoder(self.observation, self.network).apply(params["encoder"], observation)
         carry = GRU(self.recurrent).step(params["memory"], carry, features)
         return self._heads(params, carry), carry
 
@@ -78,7 +80,7 @@ class QNetwork:
         `carry` [B, …] precedes row 0; it is reset to the initial carry where `first` [T, B] is
         true.
         """
-        features = Encoder(self.observation).apply(params["encoder"], observations)
+        features = Encoder(self.observation, self.network).apply(params["encoder"], observations)
         carries = GRU(self.recurrent).unroll(params["memory"], carry, features, first)
         return self._heads(params, carries), carries
 
@@ -103,7 +105,7 @@ class QNetwork:
 
     @property
     def _features(self) -> int:
-        return self.recurrent or Encoder(self.observation).size
+        return self.recurrent or Encoder(self.observation, self.network).size
 
     def _noises(self) -> list[int]:
         return [tower.noise(self._features) for tower in self._towers().values()]
@@ -121,5 +123,5 @@ class QNetwork:
     def _noisy_from(self) -> int | None:
         if not self.noisy:
             return None
-        reads_features = self.recurrent or Encoder(self.observation).layers()
+        reads_features = self.recurrent or Encoder(self.observation, self.network).learned
         return 0 if reads_features else min(1, len(self.hidden))

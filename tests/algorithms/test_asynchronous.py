@@ -157,7 +157,7 @@ def test_options_that_cannot_be(algorithm: Any, options: dict[str, float], sente
 
 def by_rows(algorithm: Any, params: Any, moments: Moments, batch: Trajectory) -> Any:
     """(log-probabilities, entropies [T, B], values [T + 1, B]), by single steps of the network."""
-    start = algorithm.network.initial_carry()
+    start = algorithm.actor_critic.initial_carry()
     memory = jax.tree.map(lambda x: x[0], batch.carry.memory)
     rows = []
     for t in range(LENGTH + 1):
@@ -166,7 +166,7 @@ def by_rows(algorithm: Any, params: Any, moments: Moments, batch: Trajectory) ->
         memory = jnp.where(first[:, None], start, memory) if algorithm.recurrent else memory
         if algorithm.normalize_observations:
             observation = normalize(moments, observation)
-        distribution, value, memory = algorithm.network.step(params, memory, observation)
+        distribution, value, memory = algorithm.actor_critic.step(params, memory, observation)
         action = batch.action[min(t, LENGTH - 1)]
         rows.append((distribution.log_prob(action), distribution.entropy(), value))
     log_probs, entropies, values = (jnp.stack(column) for column in zip(*rows, strict=True))

@@ -28,7 +28,7 @@ def bound(**options: Any) -> DQN:
 
 def test_the_error_is_that_of_the_chosen_action() -> None:
     algorithm = bound(double=False, gamma=0.5)
-    params = algorithm.network.init(jax.random.key(1))
+    params = algorithm.q_network.init(jax.random.key(1))
     observation = jnp.stack([jnp.full((2, 4), 0.1), jnp.full((2, 4), -0.2)])
     rows = ItemRow(
         observation=observation,
@@ -40,8 +40,8 @@ def test_the_error_is_that_of_the_chosen_action() -> None:
     batch = ItemBatch(rows, mask, jnp.ones(2))
     vector = to_vector(params)
     _, (errors, metrics) = algorithm.loss(vector, vector, batch, None)
-    values = algorithm.network.apply(params, observation[:, 0])[..., 0]
-    after = algorithm.network.apply(params, observation[:, 1])[..., 0]
+    values = algorithm.q_network.apply(params, observation[:, 0])[..., 0]
+    after = algorithm.q_network.apply(params, observation[:, 1])[..., 0]
     goals = [2.0 + 0.5 * float(after[0].max()), 3.0]
     wanted = [abs(float(values[0, 1]) - goals[0]), abs(float(values[1, 0]) - goals[1])]
     np.testing.assert_allclose(errors, wanted, rtol=1e-6)

@@ -50,7 +50,7 @@ def sequence() -> tuple[SequenceRow, jax.Array]:
 def read(algorithm: R2D2, params: Any, rows: SequenceRow) -> list[Any]:
     """What the network says of each row, one step at a time."""
     memory, found = rows.memory[0, 0], []
-    step = jax.jit(algorithm.network.step)
+    step = jax.jit(algorithm.q_network.step)
     for t in range(rows.reward.shape[1]):
         if rows.first[0, t]:
             memory = algorithm.initial_carry()
@@ -62,8 +62,8 @@ def read(algorithm: R2D2, params: Any, rows: SequenceRow) -> list[Any]:
 @pytest.mark.parametrize("double", [True, False])
 def test_errors_by_hand(double: bool) -> None:
     algorithm = bound(n_step=2, gamma=0.9, double=double)
-    params = algorithm.network.init(jax.random.key(0))
-    target = algorithm.network.init(jax.random.key(1))
+    params = algorithm.q_network.init(jax.random.key(0))
+    target = algorithm.q_network.init(jax.random.key(1))
     rows, mask = sequence()
     loss, (priorities, _) = jax.jit(algorithm.loss)(
         to_vector(params), to_vector(target), ItemBatch(rows, mask, jnp.full(1, 0.5))
@@ -107,7 +107,7 @@ def test_the_burn_in_is_read_but_not_learned_from() -> None:
         vector = to_vector(params)
         return algorithm.loss(vector, vector, ItemBatch(rows, mask, weights))[0]
 
-    params = algorithm.network.init(jax.random.key(0))
+    params = algorithm.q_network.init(jax.random.key(0))
     whole = grad(params, rows)
     read_only = rows._replace(reward=rows.reward.at[:, :BURN_IN].add(9.0))
     for a, b in zip(*map(jax.tree.leaves, (whole, grad(params, read_only))), strict=True):
@@ -131,7 +131,7 @@ def test_the_memory_is_stored_with_each_step() -> None:
     _, found = state.replay.sample(jnp.linspace(0, 0.99, 16)[None])
     found = jax.tree.map(lambda x: x[0], found)
     rows, steps = found.rows, np.asarray(found.mask)
-    _, after = algorithm.network.step(
+    _, after = algorithm.q_network.step(
         algorithm.weights(state.params), rows.memory, rows.observation
     )
     begins = np.asarray(rows.first)[:, 1:]
