@@ -6,7 +6,9 @@ import importlib.util
 import inspect
 import multiprocessing
 import os
+import re
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +29,12 @@ _remembered: WeakValueDictionary[str, type] = WeakValueDictionary()
 _loading: dict[Path, ModuleType] = {}
 """The users' files that are being loaded."""
 
+IN_MEMORY = "python:"
+"""Prefix of the references to objects that only this process knows."""
+
+_objects: dict[str, Any] = {}
+"""Objects given in Python, by their references."""
+
 
 def load_object(target: str, what: str) -> Any:
     """Returns the object that `target` names; `what` is its kind in error messages.
@@ -39,6 +47,13 @@ def load_object(target: str, what: str) -> Any:
     place, colon, name = target.rpartition(":")
     if not colon or not name:
         raise UserError(f"{target!r} names no {what}: write file.py:Name.")
+    if target in _objects:
+        return _objects[target]
+    if target.startswith(IN_MEMORY):
+        raise UserError(
+            f"The {what} {name!r} was a Python object of another process: put it into a file and "
+            f"name it file.py:{name}, so that the run can be used elsewhere."
+        )
     if place.endswith(".py"):
         file = Path(place).resolve()
         module = _imported(file) or load_file(file)
@@ -109,6 +124,37 @@ def unguarded(what: str) -> UserError:
         f"{what} is defined in {main_file()}, which its processes import, and which starts them "
         'when it is imported: put what it does under `if __name__ == "__main__":`.'
     )
+
+
+def reference(thing: Any) -> str:
+    """The reference by which `load_object` finds a class, function or object again.
+
+    It is "module:Name", "file.py:Name" for one from a script or a loaded file, or "python:Name" for
+    one that only this process has: a lambda, an instance, a class in a function or a notebook.
+    """
+    name = getattr(thing, "__qualname__", "")
+    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    if module is None or not name.isidentifier() or getattr(module, name, None) is not thing:
+        return _in_memory(name or type(thing).__name__, thing)
+    if module.__name__ != "__main__" and not module.__name__.startswith(USER_MODULE):
+        return f"{module.__name__}:{name}"
+    file = getattr(module, "__file__", None) or ""
+    return f"{Path(file).resolve()}:{name}" if os.path.isfile(file) else _in_memory(name, thing)
+
+
+def _in_memory(name: str, thing: Any) -> str:
+    """Stores `thing` under its name, with a number if another object has that."""
+    base = found = IN_MEMORY + re.sub(r"\W+", "_", name).strip("_")
+    number = 1
+    while _objects.setdefault(found, thing) is not thing:
+        number += 1
+        found = f"{base}_{number}"
+    return found
+
+
+def keep(objects: Mapping[str, Any]) -> None:
+    """Stores objects that another process sent, by their references."""
+    _objects.update(objects)
 
 
 def call_named(path: str, name: str, **options: Any) -> Any:

@@ -62,6 +62,8 @@ class Experiment:
     """None for the environment that the recorded data name."""
     strategy: Choice | None
     """None for the default."""
+    wrap: tuple[str, ...] = ()
+    """The wrappers around each environment."""
 
 
 def understand(parser: Parser, words: list[str]) -> Words:
@@ -124,11 +126,38 @@ def experiment(words: Words, command: str) -> Experiment:
         example = f"dovetail {command} {words.algorithm.word} --env CartPole-v1"
         raise UserError(f"Name an environment, for instance: {example}.")
     env = convert(words.values["env"], str, "--env") if "env" in words.values else None
+    wrap = _wraps(words.values, env)
     algorithm = _choice(words.algorithm, words.section("algorithm"))
     options = words.section("strategy")
     if words.strategy is not None:
-        return Experiment(algorithm, env, _choice(words.strategy, options))
-    return Experiment(algorithm, env, _default_strategy(env, options) if options else None)
+        return Experiment(algorithm, env, _choice(words.strategy, options), wrap)
+    strategy = _default_strategy(env, options, wrap) if options else None
+    return Experiment(algorithm, env, strategy, wrap)
+
+
+def wrap_flag(parser: Parser) -> None:
+    """Adds the flag for wrappers."""
+    parser.flag(
+        "--wrap",
+        "Wrappers around each environment: time-limit:500,clip-reward, FlattenObservation, "
+        "my_file.py:MyWrapper",
+        "WRAPPERS",
+    )
+
+
+def _wraps(values: Mapping[str, Any], env: str | None) -> tuple[str, ...]:
+    """The wrappers, each as it was written; a list in a config file."""
+    if "wrap" not in values:
+        return ()
+    from dovetail.envs.wrapping import parse_wraps, wrap_text
+
+    given = values["wrap"]
+    if isinstance(given, list):
+        given = wrap_text([convert(one, str, "--wrap") for one in given])
+    text = convert(given, str, "--wrap")
+    if env is None:
+        raise UserError("--wrap is for the environment of --env: name one, or leave --wrap out.")
+    return tuple(wrap.text for wrap in parse_wraps(text))
 
 
 def deployment(words: Words) -> tuple[dict[str, Any], str | None]:
@@ -204,8 +233,11 @@ def _choice(reference: Reference, texts: Mapping[str, Any]) -> Choice:
     return Choice(kind, _converted(kind, texts), file)
 
 
-def _default_strategy(env: str | None, texts: Mapping[str, Any]) -> Choice:
+def _default_strategy(
+    env: str | None, texts: Mapping[str, Any], wrap: tuple[str, ...] = ()
+) -> Choice:
     """The default strategy for `env`, with the given options."""
+    from dovetail.envs.wrapping import with_wraps
     from dovetail.training.planning import default_strategy
 
     if env is None:
@@ -213,7 +245,7 @@ def _default_strategy(env: str | None, texts: Mapping[str, Any]) -> Choice:
             f"{flag(next(iter(texts)))} is an option of a strategy: name one with --strategy, or "
             "name the environment with --env."
         )
-    kind: type = type(default_strategy(env))
+    kind: type = type(default_strategy(with_wraps(env, wrap)))
     known = get_type_hints(kind)
     for name in texts:
         if name not in known:

@@ -2,7 +2,14 @@
 
 from pathlib import Path
 
-from dovetail.cli.experiment import deployment, experiment, replay, replay_flags, understand
+from dovetail.cli.experiment import (
+    deployment,
+    experiment,
+    replay,
+    replay_flags,
+    understand,
+    wrap_flag,
+)
 from dovetail.cli.parser import Parser
 
 
@@ -22,6 +29,7 @@ def run(argv: list[str]) -> None:
     )
     parser.usage = "dovetail explain ALGORITHM --env ENV [--option value …] | RUN --analyze"
     parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
+    wrap_flag(parser)
     parser.flag("--strategy", "Strategy: see `dovetail list`, or file.py:Name", "STRATEGY")
     parser.flag("--cluster", "Run on Ray: local, auto or host:port", "CLUSTER")
     parser.flag("--deploy", "TOML file that says what goes where on the cluster", "FILE")
@@ -37,7 +45,10 @@ def run(argv: list[str]) -> None:
     strategy = wanted.strategy.build() if wanted.strategy else None
     where, _ = deployment(words)
     kept, _ = replay(words)
-    explanation = dovetail.explain(wanted.algorithm.build(), wanted.env, strategy, **where, **kept)
+    algorithm = wanted.algorithm.build()
+    explanation = dovetail.explain(
+        algorithm, wanted.env, strategy, **where, **kept, wrap=wanted.wrap
+    )
     if "svg" in words.values:
         Path(words.values["svg"]).write_text(explanation.svg(), encoding="utf-8")
     print(explanation.json() if "json" in words.values else explanation)

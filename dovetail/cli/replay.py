@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from dovetail.cli.experiment import experiment, understand
+from dovetail.cli.experiment import experiment, understand, wrap_flag
 from dovetail.cli.parser import Parser
 from dovetail.cli.values import convert
 from dovetail.errors import ServerGone
@@ -25,6 +25,7 @@ def run(argv: list[str]) -> None:
     )
     parser.usage = "dovetail replay ALGORITHM --env ENV [--option value …]"
     parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
+    wrap_flag(parser)
     parser.flag("--num-envs", "Environments of all that write to it together (default 64)", "N")
     parser.flag("--listen", "Be reached over TCP, not only from this machine", "HOST:PORT")
     parser.flag("--durable", "Keep it in this folder, and go on with what is there", "FOLDER")
@@ -36,6 +37,7 @@ def run(argv: list[str]) -> None:
     words = understand(parser, argv)
 
     import dovetail
+    from dovetail.envs.wrapping import with_wraps
 
     wanted = experiment(words, "replay")
     kinds = {"num-envs": int, "listen": str, "durable": str, "samples-per-insert": float}
@@ -45,7 +47,8 @@ def run(argv: list[str]) -> None:
         if name in words.values
     }
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    server, address = dovetail.serve_replay(wanted.algorithm.build(), wanted.env, **given)
+    env = with_wraps(wanted.env, wanted.wrap)
+    server, address = dovetail.serve_replay(wanted.algorithm.build(), env, **given)
     with server:
         if server.lost is not None:
             print(f"dovetail: Part of the replay is lost: {server.lost}.", file=sys.stderr)

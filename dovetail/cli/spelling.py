@@ -20,6 +20,7 @@ def train_text(
     if wanted.strategy is not None:
         named = "strategy=" if wanted.env is None else ""
         words.append(named + _choice_text(wanted.strategy, "strategies"))
+    words += [f"wrap={list(wanted.wrap)}"] if wanted.wrap else []
     words += [f"{name}={text!r}" for name, text in texts.items()]
     words += [f"{name}={value:_}" for name, value in numbers.items()]
     words += [f"cluster={cluster}"] if cluster is not None else []

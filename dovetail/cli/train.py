@@ -14,6 +14,7 @@ from dovetail.cli.experiment import (
     replay,
     replay_flags,
     understand,
+    wrap_flag,
 )
 from dovetail.cli.options import flag, read
 from dovetail.cli.parser import Parser
@@ -57,6 +58,7 @@ def _parser() -> Parser:
     )
     parser.usage = "dovetail train ALGORITHM --env ENV [--option value …]"
     parser.flag("--env", "Environment: CartPole-v1, gymnax:CartPole-v1, my_env.py:MyEnv", "ENV")
+    wrap_flag(parser)
     parser.flag("--strategy", "Strategy: see `dovetail list`, or file.py:Name", "STRATEGY")
     parser.flag("--cluster", "Run on Ray: local, auto or host:port", "CLUSTER")
     parser.flag("--deploy", "TOML file that says what goes where on the cluster", "FILE")
@@ -109,6 +111,7 @@ def _train(words: Words, quiet: bool) -> Any:
             wanted.algorithm.build(),
             wanted.env,
             strategy,
+            wrap=wanted.wrap,
             settings=dovetail.Settings(**settings),
             **data,
             **given,

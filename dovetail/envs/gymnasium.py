@@ -28,6 +28,7 @@ from dovetail.envs.interface import EnvSpec
 from dovetail.envs.makers import Maker, by_entry_point, limited, one_or_many, synchronous
 from dovetail.envs.names import missing_extra, unknown_env, unknown_option
 from dovetail.envs.spaces import space_map
+from dovetail.envs.wrapping import Wrap, split_wraps, wrapped
 from dovetail.errors import UserError
 
 THRESHOLDS = {"Pendulum-v1": -200.0}
@@ -53,20 +54,28 @@ class Options(NamedTuple):
     """The environment's own options."""
     processes: int
     patience: float | None
+    wraps: tuple[Wrap, ...] = ()
 
 
 def names() -> list[str]:
-    """The ids in Gymnasium's registry."""
-    return sorted(gymnasium.registry)
+    """The ids in Gymnasium's registry, with ALE's games if they are installed."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("ale_py")
+    return sorted(name for name, entry in gymnasium.registry.items() if not _is_old(name, entry))
+
+
+def _is_old(name: str, entry: Registered) -> bool:
+    """Whether it is one of the many names of an Atari game that ALE/NAME-v5 replaces."""
+    return str(entry.entry_point).startswith("ale_py") and not name.startswith("ALE/")
 
 
 def has(name: str) -> bool:
-    """Whether Gymnasium knows `name`; "module:name" imports the module first, "ALE/…" ale-py."""
+    """Whether Gymnasium knows `name`; "module:name" imports the module first, Atari's ale-py."""
     module, _, bare = name.rpartition(":")
     try:
         if module:
             importlib.import_module(module)
-        elif name.startswith("ALE/"):
+        elif name.startswith("ALE/") or "NoFrameskip-v" in name:
             importlib.import_module("ale_py")
     except ImportError:
         return False
@@ -79,8 +88,8 @@ def make(name: str, options: Mapping[str, Any], env_id: str) -> Factories:
     asked = split_options(options, env_id)
     threshold = registered.reward_threshold
     threshold = THRESHOLDS.get(registered.id) if threshold is None else float(threshold)
-    threshold = None if asked.own else threshold  # options change the task
-    one = maker(registered, asked.own)
+    threshold = None if asked.own or asked.wraps else threshold  # these change the task
+    one = _in_wraps(maker(registered, asked.own), asked, env_id)
     creator = _entry_point(registered, asked, env_id)
     if creator is None:
         return _from_single(one, asked, env_id, threshold)
@@ -151,7 +160,13 @@ def from_class(
     limit = asked.own.pop("max_episode_steps", None)
     one = partial(build, **asked.own)
     one = one if limit is None else partial(limited, build, limit, asked.own)
+    one = _in_wraps(one, asked, env_id)
     return (*_from_single(one, asked, env_id, None), one)
+
+
+def _in_wraps(one: Maker, asked: Options, env_id: str) -> Maker:
+    """The factory with the requested wrappers."""
+    return partial(wrapped, one, asked.wraps, env_id) if asked.wraps else one
 
 
 def _from_single(one: Maker, asked: Options, env_id: str, threshold: float | None) -> Factories:
@@ -214,7 +229,7 @@ class _Async(AsyncVectorEnv):
 
 def split_options(options: Mapping[str, Any], env_id: str) -> Options:
     """Splits an id's options into Dovetail's and the environment's own."""
-    own = dict(options)
+    wraps, own = split_wraps(options)
     mode, autoreset = own.pop("vectorization", None), own.pop("autoreset", None)
     if mode not in (None, *VECTORIZATIONS):
         raise unknown_option(env_id, "vectorization", mode, VECTORIZATIONS)
@@ -229,11 +244,11 @@ def split_options(options: Mapping[str, Any], env_id: str) -> Options:
                 f"{env_id} was given processes={own['processes']} without "
                 "vectorization=processes: add it, or leave processes out."
             )
-        return Options(mode, autoreset, own, 1, patience)
+        return Options(mode, autoreset, own, 1, patience, wraps)
     processes = own.pop("processes", os.cpu_count() or 1)
     if type(processes) is not int or processes < 1:
         raise UserError(f"{env_id} was given processes={processes}: give 1 or more.")
-    return Options(mode, autoreset, own, processes, patience)
+    return Options(mode, autoreset, own, processes, patience, wraps)
 
 
 def _entry_point(registered: Registered, asked: Options, env_id: str) -> Callable[..., Any] | None:
@@ -241,6 +256,13 @@ def _entry_point(registered: Registered, asked: Options, env_id: str) -> Callabl
     if asked.vectorization in ("sync", "async"):
         return None
     wanted = asked.vectorization == "vector_entry_point"
+    if asked.wraps:  # a vector entry point steps all environments at once
+        if wanted:
+            raise UserError(
+                f"{env_id} wraps single environments, which a vector entry point does not have: "
+                "use vectorization=sync, async or processes."
+            )
+        return None
     if registered.vector_entry_point is None:
         if not wanted:
             return None

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.envs.interface import EnvSpec, HostEnv, JaxEnv
-from dovetail.envs.resolve import Env
+from dovetail.envs.resolve import Env, in_jax_wrappers
+from dovetail.envs.wrapping import Wrap, split_wraps
 from dovetail.errors import UserError, one_sentence
 from dovetail.loading import call_named, load_object
 
@@ -39,16 +40,18 @@ def from_object(found: Any, options: Mapping[str, Any], env_id: str, build: Any 
             return _single(build, options, env_id)
         if hasattr(found, "close") and hasattr(found, "step"):
             return _hosted(build, options, env_id)
-        return _traced(_called(build, options, env_id), env_id)
+        wraps, own = split_wraps(options)
+        return _traced(_called(build, own, env_id), env_id, wraps)
     if isinstance(found, gymnasium.Env | gymnasium.vector.VectorEnv | HostEnv):
         raise UserError(
             f"{env_id} is one {type(found).__name__}, and Dovetail makes as many as a plan needs: "
             "give its class, or a function that makes one."
         )
     if isinstance(found, JaxEnv) or not callable(found):
-        if options:
+        wraps, own = split_wraps(options)
+        if own:
             raise UserError(f"{env_id} is an object already made: it takes no options.")
-        return _traced(found, env_id)
+        return _traced(found, env_id, wraps)
     return _from_factory(found, build, options, env_id)
 
 
@@ -62,14 +65,15 @@ def _from_factory(
 
     if "num_envs" in inspect.signature(found).parameters:
         return _hosted(build, options, env_id)
-    own = split_options(options, env_id).own
+    asked = split_options(options, env_id)
+    own = asked.own
     # Applied as a wrapper later, not an argument of the factory.
     own.pop("max_episode_steps", None)
     made = _called(build, own, env_id)
     if isinstance(made, gymnasium.Env):
         made.close()
         return _single(build, options, env_id)
-    return _traced(made, env_id)
+    return _traced(made, env_id, asked.wraps)
 
 
 def _single(build: Any, options: Mapping[str, Any], env_id: str) -> Env:
@@ -79,12 +83,13 @@ def _single(build: Any, options: Mapping[str, Any], env_id: str) -> Env:
     return Env(spec, None, host, one, process)
 
 
-def _traced(env: Any, env_id: str) -> Env:
+def _traced(env: Any, env_id: str, wraps: tuple[Wrap, ...] = ()) -> Env:
     if not isinstance(getattr(env, "spec", None), EnvSpec) or not isinstance(env, JaxEnv):
         raise UserError(
             f"{env_id} is a {type(env).__name__}, which is no environment: it needs spec (an "
             "EnvSpec), reset(key) and step(state, action, key), or be a gymnasium.Env class."
         )
+    env = in_jax_wrappers(env, wraps, env_id)
     return Env(env.spec, env, None)
 
 
@@ -94,6 +99,7 @@ def _vector(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) 
     from dovetail.envs.gymnasium import Options, factories, split_options
     from dovetail.envs.makers import by_class
 
+    _refuse_wraps(options, env_id)
     asked = Options(None, None, dict(options), 1, None)
     if options.get("vectorization") == "processes":  # without it, all options are the environment's
         asked = split_options(options, env_id)
@@ -110,6 +116,7 @@ def _hosted(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) 
 
     if options.get("vectorization") == "processes":
         return _vector(build, options, env_id)
+    _refuse_wraps(options, env_id)
     factory = partial(_counted, build, dict(options), env_id)
     made = factory(1)
     if isinstance(made, gymnasium.vector.VectorEnv):
@@ -122,6 +129,14 @@ def _hosted(build: Callable[..., Any], options: Mapping[str, Any], env_id: str) 
         )
     made.close()
     return Env(made.spec, None, factory)
+
+
+def _refuse_wraps(options: Mapping[str, Any], env_id: str) -> None:
+    if "wrap" in options:
+        raise UserError(
+            f"{env_id} steps a whole batch, so its environments cannot be wrapped one by one: wrap "
+            "them in its own code, or give a gymnasium.Env class."
+        )
 
 
 def _counted(

@@ -30,6 +30,8 @@ class BackEnd:
     """The extra of Dovetail that installs it; empty if it is a dependency."""
     traced: bool = False
     """Whether its environments are written in JAX and compiled with the algorithm."""
+    wraps: bool = False
+    """Whether `make` takes the option `wrap` and wraps single environments, if not `traced`."""
     bare: bool = False
     """Whether names without a back end are looked up here."""
     has: str = ""
@@ -56,6 +58,7 @@ BACK_ENDS: dict[str, BackEnd] = {
         about="Gymnasium's registry, stepped on the host",
         package="gymnasium",
         title="Gymnasium",
+        wraps=True,
         bare=True,
         has="dovetail.envs.gymnasium:has",
         single="dovetail.envs.gymnasium:single",

@@ -77,14 +77,14 @@ def of_same_name(name: str, options: Mapping[str, Any], **more: Any) -> gymnasiu
 
     renamed = {"limit": "max_episode_steps"}
     # Our CartPole calls its time limit `limit`.
-    kwargs = {renamed.get(key, key): value for key, value in options.items()}
+    kwargs = {renamed.get(key, key): value for key, value in options.items() if key != "wrap"}
     return maker(find(name), kwargs)(**more)
 
 
 def is_atari(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether it is an Atari game with preprocessed frames (raw with `sync` or `async`)."""
+    """Whether it is an Atari game with preprocessed frames (raw in wrappers, `sync` or `async`)."""
     game = name.startswith("ALE/") or f"ALE/{name}" in gymnasium.registry
-    return game and options.get("vectorization") not in ("sync", "async")
+    return game and "wrap" not in options and options.get("vectorization") not in ("sync", "async")
 
 
 def atari(game: str, **more: Any) -> gymnasium.Env[Any, Any]:

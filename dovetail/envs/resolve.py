@@ -5,13 +5,15 @@ into a compiled program, Gymnasium's first otherwise. A `backend:` prefix overri
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from dovetail.envs.interface import EnvSpec, HostEnv, JaxEnv, SplitHostEnv
 from dovetail.envs.names import EnvId, missing_extra, parse, suggestion
+from dovetail.envs.notes import atari_alias, note
 from dovetail.envs.registry import BACK_ENDS, load, looked_up
+from dovetail.envs.wrapping import Wrap, WrappedObject, split_wraps, with_wraps, wrapped
 from dovetail.errors import UserError, nearest
 
 
@@ -31,6 +33,8 @@ class Env:
     It releases the semaphore `bell` after each step and may take up to `patience` seconds per step;
     messages number its environments from `first`. None if that is impossible, or unnecessary
     because threads can step it in parallel."""
+    note: str = ""
+    """One line that users of the environment should know; empty if there is none."""
 
 
 def resolve(env: Any, *, traced: bool | None = None) -> Env:
@@ -44,14 +48,17 @@ def resolve(env: Any, *, traced: bool | None = None) -> Env:
     if not isinstance(env, str):
         from dovetail.envs.own import from_object
 
-        return from_object(env, {}, f"python:{getattr(env, '__name__', type(env).__name__)}")
+        env, wrap = (env.env, env.wrap) if isinstance(env, WrappedObject) else (env, "")
+        env_id = f"python:{getattr(env, '__name__', type(env).__name__)}"
+        return from_object(env, {"wrap": wrap} if wrap else {}, with_wraps(env_id, wrap))
     found = parse(env)
     if found.backend == "file":
         from dovetail.envs.own import from_file
 
         return from_file(found.path, found.name, found.options, env)
-    backend = found.backend or _backend_of(found, traced)
-    return _from_backend(backend, found)
+    meant = atari_alias(found) or found
+    backend = meant.backend or _backend_of(meant, traced)
+    return replace(_from_backend(backend, meant), note=note(found, backend))
 
 
 def backends() -> list[tuple[str, str, bool]]:
@@ -92,16 +99,32 @@ def _from_backend(backend: str, found: EnvId) -> Env:
     row, env_id = BACK_ENDS[backend], f"{backend}:{found.name}{found.query}"
     if not row.installed:
         raise missing_extra(env_id, row.title, row.extra)
-    made = load(row.make)(found.name, found.options, env_id)
-    single = partial(_single, row.single, found.name, found.options)
+    wraps, options = split_wraps(found.options)
+    single = partial(_single, row.single, found.name, found.options, env_id)
     if row.traced:
-        return Env(made.spec, made, None, single)
-    spec, host, process = made
+        env = in_jax_wrappers(load(row.make)(found.name, options, env_id), wraps, env_id)
+        return Env(env.spec, env, None, single)
+    if wraps and not row.wraps:
+        raise UserError(
+            f"The environments of {backend} are stepped as a batch in native code, so {env_id} "
+            "cannot be wrapped one by one: wrap the environment of the back end gymnasium instead."
+        )
+    spec, host, process = load(row.make)(found.name, found.options, env_id)
     return Env(spec, None, host, single, process)
 
 
-def _single(function: str, name: str, options: Mapping[str, Any], **more: Any) -> Any:
-    """One bare Gymnasium environment that renders this one, if there is one."""
+def in_jax_wrappers(env: JaxEnv, wraps: tuple[Wrap, ...], env_id: str) -> JaxEnv:
+    """A JAX environment in its wrappers; without any, Gymnasium is not imported."""
+    if not wraps:
+        return env
+    from dovetail.envs.jax_wrappers import jax_wrapped
+
+    return jax_wrapped(env, wraps, env_id)
+
+
+def _single(function: str, name: str, options: Mapping[str, Any], env_id: str, **more: Any) -> Any:
+    """One Gymnasium environment that renders this one, in its wrappers, if there is one."""
     from dovetail.envs.render import make_single
 
-    return make_single(function, name, options, **more)
+    wraps, _ = split_wraps(options)
+    return wrapped(partial(make_single, function, name, options), wraps, env_id, **more)

@@ -95,8 +95,9 @@ def _leaves(
         where = ".".join(str(part) for part in path)
         raise UserError(
             f"{env_id} has an observation{f' {where!r}' if where else ''} of the space "
-            f"{type(space).__name__}, which Dovetail does not map: wrap the environment so that it "
-            "shows Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these."
+            f"{type(space).__name__}, which Dovetail does not map: wrap the environment (--wrap) "
+            "so that it shows Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of "
+            "these."
         )
 
 
@@ -194,7 +195,8 @@ def _action(
         return action, _rescale(space, xp, batched)
     raise UserError(
         f"{env_id} takes actions of the space {type(space).__name__}, which Dovetail does not map: "
-        "wrap the environment so that it takes Discrete, MultiDiscrete, MultiBinary or Box actions."
+        "wrap the environment (--wrap) so that it takes Discrete, MultiDiscrete, MultiBinary or "
+        "Box actions."
     )
 
 

@@ -1,9 +1,11 @@
 """`explain`: an algorithm's logical graph and its physical plan, like SQL's EXPLAIN."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import resolve
+from dovetail.envs.wrapping import with_wraps
 from dovetail.hosts.deployment import Deployment
 from dovetail.plan.explanation import Explanation
 from dovetail.strategies.interface import Strategy
@@ -27,8 +29,10 @@ def explain(
     strategy: Strategy | str | None = None,
     cluster: Deployment | str | None = None,
     replay: ServedReplay | str | None = None,
+    wrap: str | Sequence[Any] = (),
 ) -> Explanation:
     """Returns the graph and plan that `train` would run with the same arguments."""
+    env = with_wraps(env, wrap)
     kept = ServedReplay.of(replay)
     chosen = Local() if strategy is None and kept is not None else resolve_strategy(strategy, env)
     where = Deployment(cluster) if isinstance(cluster, str) else cluster

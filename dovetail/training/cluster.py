@@ -5,18 +5,18 @@ import math
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail.envs.names import parse
 from dovetail.envs.resolve import Env, resolve
+from dovetail.envs.wrapping import WrappedObject, files_of, objects_of, relocated
 from dovetail.errors import UserError
 from dovetail.graph.ir import Graph
 from dovetail.graph.taps import Wanted
 from dovetail.hosts.deployment import Deployment, ProcessShare
-from dovetail.loading import USER_MODULE, load_object
+from dovetail.loading import USER_MODULE, keep, load_object, reference
 from dovetail.plan.ir import Cluster, Needs, Node, Plan, Resources, WorkerKind
 from dovetail.replay.data import DataSpec
 from dovetail.replay.service.remote import Served
@@ -110,10 +110,13 @@ class Recipe:
     """The recorded steps to learn from, if any."""
     online: bool = True
     """Whether the run acts."""
+    objects: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The objects that `env` refers to and only the driver has, by their references."""
 
     def __call__(self, plan: Plan) -> tuple[Graph, Env]:
         """Loads the user's files in this process and traces for the plan's copies."""
         self.prepare()
+        keep(self.objects)
         algorithm, strategy = _made(self.algorithm), _made(self.strategy)
         env = resolve(_made(self.env), traced=strategy.traced_envs)
         env = env if self.online else replace(env, jax=None)
@@ -208,10 +211,10 @@ class UserFiles:
         """Finds the files that a recipe refers to."""
         env = recipe.env
         files = [*_user_files(type(recipe.algorithm)), *_user_files(type(recipe.strategy))]
-        if isinstance(env, str):
-            found = parse(env)
-            files += [Path(found.path).expanduser().resolve()] if found.backend == "file" else []
-        else:
+        files += _option_files(recipe.algorithm)
+        files += [_absolute(path) for path in files_of(env)]
+        if not isinstance(env, str):
+            env = env.env if isinstance(env, WrappedObject) else env
             files += _user_files(env if isinstance(env, type) or callable(env) else type(env))
         if not files or deployment.cluster == "local":
             return cls(None)
@@ -229,27 +232,28 @@ class UserFiles:
         return replace(
             recipe,
             algorithm=self._thing(recipe.algorithm),
-            env=self._env(recipe.env),
+            env=relocated(recipe.env, lambda path: self._place(_absolute(path))),
             strategy=self._thing(recipe.strategy),
+            objects=objects_of(recipe.env),
         )
 
     def _thing(self, thing: Any) -> Any:
         """An algorithm or a strategy to send: by name if its class comes from a loaded file."""
         kind = type(thing)
+        given = (
+            {f.name: getattr(thing, f.name) for f in fields(thing)} if is_dataclass(thing) else {}
+        )
+        options = {name: self._option(value) for name, value in given.items()}
         if not kind.__module__.startswith(USER_MODULE):
-            return thing
-        options = {f.name: getattr(thing, f.name) for f in fields(thing)}
+            return replace(thing, **options) if options != given else thing
         return Named(f"{self._place(Path(inspect.getfile(kind)))}:{kind.__qualname__}", options)
 
-    def _env(self, env: Any) -> Any:
-        """An environment to send; the path of a file becomes relative to the sent folder."""
-        if not isinstance(env, str):
-            return env
-        found = parse(env)
-        if found.backend != "file":
-            return env
-        file = Path(found.path).expanduser().resolve()
-        return f"{self._place(file)}:{found.name}{found.query}"
+    def _option(self, value: Any) -> Any:
+        """An option to send: a class or text that refers to a user's file names its place there."""
+        if isinstance(value, type) and value.__module__.startswith(USER_MODULE):
+            value = reference(value)
+        path, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+        return f"{self._place(_absolute(path))}:{name}" if colon and path.endswith(".py") else value
 
     def files(self) -> dict[str, Any]:
         """Ray's runtime environment, which makes the folder the workers' working directory."""
@@ -272,6 +276,20 @@ def _user_files(kind: Any) -> Iterator[Path]:
     installed = [Path(sysconfig.get_path(kind)).resolve() for kind in kinds]
     if not any(path.is_relative_to(place) for place in (*installed, PACKAGE)):
         yield path
+
+
+def _option_files(thing: Any) -> Iterator[Path]:
+    """The user's files that the options of an algorithm refer to: those of a network."""
+    for one in fields(thing) if is_dataclass(thing) else ():
+        value = getattr(thing, one.name)
+        if isinstance(value, str) and ".py:" in value:
+            yield _absolute(value.rpartition(":")[0])
+        elif isinstance(value, type):
+            yield from _user_files(value)
+
+
+def _absolute(path: str) -> Path:
+    return Path(path).expanduser().resolve()
 
 
 def _project(file: Path) -> Path:

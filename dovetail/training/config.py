@@ -8,13 +8,15 @@ from dovetail.algorithm import Algorithm
 from dovetail.algorithms import ALGORITHMS
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError, nearest
-from dovetail.loading import load_object, place_of
+from dovetail.loading import load_object, place_of, reference
 from dovetail.run.legacy import with_present_options
 from dovetail.run.settings import Settings
 from dovetail.strategies import STRATEGIES
 from dovetail.strategies.interface import Strategy
 
 PACKAGES = ("dovetail", "jax", "jaxlib", "numpy", "optax", "gymnasium", "gymnax")
+PLAIN = (bool, int, float, str, tuple, list, dict)
+"""The types of options that JSON knows."""
 
 
 def describe(
@@ -45,8 +47,13 @@ def describe(
 
 
 def options_of(thing: Any) -> dict[str, Any]:
-    """The fields of a dataclass. Tuples become lists in JSON; `rebuild` converts them back."""
-    return {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+    """The fields of a dataclass. Tuples become lists in JSON; `rebuild` converts them back. A class
+    or an object, such as a network, becomes the reference by which it is found again."""
+    values = {field.name: getattr(thing, field.name) for field in dataclasses.fields(thing)}
+    return {
+        name: value if value is None or isinstance(value, PLAIN) else reference(value)
+        for name, value in values.items()
+    }
 
 
 def name_of(thing: Any, known: dict[str, str]) -> str:

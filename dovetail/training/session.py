@@ -64,6 +64,8 @@ class _Session:
         self._progress.message(f"{_title(start)} → {start.run.path}")
         if (advice := _advice(start)) is not None:
             self._progress.message(advice)
+        if start.env.note:
+            self._progress.message(start.env.note)
         self._exporter = make_exporter(
             start.config, settings, start.last.planned.plan, start.resumed, self._progress.message
         )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import resolve
+from dovetail.envs.wrapping import with_wraps
 from dovetail.errors import UserError, check_option
 from dovetail.hosts.deployment import Deployment, rebuilt
 from dovetail.loading import refuse_while_loading
@@ -45,6 +47,7 @@ def train(
     cluster: Deployment | str | None = None,
     replay: ServedReplay | str | None = None,
     init_from: str | Path | Run | None = None,
+    wrap: str | Sequence[Any] = (),
     settings: Settings = Settings(),
 ) -> Run:
     """Trains `algorithm` on `env` for `total_steps` environment steps; returns the run.
@@ -55,6 +58,9 @@ def train(
     environments and Local for others. With `cluster` the run uses Ray: "local" starts a cluster on
     this machine, "auto" joins the one running here, "host:port" another one. A `Deployment` has
     more options.
+
+    `wrap` are wrappers around each environment, the first innermost: names ("frame-stack:4",
+    "FlattenObservation", "file.py:MyWrapper"), wrapper classes, or functions env → env.
 
     `data` is the folder of a dataset to learn from. An offline algorithm takes `total_steps`
     gradient steps on it without acting; `env` then serves evaluation only and defaults to the
@@ -75,6 +81,7 @@ def train(
     began = time.perf_counter()
     refuse_while_loading("dt.train")
     algorithm = resolve_algorithm(algorithm)
+    env = env if env is None else with_wraps(env, wrap)
     check_steps(total_steps, online_steps, data is not None)
     check_option("seed", seed, 0 <= seed < 2**31, "0 or more, and less than 2147483648")
     check_services(settings.log)
@@ -234,7 +241,8 @@ def _refuse_unusable(
 
 def _run_name(config: dict[str, Any]) -> str:
     algorithm = Path(config["algorithm"]).name.rpartition(":")[2]
-    return f"{algorithm}-{config['env_id'].rpartition(':')[2]}-{config['seed']}".lower()
+    env = config["env_id"].partition("?")[0].rpartition(":")[2]
+    return f"{algorithm}-{env}-{config['seed']}".lower()
 
 
 def _write_plan(run: Run, planned: Planned) -> None:

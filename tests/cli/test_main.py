@@ -143,7 +143,7 @@ def test_watch_and_plot_pass_on_what_was_given(
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("list --json") == 0
     listed = json.loads(capsys.readouterr().out)
-    assert set(listed) == {"algorithms", "strategies", "environments"}
+    assert set(listed) == {"algorithms", "strategies", "environments", "wrappers"}
     assert (
         listed["strategies"]["fused"]
         == "One compiled program for everything; needs a JAX environment."
@@ -152,3 +152,33 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gymnasium" in listed["environments"]
     assert main(["list"]) == 0
     assert "\n  ppo " in capsys.readouterr().out
+    assert main(["list", "wrappers", "--json"]) == 0
+    assert "frame-stack" in json.loads(capsys.readouterr().out)["wrappers"]
+
+
+def test_list_of_environments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("list envs cartpole --json") == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["dovetail"] == ["CartPole-v1"] and "CartPole-v1" in listed["gymnasium"]
+    assert command("list envs PONG --backend ale") == 0
+    assert "ale:pong" in capsys.readouterr().out.split()
+    assert command("list envs PONG --backend gymnasium") == 0
+    assert capsys.readouterr().out == "gymnasium:ALE/Pong-v5\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("list wrapers", "shows no 'wrapers': did you mean 'wrappers'?"),
+        ("list envs cartpool", "has 'cartpool' in its name: did you mean 'CartPole-v1'?"),
+        ("list envs xyzzy", "in its name: `dovetail list envs` shows what there is."),
+        ("list envs --backend ala", "no back end 'ala': did you mean 'ale'?"),
+        ("list ppo --backend ale", "shows no 'ppo'"),
+        ("list algorithms ppo", "takes text for environments only: write `dovetail list envs`."),
+    ],
+)
+def test_a_list_of_nothing_says_so(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(words) == 2
+    assert said in capsys.readouterr().err

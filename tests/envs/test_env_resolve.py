@@ -167,7 +167,7 @@ def test_a_changed_file_is_read_again(file, tmp_path):
     ("env", "sentence"),
     [
         ("cartpol", "There is no environment 'cartpol': did you mean 'CartPole-v"),
-        ("xyzzy", "`dovetail list` shows what there is"),
+        ("xyzzy", "`dovetail list envs` shows what there is"),
         ("gymnasum:CartPole-v1", "no back end or module 'gymnasum'.*did you mean 'gymnasium'"),
         ("nowhere.py:Env", "There is no file .*nowhere.py"),
         ("nowhere.py", "is a file: name a class in it"),
