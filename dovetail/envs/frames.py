@@ -112,9 +112,8 @@ def _stacked(space: Space[Any], size: int) -> Space[Any]:
             f"frame-stack joins Box observations, and this one is {type(space).__name__}: flatten "
             "it first, as in --wrap flatten,frame-stack:4."
         )
-    return Box(
-        _join(space, [space.low] * size), _join(space, [space.high] * size), None, space.dtype
-    )  # type: ignore[arg-type]
+    low, high = (_join(space, [bound] * size) for bound in (space.low, space.high))
+    return Box(low, high, dtype=space.dtype.type)
 
 
 def _join(space: Space[Any], frames: list[Any]) -> Any:

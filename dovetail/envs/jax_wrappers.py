@@ -6,7 +6,7 @@ environment. Other wrappers are Python code that steps one environment, which ca
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ def jax_wrapped(env: JaxEnv, wraps: Sequence[Wrap], env_id: str) -> JaxEnv:
         if wrap.name not in WRAPPERS:
             raise UserError(
                 f"The wrapper {wrap.text!r} is Python code around one environment, and "
-                f"{env_id.partition('?')[0]} is compiled ({', '.join(SHORT_NAMES)} can be): name a "
+                f"{env_id.partition('?')[0]} is compiled ({', '.join(SHORT)} can be): name a "
                 "Gymnasium environment, as gymnasium:NAME, and run it with --strategy local."
             )
         try:
@@ -33,39 +33,17 @@ def jax_wrapped(env: JaxEnv, wraps: Sequence[Wrap], env_id: str) -> JaxEnv:
             raise UserError(
                 f"The wrapper {wrap.text!r} was given wrong arguments: {error}."
             ) from error
-    return _Named(env, env_id)
+    # No longer the standard task, so without its threshold.
+    env.spec = replace(env.spec, id=env_id, threshold=None)
+    return env
 
 
-@dataclass(frozen=True)
-class _Named:
-    """An environment under its full id; it is no longer the standard task, so has no threshold."""
-
-    env: JaxEnv
-    env_id: str
-
-    @property
-    def spec(self) -> EnvSpec:
-        return replace(self.env.spec, id=self.env_id, threshold=None)
-
-    def reset(self, key: jax.Array) -> tuple[Any, Observation]:
-        return self.env.reset(key)
-
-    def step(self, state: Any, action: jax.Array, key: jax.Array) -> JaxStep:
-        return self.env.step(state, action, key)
-
-
-@dataclass(frozen=True)
 class ClippedReward:
     """Rewards clipped to [low, high]."""
 
-    env: JaxEnv
-    low: float = -1.0
-    high: float = 1.0
-
-    @property
-    def spec(self) -> EnvSpec:
-        """As without the wrapper."""
-        return self.env.spec
+    def __init__(self, env: JaxEnv, low: float = -1.0, high: float = 1.0) -> None:
+        self.env, self.low, self.high = env, low, high
+        self.spec: EnvSpec = env.spec
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Starts a new episode."""
@@ -84,20 +62,12 @@ class LimitedState(NamedTuple):
     time: jax.Array
 
 
-@dataclass(frozen=True)
 class LimitedTime:
     """Episodes truncated after `limit` steps."""
 
-    env: JaxEnv
-    limit: int
-
-    def __post_init__(self) -> None:
-        whole(self.limit, "time-limit")
-
-    @property
-    def spec(self) -> EnvSpec:
-        """As without the wrapper."""
-        return self.env.spec
+    def __init__(self, env: JaxEnv, limit: int) -> None:
+        self.env, self.limit = env, whole(limit, "time-limit")
+        self.spec: EnvSpec = env.spec
 
     def reset(self, key: jax.Array) -> tuple[LimitedState, Observation]:
         """Starts a new episode."""
@@ -121,22 +91,15 @@ class StackedState(NamedTuple):
     frames: Any
 
 
-@dataclass(frozen=True)
 class StackedFrames:
     """Shows the last `size` observations as one, laid out as by `frames.FrameStack`."""
 
-    env: JaxEnv
-    size: int
-
-    def __post_init__(self) -> None:
-        whole(self.size, "frame-stack")
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Every array of the observation holds `size` of them."""
-        one = self.env.spec.observation
-        frames = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.size, *x.shape), x.dtype), one)
-        return replace(self.env.spec, observation=jax.eval_shape(_joined, frames))
+    def __init__(self, env: JaxEnv, size: int) -> None:
+        self.env, self.size = env, whole(size, "frame-stack")
+        frames = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((size, *x.shape), x.dtype), env.spec.observation
+        )
+        self.spec: EnvSpec = replace(env.spec, observation=jax.eval_shape(_joined, frames))
 
     def reset(self, key: jax.Array) -> tuple[StackedState, Observation]:
         """Starts a new episode, with copies of its first observation."""
@@ -153,17 +116,14 @@ class StackedFrames:
         return after._replace(state=StackedState(after.state, frames), observation=_joined(frames))
 
 
-@dataclass(frozen=True)
 class Flattened:
     """Observations as one vector."""
 
-    env: JaxEnv
-
-    @property
-    def spec(self) -> EnvSpec:
-        """One vector."""
-        size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(self.env.spec.observation))
-        return replace(self.env.spec, observation=jax.ShapeDtypeStruct((size,), jnp.float32))
+    def __init__(self, env: JaxEnv) -> None:
+        self.env = env
+        size = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(env.spec.observation))
+        vector = jax.ShapeDtypeStruct((size,), jnp.float32)
+        self.spec: EnvSpec = replace(env.spec, observation=vector)
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Starts a new episode."""
@@ -176,19 +136,19 @@ class Flattened:
         return after._replace(observation=_flat(after.observation))
 
 
-WRAPPERS: dict[str, Callable[..., JaxEnv]] = {
+SHORT: dict[str, Callable[..., JaxEnv]] = {
     "clip-reward": ClippedReward,
     "flatten": Flattened,
     "frame-stack": StackedFrames,
     "time-limit": LimitedTime,
 }
-"""By the names of their counterparts around Gymnasium's environments."""
-SHORT_NAMES = sorted(WRAPPERS)
-WRAPPERS |= {
+WRAPPERS: dict[str, Callable[..., JaxEnv]] = {
+    **SHORT,
     "ClipReward": ClippedReward,
     "FlattenObservation": Flattened,
     "TimeLimit": LimitedTime,
 }
+"""By their names around Gymnasium's environments."""
 
 
 def _flat(observation: Observation) -> jax.Array:

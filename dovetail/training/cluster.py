@@ -278,10 +278,15 @@ def _user_files(kind: Any) -> Iterator[Path]:
         yield path
 
 
+def _options(thing: Any) -> dict[str, Any]:
+    """The options of an algorithm or a strategy."""
+    names = [one.name for one in fields(thing)] if is_dataclass(type(thing)) else []
+    return {name: getattr(thing, name) for name in names}
+
+
 def _option_files(thing: Any) -> Iterator[Path]:
     """The user's files that the options of an algorithm refer to: those of a network."""
-    for one in fields(thing) if is_dataclass(thing) else ():
-        value = getattr(thing, one.name)
+    for value in _options(thing).values():
         if isinstance(value, str) and ".py:" in value:
             yield _absolute(value.rpartition(":")[0])
         elif isinstance(value, type):

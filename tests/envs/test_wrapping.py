@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
@@ -187,13 +188,15 @@ def test_jax_wrappers_agree_with_gymnasiums() -> None:
     np.testing.assert_array_equal(first[:4], first[4:])
     for ends in (False, True):
         before = first
-        state, first, reward, terminated, truncated = traced.step(state, 1, jax.random.key(1))
+        state, first, reward, terminated, truncated = traced.step(
+            state, jnp.int32(1), jax.random.key(1)
+        )
         np.testing.assert_array_equal(first[:4], before[4:])
         assert bool(truncated) is ends and not terminated and reward == 1
     clipped = resolve("gymnax:Pendulum-v1?wrap=clip-reward:-0.5:0.5").jax
     assert clipped is not None and isinstance(clipped.spec.action, Continuous)
     state, _ = clipped.reset(jax.random.key(0))
-    assert abs(float(clipped.step(state, np.ones(1), jax.random.key(0)).reward)) <= 0.5
+    assert abs(float(clipped.step(state, jnp.ones(1), jax.random.key(0)).reward)) <= 0.5
 
 
 @pytest.mark.parametrize(

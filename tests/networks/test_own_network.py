@@ -72,7 +72,7 @@ def test_a_network_sees_one_batch_axis(lead: tuple[int, ...]) -> None:
     features = encoder.apply(params, images)
     assert features.shape == (*lead, 5)
     scaled = images.reshape(-1, 6 * 7 * 2).astype(np.float32) / 255
-    expected = Features().apply(params, scaled)
+    expected: Any = Features().apply(params, scaled)
     np.testing.assert_allclose(features.reshape(-1, 5), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -118,7 +118,7 @@ def test_ours_by_name() -> None:
 def test_the_residual_network_pools_and_adds() -> None:
     # One channel, no blocks: a kernel that keeps the pixel under it, then the maximum of 3 × 3.
     network = ResidualCNN((1,), blocks=0, size=4)
-    image = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
+    image = jnp.arange(16, dtype=jnp.float32).reshape(1, 4, 4, 1)
     params = network.init(KEY, (4, 4, 1))
     kernel = np.zeros((9, 1), np.float32)
     kernel[4] = 1
