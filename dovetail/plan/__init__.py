@@ -1,6 +1,6 @@
 """Plans: a strategy's placement of a graph, completed by passes and checked before it runs."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dovetail.errors import UserError, defined_at
 from dovetail.graph.ir import Graph
@@ -18,7 +18,7 @@ def make_plan(strategy: "Strategy", graphs: Graphs, resources: Resources) -> tup
 
     Raises `UserError` if the plan is not sound.
     """
-    made: object = strategy.plan(graphs.whole, resources)
+    made = cast(object, strategy.plan(graphs.whole, resources))  # a user's own may return anything
     if not isinstance(made, Plan):
         kind = "nothing" if made is None else f"a {type(made).__name__}"
         raise UserError(

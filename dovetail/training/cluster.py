@@ -239,10 +239,8 @@ class UserFiles:
 
     def _thing(self, thing: Any) -> Any:
         """An algorithm or a strategy to send: by name if its class comes from a loaded file."""
-        kind = type(thing)
-        given = (
-            {f.name: getattr(thing, f.name) for f in fields(thing)} if is_dataclass(thing) else {}
-        )
+        kind: type[Any] = type(thing)
+        given = {f.name: getattr(thing, f.name) for f in fields(kind)} if is_dataclass(kind) else {}
         options = {name: self._option(value) for name, value in given.items()}
         if not kind.__module__.startswith(USER_MODULE):
             return replace(thing, **options) if options != given else thing

@@ -80,9 +80,9 @@ def test_a_wrapped_run_goes_on(run: Run) -> None:
 def test_actors_in_processes_apply_them(own: Path, tmp_path: Path) -> None:
     settings = dataclasses.replace(QUIET, folder=str(tmp_path / "run"))
     trained = dovetail.train(
-        ppo(network=f"{own}:Features"),
+        ppo(num_envs=4, network=f"{own}:Features"),
         "CartPole-v1",
-        ActorLearner(num_envs=4, actors=2, processes=True),
+        ActorLearner(actors=2, processes=True),
         wrap=["time-limit:12", f"{own}:Scaled:3"],
         total_steps=64,
         settings=settings,
@@ -111,7 +111,7 @@ def test_objects_in_memory_serve_this_process(
     settings = dataclasses.replace(QUIET, folder=str(tmp_path / "run"))
     wrap = [Local5, lambda env: Halved(env)]
     trained = dovetail.train(
-        ppo(), "CartPole-v1", Local(4), wrap=wrap, total_steps=64, settings=settings
+        ppo(num_envs=4), "CartPole-v1", Local(), wrap=wrap, total_steps=64, settings=settings
     )
     found = dovetail.evaluate_run(trained, episodes=2)
     np.testing.assert_array_equal(found.returns, [2.5, 2.5])
