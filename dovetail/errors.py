@@ -64,8 +64,10 @@ def user_line(error: BaseException) -> str:
 
 def is_users(file: str) -> bool:
     """Whether a source file is neither Dovetail's, nor Python's, nor an installed package's."""
+    if file.startswith("<"):  # made by Python or a package, except what is typed in or piped
+        return file.startswith(("<stdin>", "<ipython-input"))
     installed = "site-packages" in file or "dist-packages" in file
-    return not (installed or file.startswith((PACKAGE + os.sep, STANDARD + os.sep, "<frozen ")))
+    return not (installed or file.startswith((PACKAGE + os.sep, STANDARD + os.sep)))
 
 
 def defined_at(function: Any) -> str:

@@ -88,7 +88,7 @@ def _imported(path: Path) -> ModuleType | None:
         file = getattr(module, "__file__", None)
         if file is None or name.startswith(USER_MODULE) or os.path.basename(file) != path.name:
             continue
-        if Path(file).resolve() == path and module is not _loading.get(path):
+        if Path(file).resolve() == path:
             return module
     return None
 

@@ -56,6 +56,21 @@ class NoMetrics(A2C):
         return super().iteration(rl, state)[0]
 
 
+class Valueless(A2C):
+    def value(self, params, carry, timestep):  # Valueless.value
+        pass
+
+
+class Options(A2C):
+    def __post_init__(self):
+        raise TypeError("of its own")  # Options
+
+
+class Opens(A2C):
+    def act(self, params, carry, timestep, key):
+        open("absent.txt")  # Opens
+
+
 class GreedyTypo(A2C):
     def greedy(self, params, carry, timestep):
         return undefined  # GreedyTypo
@@ -207,6 +222,13 @@ ALGORITHMS = [
     ("ActsTwice", "ActsTwice.act", "must return (action, extras, carry), but returned 2 results."),
     ("NoState", "NoState.init", "NoState.init must return the state, but returned nothing."),
     ("NoMetrics", "NoMetrics.iteration", "must return (state, metrics), but returned 6 results."),
+    (
+        "Valueless",
+        "Valueless.value",
+        "value, the bootstrap of rl.unroll, must return a value",
+    ),
+    ("Options", "Options", "TypeError: of its own."),
+    ("Opens", "Opens", "FileNotFoundError: [Errno 2] No such file"),
     ("Unsent", "Unsent", "init marks state.critic on the side 'critic'"),
     ("Unsent", "Unsent", "run a function there with rl.call('critic', function, …)"),
     ("NoFunction", "NoFunction", "but its second argument is a marked part of the state"),

@@ -14,7 +14,7 @@ from dovetail.cli.options import Option, flag, read
 from dovetail.cli.parser import Parser, normalized
 from dovetail.cli.reference import PACKAGE, Reference, catalog, find
 from dovetail.cli.values import convert
-from dovetail.errors import UserError, nearest
+from dovetail.errors import UserError, nearest, user_line
 
 ELASTIC = ("actors", "workers")
 """Options that accept a range: `--actors 2..8` starts with 2 actors and lets more join."""
@@ -34,6 +34,8 @@ class Choice:
         try:
             return self.kind(**self.options)
         except TypeError as error:
+            if user_line(error):
+                raise
             hint = "is it decorated with @dataclass(frozen=True)?"
             raise UserError(f"{self.kind.__name__} cannot be made ({error}): {hint}") from error
 

@@ -62,7 +62,7 @@ def _explain(error: Exception, debug: bool) -> int:
         return _fail(str(error), 2, debug)
     if _reader_has_gone(error):
         return 141
-    if isinstance(error, OSError) and error.filename:
+    if isinstance(error, OSError) and error.filename and not user_line(error):
         return _fail(f"Cannot use {error.filename}: {error.strerror}.", 2, debug)
     hint = "" if debug else " Run with --debug for the traceback."
     # What arises in the user's own code is the user's to repair, with Dovetail's code 2.

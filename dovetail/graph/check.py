@@ -131,6 +131,16 @@ def check_batch(algorithm: Algorithm, name: str, function: Any, size: int, made:
             )
 
 
+def check_bootstrap(algorithm: Algorithm, function: Any, made: Any) -> None:
+    """Checks that the bootstrap of an unroll returned something, given the structure of it."""
+    if made is None or not made.num_leaves:
+        name = getattr(function, "__name__", "bootstrap")
+        raise UserError(
+            f"{defined_at(function)}{type(algorithm).__name__}.{name}, the bootstrap of rl.unroll, "
+            f"must return a value for each environment, but returned nothing."
+        )
+
+
 def check_action(
     algorithm: Algorithm, name: str, function: Any, spec: EnvSpec, action: Any
 ) -> None:

@@ -16,7 +16,14 @@ from dovetail.batching import defines, over_batch, preferred, takes_batch
 from dovetail.boundaries import ACTOR, ENVIRONMENT, Side
 from dovetail.envs import batched
 from dovetail.envs.interface import EnvSpec, JaxEnv
-from dovetail.graph.check import ACT, check_action, check_batch, results, same_carry
+from dovetail.graph.check import (
+    ACT,
+    check_action,
+    check_batch,
+    check_bootstrap,
+    results,
+    same_carry,
+)
 from dovetail.graph.cost import flops
 from dovetail.graph.ir import Inner
 from dovetail.graph.traced import UnrollSpec
@@ -54,6 +61,7 @@ class Acting:
             value_inner, value_captured = _inner(
                 "bootstrap", value, params, actor.carry, actor.timestep
             )
+            check_bootstrap(self.algorithm, bootstrap, value_inner.out_tree)
         reset_inner, reset = self._describe_reset()
         step = step_function(self.env, self.spec, actor.step.shape[0])
         step_inner, action_bytes, seen_bytes = self._describe_step(step, whole_act, params)
