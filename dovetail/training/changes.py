@@ -20,10 +20,12 @@ FIXED = {
     "activation": "the weights were trained with it",
     "env": "the run is about it: start another with --init-from",
     "folder": "it is the run's own folder",
+    "network": "the weights were trained with it",
     "num_envs": "each of its environments has a state of its own",
     "seed": "it has already decided everything random",
     "seeds": "each seed has a state of its own",
     "strategy": "the states of its workers are divided by it",
+    "wrap": "the run is about the environment as it was wrapped",
 }
 """Options that never change, each with the reason."""
 

@@ -76,6 +76,7 @@ def test_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) ->
         ({"activation": "relu"}, "--activation cannot change .*: the weights were trained with it"),
         ({"seed": 1}, "--seed cannot change .*: it has already decided everything random"),
         ({"strategy": "local"}, "--strategy cannot change"),
+        ({"network": "mlp"}, "--network cannot change .*: the weights were trained with it"),
         ({"learning_rat": 1}, "A2C has no option 'learning_rat': did you mean 'learning_rate'?"),
         ({"learning_rate": -1.0}, "--learning-rate is -1.0: give more than 0."),
     ],
