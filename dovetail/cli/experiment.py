@@ -67,6 +67,11 @@ class Experiment:
     wrap: tuple[str, ...] = ()
     """The wrappers around each environment."""
 
+    @property
+    def wraps(self) -> dict[str, Any]:
+        """The argument `wrap`, if there are any."""
+        return {"wrap": self.wrap} if self.wrap else {}
+
 
 def understand(parser: Parser, words: list[str]) -> Words:
     """Parses a command line whose first word names the algorithm."""

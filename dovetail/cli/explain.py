@@ -46,9 +46,8 @@ def run(argv: list[str]) -> None:
     where, _ = deployment(words)
     kept, _ = replay(words)
     algorithm = wanted.algorithm.build()
-    explanation = dovetail.explain(
-        algorithm, wanted.env, strategy, **where, **kept, wrap=wanted.wrap
-    )
+    more = where | kept | wanted.wraps
+    explanation = dovetail.explain(algorithm, wanted.env, strategy, **more)
     if "svg" in words.values:
         Path(words.values["svg"]).write_text(explanation.svg(), encoding="utf-8")
     print(explanation.json() if "json" in words.values else explanation)
