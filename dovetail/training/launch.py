@@ -10,7 +10,7 @@ from dovetail.data.episode import Source
 from dovetail.data.recorder import Recorder
 from dovetail.data.recorder import record as record_to
 from dovetail.evaluation.play import knows_probabilities
-from dovetail.replay.data import Data, with_data
+from dovetail.replay.data import Data, is_data, with_data
 from dovetail.runtime.interface import Runtime
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.loop import Loop, Reached, Snapshot
@@ -129,7 +129,9 @@ def _states(
 
 def acting_leaves(acting: Callable[[Any], Any], state: Any, seeds: int) -> list[int]:
     """The positions of the learner's leaves that acting uses; all positions if it uses none."""
-    traced = jax.make_jaxpr(acting if seeds == 1 else jax.vmap(acting))(state).jaxpr
+    # Seeds share the recorded steps, which have no seed axis.
+    axes = jax.tree.map(lambda part: None if is_data(part) else 0, state, is_leaf=is_data)
+    traced = jax.make_jaxpr(acting if seeds == 1 else jax.vmap(acting, (axes,)))(state).jaxpr
     read = {id(atom) for equation in traced.eqns for atom in equation.invars}
     read |= {id(atom) for atom in traced.outvars}
     found = [i for i, leaf in enumerate(traced.invars) if id(leaf) in read]
