@@ -68,6 +68,7 @@ def gradient_loop(
         done = []
         for j in range(together):
             batch = jax.tree.map(lambda x, j=j: x[j], taken)
+            # A Python number: `delayed` then decides while tracing, and skipped parts cost nothing.
             at = state if together == 1 else state._replace(steps=j)  # type: ignore[arg-type]
             after, *found = step(at, batch, own[j])
             state = after._replace(steps=state.steps + 1)
@@ -81,6 +82,7 @@ def gradient_loop(
         errors = jax.lax.dynamic_update_slice_in_dim(errors, found, together * i, axis=0)
         return state, errors, jax.tree.map(jnp.add, sums, metrics)
 
+    # What no gradient step changes stays out of the loop, which would otherwise carry it.
     kept = state._replace(replay=(), data=(), key=())  # type: ignore[arg-type]
     shapes = jax.eval_shape(lambda: several(jnp.int32(0), kept))
     errors = jnp.zeros((count, *shapes[1].shape[1:]))

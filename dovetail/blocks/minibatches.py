@@ -68,6 +68,7 @@ def environment_groups(samples: Samples, count: int, algorithm: str) -> Minibatc
         )
 
     def groups(x: jax.Array) -> jax.Array:
+        # Every `count`-th environment: each actor's share then has equally many in every group.
         return x.reshape(x.shape[0], envs // count, count, *x.shape[2:])
 
     def take(group: jax.Array) -> Samples:
@@ -100,5 +101,6 @@ def stop_at_divergence(
 ) -> MinibatchProgress:
     """`after` a gradient step, or `before` once a step's divergence exceeds 1.5 × `target_kl`."""
     going = before.going & (kl <= 1.5 * target_kl)
+    # Once stopped, `going` stays false and later steps change nothing.
     kept = jax.tree.map(lambda new, old: jnp.where(going, new, old), after, before)
     return kept._replace(going=going)

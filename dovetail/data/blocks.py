@@ -49,6 +49,7 @@ class Blocks:
         for number in numbers.tolist():
             begin = number * self._steps
             stop = begin + self.size(number)
+            # A block may begin and end in the middle of an episode.
             first = int(np.searchsorted(self._starts, begin, side="right")) - 1
             last = int(np.searchsorted(self._starts, stop, side="left"))
             for episode in range(first, last):
@@ -57,6 +58,7 @@ class Blocks:
                 piece = Piece(episode, a - start, min(b - start + self._behind, end - start + 1))
                 pieces.append(piece)
                 begins.append(np.arange(at, at + b - a))
+                # Counts down to 1 at the last step of the episode.
                 left.append(np.arange(end - a, end - b, -1))
                 steps.append(np.arange(a, b))
                 at += piece.stop - piece.start
@@ -87,6 +89,7 @@ def most_rows(lengths: Array, block: int, count: int, behind: int) -> int:
     starts = np.arange(0, int(ends[-1]), block)
     stops = np.minimum(starts + block, ends[-1])
     episodes = np.searchsorted(ends, stops, "left") - np.searchsorted(ends, starts, "right") + 1
+    # The largest blocks: any may come together in a round.
     rows = np.sort(stops - starts + behind * episodes)[::-1]
     return int(rows[:count].sum())
 

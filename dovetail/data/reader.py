@@ -94,6 +94,7 @@ class Reader:
         self.check(arrays, pieces)
         total = len(arrays["rewards"])
         last = np.zeros(total, np.bool_)
+        # The row after the last step: it has an observation and no action.
         last[last_rows(pieces, self.episodes.lengths)] = True
         info = {name: arrays[f"infos/{name}"] for name in self.metadata.infos}
         # Rows have the same leaves for every dataset; missing infos are filled in.

@@ -17,6 +17,7 @@ class RowReader:
     def __init__(self, reader: Reader, row: Callable[[Rows], Any], memory: int) -> None:
         """A read takes at most min(`memory`, `READ_BYTES`) bytes in addition to its result."""
         self._reader, self._row = reader, row
+        # One row shows what `row` makes of it.
         seen = reader.pieces([Piece(0, 0, 1)])
         self._example = row(seen)
         self.row_bytes = _bytes(self._example)
@@ -32,6 +33,7 @@ class RowReader:
         for group in self._reader.parts(pieces, self._at_once):
             part = self._row(self._reader.pieces(group))
             stop = first + sum(piece.stop - piece.start for piece in group)
+            # Copied into one array as it is read: no second copy of all rows exists at any time.
             jax.tree.map(lambda to, x, a=first, b=stop: np.copyto(to[a:b], x), found, part)
             first = stop
         return found

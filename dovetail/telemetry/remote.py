@@ -54,6 +54,7 @@ def remote_sinks(
     names: tuple[str, ...], run: Run, config: Mapping[str, Any], project: str, tell: Tell
 ) -> list[Sink]:
     """Creates the sinks of these services; they also log `config`."""
+    # The packages themselves are imported at the first write, in the sink's thread.
     from dovetail.telemetry.mlflow import MlflowSink
     from dovetail.telemetry.wandb import WandbSink
 

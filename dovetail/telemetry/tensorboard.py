@@ -79,6 +79,7 @@ class TensorBoardSink:
 
     def write_gif(self, step: int, gif: bytes) -> None:
         """Adds an animation; its size is read from the GIF's header."""
+        # Bytes 6 to 9 of a GIF: its logical screen size.
         width, height = struct.unpack("<HH", gif[6:10])
         picture = {"height": height, "width": width, "colorspace": 3, "encoded_image_string": gif}
         self._add(step, [{"tag": "video", "image": picture}])
@@ -104,6 +105,7 @@ class TensorBoardSink:
         self._writer = RecordWriter(str(self._folder / name))
         self._writer.write(_event(file_version="brain.Event:2"))
         if self._after is not None:
+            # TensorBoard then hides events of later steps from before the restart.
             self._writer.write(_event(step=self._after + 1, session_log={"status": "START"}))
         return self._writer
 

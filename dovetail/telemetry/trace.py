@@ -38,6 +38,7 @@ def trace_events(spans: list[tuple[str, Span]], seconds: float) -> list[dict[str
     """The trace events of the last `seconds`, ordered by start time."""
     end = max((s.start + s.seconds for _, s in spans), default=0.0)
     kept = [(w, s) for w, s in spans if s.start >= end - seconds]
+    # The arrows search the starts by bisection.
     kept.sort(key=lambda pair: pair[1].start)
     workers = {worker: i + 1 for i, worker in enumerate(dict.fromkeys(w for w, _ in kept))}
     zero = min((s.start for _, s in kept), default=0.0)
@@ -56,6 +57,7 @@ def trace_events(spans: list[tuple[str, Span]], seconds: float) -> list[dict[str
                 "name": f"waits for {span.name}" if span.kind == WAIT else span.name,
                 "cat": span.kind,
                 "cname": COLORS[span.kind],
+                # Microseconds, as the format wants.
                 "ts": 1e6 * (span.start - zero),
                 "dur": 1e6 * span.seconds,
                 "args": {
@@ -88,6 +90,7 @@ def _arrows(
         if span.kind != QUEUE:
             continue
         puts, starts = sent.get(span.name, []), computed.get(taker, [])
+        # The put begins before the message is in the channel.
         put = bisect_right(puts, span.start, key=lambda pair: pair[0]) - 1
         used = bisect_left(starts, span.start + span.seconds)
         if put < 0 or used == len(starts):  # one end is outside the window
