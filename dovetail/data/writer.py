@@ -191,6 +191,7 @@ def _count(journal: Path) -> tuple[int, str | None]:
 
 
 def _check_shapes(arrays: dict[str, Array], columns: list[Column]) -> None:
+    """Raises if a column is too large for the journal, or not of the space's shape."""
     for column in columns:
         size = arrays[column.path].nbytes
         if size > MOST_BYTES:
@@ -221,6 +222,7 @@ def _described(metadata: Metadata) -> dict[str, Any]:
 
 
 def _undescribed(record: dict[str, Any]) -> Metadata:
+    """Inverse of `_described`."""
     return Metadata(
         observation=from_json(record["observation"]),
         action=from_json(record["action"]),

@@ -17,6 +17,7 @@ def flops(jaxpr: Jaxpr) -> int:
 
 
 def _equation(eqn: JaxprEqn) -> int:
+    """FLOPs of one equation, with the programs inside it."""
     params: dict[str, Any] = eqn.params
     shapes_in: list[tuple[int, ...]] = [getattr(var.aval, "shape", ()) for var in eqn.invars]
     shapes_out: list[tuple[int, ...]] = [getattr(var.aval, "shape", ()) for var in eqn.outvars]

@@ -245,6 +245,7 @@ class _Cut:
         return self.pieces.setdefault(place, _Piece())
 
     def _nodes(self, region_inputs: dict[int, list[Value]]) -> tuple[Node, ...]:
+        """The nodes in execution order: by stage, and within a stage by side."""
         needed = self._needed()
         regions = [eqn for eqn in self.jaxpr.eqns if eqn.primitive in REGIONS]
         steps: list[tuple[int, int, Place | JaxprEqn]] = [
@@ -292,6 +293,7 @@ class _Cut:
         return atom if isinstance(atom, Literal) else self.source.get(atom, atom)
 
     def _fragment(self, name: str, place: Place, needed: set[Var]) -> Fragment:
+        """The fragment of a piece: its program, and the values that enter and leave it."""
         piece = self.pieces[place]
         eqns = self._with_constants(piece)
         made = {var for eqn in eqns for var in eqn.outvars}
@@ -356,6 +358,7 @@ class _Cut:
         return eqn.replace(invars=direct)
 
     def _unroll(self, name: str, eqn: JaxprEqn, operands: list[Value], needed: set[Var]) -> Unroll:
+        """The node of an `unroll` equation; `operands` are the values it reads."""
         spec: UnrollSpec = eqn.params["spec"]
         size = spec.trajectory_tree.num_leaves
         outputs = [self._value(var) for var in eqn.outvars]
@@ -381,6 +384,7 @@ class _Cut:
         )
 
     def _python(self, name: str, eqn: JaxprEqn, operands: list[Value]) -> Python:
+        """The node of a `python` equation; `operands` are the values it reads."""
         spec: PythonSpec = eqn.params["spec"]
         arrivals = [None if isinstance(v, Literal) else self.arrived_by.get(v) for v in eqn.invars]
         return Python(
@@ -397,6 +401,10 @@ class _Cut:
         )
 
     def _edges(self, nodes: tuple[Node, ...]) -> tuple[Edge, ...]:
+        """The edges of all crossings.
+
+        A crossing whose values come from several nodes becomes one edge for each of them.
+        """
         maker = {value.id: node.name for node in nodes for value in node.outputs}
         edges: list[Edge] = []
         for eqn in self.jaxpr.eqns:

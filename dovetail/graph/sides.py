@@ -169,6 +169,10 @@ def _made_at(var: Var, makers: dict[Var, JaxprEqn]) -> str:
 
 
 def _side_of(eqn: JaxprEqn, sides: Sides) -> Side | None:
+    """The side of an equation's results; None if all its inputs are constants.
+
+    Raises `UserError` if the inputs live on two sides.
+    """
     found = {sides[v]: None for v in eqn.invars if not isinstance(v, Literal)}
     present = [side for side in found if side is not None]
     if eqn.primitive is unroll_p:

@@ -49,6 +49,7 @@ def tap(graph: Graph, wanted: Wanted) -> Graph:
 
 
 def _only_unroll(graph: Graph) -> Unroll:
+    """The unroll of the iteration; raises `CannotTap` unless there is exactly one."""
     if not graph.unrolls:
         raise CannotTap(
             f"{graph.algorithm} does not unroll, so there is nothing to --record: leave it out."

@@ -384,6 +384,7 @@ class Tracing(RL):
         )
 
     def _cross(self, tree: Any, crossing: Crossing) -> Any:
+        """Binds one `send` for the leaves of a tree; returns the tree as it arrives."""
         self._refuse_nested(crossing.name)
         self._crossings += 1
         leaves, structure = jax.tree.flatten(self.landed(tree))

@@ -125,6 +125,7 @@ class Acting:
     def _describe_step(
         self, step: Callable[..., Any], act: Callable[..., Any], params: Params
     ) -> tuple[Inner, int, int]:
+        """(program of a step, bytes of an action, bytes of what comes back)."""
         actor = self.actor
         action = jax.eval_shape(act, params, actor.carry, actor.timestep, actor.keys)[0]
         check_action(self.algorithm, "act", act, self.spec, action)

@@ -115,6 +115,7 @@ def _table(path: str | Path, found: Mapping[str, object], name: str) -> Mapping[
 
 
 def _share(path: str | Path, table: Mapping[str, object], name: str) -> ProcessShare:
+    """The resources in a table of the file; raises `UserError` at the first wrong entry."""
     known = [f.name for f in dataclasses.fields(ProcessShare)]
     _refuse_unknown(path, table, [*known, "devices"] if name == "learner" else known, f"[{name}] ")
     for key in ("cpus", "gpus"):

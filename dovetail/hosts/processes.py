@@ -230,6 +230,7 @@ class _Serving:
         return getattr(self._workers, request.method)(*request.args)
 
     def _set_up(self) -> str:
+        """Builds the workers; runs in the process, in a thread of its own."""
         from dovetail.hosts.serving import ProcessWorkers
 
         try:
@@ -253,6 +254,7 @@ class _Serving:
             self._send(Answer(number, error=error))
 
     def _send(self, answer: "Answer") -> None:
+        """Sends an answer; ends this process if the parent is gone."""
         with self._sending:  # the threads of several workers answer
             try:
                 self._connection.send(answer)

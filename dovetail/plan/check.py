@@ -52,6 +52,7 @@ def _who_joins_late_is_not_waited_for(plan: Plan, graph: Graph) -> None:
 
 
 def _environments_divide(plan: Plan, graph: Graph) -> None:
+    """Actors have equal shares, and every replica learns from equally many actors."""
     actors, replicas = plan.copies_of(*graph.acting), plan.copies_of(graph.home)
     if plan.num_envs % actors:
         raise _refusal(
@@ -68,6 +69,7 @@ def _environments_divide(plan: Plan, graph: Graph) -> None:
 
 
 def _workers_have_devices(plan: Plan, graph: Graph) -> None:
+    """Workers with programs have a device, and processes only step or host other sides."""
     computing = {i.worker for i in plan.instances if not _is_host_step(i.fragment, graph)}
     for worker in plan.workers:
         if worker.name in computing and not worker.devices:
@@ -121,6 +123,7 @@ def _devices_are_used_once(plan: Plan, graph: Graph) -> None:
 
 
 def _instances_exist(plan: Plan, graph: Graph) -> None:
+    """Instances name fragments of the graph and workers of the plan."""
     fragments, workers = graph.fragments, {worker.name for worker in plan.workers}
     for instance in plan.instances:
         if instance.fragment not in fragments:
@@ -245,6 +248,7 @@ def _numbers(sizes: set[int]) -> str:
 
 
 def _learner_fills_its_devices(plan: Plan, graph: Graph) -> None:
+    """A learner's worker has one device for each replica."""
     replicas = plan.copies_of(graph.home)
     learners = {i.worker for n in graph.on(graph.home) for i in plan.instances_of(n.name)}
     for name in learners:
@@ -258,6 +262,7 @@ def _learner_fills_its_devices(plan: Plan, graph: Graph) -> None:
 
 
 def _staleness_is_tolerated(plan: Plan, graph: Graph) -> None:
+    """The staleness is within what the algorithm's correction tolerates."""
     if graph.staleness is not None and plan.staleness > graph.staleness:
         raise _refusal(
             plan,
@@ -288,6 +293,7 @@ def _exchange_allows_staleness(plan: Plan, graph: Graph) -> None:
 
 
 def _links_join_instances(plan: Plan, graph: Graph) -> None:
+    """The ends of every link exist."""
     reached = [node.reach.side for node in graph.reaching if node.reach is not None]
     ends = [*graph.fragments, STATE, *reached]
     for link in plan.links:
@@ -300,6 +306,7 @@ def _links_join_instances(plan: Plan, graph: Graph) -> None:
 
 
 def _edges_are_carried(plan: Plan, graph: Graph) -> None:
+    """Every edge has exactly one link for each reader, and no link is without an edge."""
     wanted = Counter[tuple[str, str, str]]()
     acting = {unroll.name: f"{unroll.name}.act" for unroll in graph.unrolls}
     for edge in graph.edges:
@@ -361,6 +368,7 @@ def _links_suit_their_ends(plan: Plan, graph: Graph) -> None:
 
 
 def _replicas_are_joined(plan: Plan, graph: Graph) -> None:
+    """Several replicas need `rl.mean`, or their weights would drift apart."""
     means = sum(node.means for node in graph.nodes if isinstance(node, Fragment))
     replicas = plan.copies_of(graph.home)
     if replicas > 1 and means == 0:

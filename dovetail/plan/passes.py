@@ -91,6 +91,7 @@ def _instances(plan: Plan, graph: Graph, side: Side) -> int:
 
 
 def _kind(plan: Plan, graph: Graph, source: str, target: str, side: Side = "") -> LinkKind:
+    """The cheapest link between two fragments, given the workers of their instances."""
     joined = pairs(plan, graph, source, target, side)
     workers = {end.worker for pair in joined for end in pair}
     known = {worker.name: worker for worker in plan.workers}
@@ -152,6 +153,7 @@ def tell(plan: Plan, graph: Graph, resources: Resources) -> Plan:
 
 
 def _told(plan: Plan, graph: Graph, resources: Resources) -> Iterator[str]:
+    """One sentence for each thing that the plan alone does not show."""
     if plan.staleness:
         how = "exactly" if plan.ordered else "at most"
         start = " (less at the start)" if plan.ordered else ""

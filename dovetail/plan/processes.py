@@ -279,6 +279,7 @@ def _refuse_unknown_nodes(cluster: Cluster) -> None:
 
 
 def _shortage(processes: list[Process], process: Process, cluster: Cluster) -> str:
+    """The sentence for a process that fits on no node."""
     there = "; ".join(_room_text(node) for node in cluster.nodes) or "no node"
     needs = Needs(process.cpus, process.gpus, process.others)
     cpus, gpus = sum(s.cpus for s in processes), sum(s.gpus for s in processes)

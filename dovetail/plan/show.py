@@ -38,6 +38,7 @@ def _processes(plan: Plan) -> list[str]:
 
 
 def _sizes(plan: Plan) -> str:
+    """Numbers of environments, replicas and actors, and the staleness, in words."""
     parts = [count(plan.num_envs, "environment"), count(plan.replicas, "learner replica")]
     if plan.actors > 1:
         parts.append(f"{count(plan.actors, 'actor')} with {plan.num_envs // plan.actors} each")

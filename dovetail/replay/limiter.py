@@ -80,6 +80,7 @@ class RateLimiter:
         return f"{self._why_sample(sampling)}; {self._why_insert(inserting)}."
 
     def _why_sample(self, count: int) -> str:
+        """Why sampling `count` items may or may not proceed."""
         if self.may_sample(count):
             return f"sampling {count} may go on"
         if not self.filled:

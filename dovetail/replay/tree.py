@@ -67,6 +67,7 @@ class HostTree:
         return float(self._cumulative[-1])
 
     def _refresh(self) -> None:
+        """Recomputes the sums above the leaves that were set since the last call."""
         if not self._stale:
             return
         # With this many stale leaves, recomputing every level is cheaper than gathering families.

@@ -98,6 +98,7 @@ class ActBatch:
         return self.acting.unpack(made)
 
     def _fill(self, share: BufferPart, t: int, own: slice) -> None:
+        """Copies the inputs of one group at step `t` into the rows `own` of the buffers."""
         turns, part = self._turns, share.part
         self._slots[own] = range(part.start, part.stop)
         for buffer, leaf in zip(self._seen, share.seen[t], strict=True):

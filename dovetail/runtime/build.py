@@ -113,6 +113,7 @@ class Programs:
     def _fragment(
         self, bundles: Sequence[Bundle], node: Fragment, device: Device | None
     ) -> FragmentProgram:
+        """The program of a fragment; `bundles` are those of its worker."""
         graph = self._graph
         own = [b for b in bundles if b.taken[0] in node.inputs]
         return FragmentProgram(
@@ -126,6 +127,7 @@ class Programs:
         )
 
     def _unroll(self, node: Unroll, worker: RunningWorker) -> Program:
+        """The program of an unroll: fused with its environments, stepped here, or batched."""
         plan, jax_env = self._plan, self._env.jax
         number = plan.worker(worker.name).devices[0]
         # A fused link means that the environments are traced into the program that acts.

@@ -75,6 +75,7 @@ class Channels:
         return any(name != home_of(graph, plan) for name in acting)
 
     def _make(self, position: int, edge: Edge, last: bool) -> Channel:
+        """The channel of an edge; `last` if it completes the weights of a version."""
         graph, plan = self._graph, self._plan
         numbers = tuple(value.id for value in edge.values)
         acts, weights = edge.from_side in graph.acting, edge.to_side in graph.acting
@@ -98,6 +99,7 @@ class Channels:
         return givers(graph, plan, source), givers(graph, plan, target)
 
     def _make_report(self) -> Channel | None:
+        """The channel on which acting copies report to the home side."""
         graph, plan = self._graph, self._plan
         if not self._acts_apart():
             return None

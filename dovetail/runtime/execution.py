@@ -191,6 +191,10 @@ class Execution:
         self._tell(f"{worker.name} has joined.")
 
     def _wait_for_leave(self, worker: RunningWorker, number: int) -> None:
+        """Blocks the home worker until the caller asks for update `number`.
+
+        Raises `Closed` if the run ends meanwhile.
+        """
         worker.watch.idle("leave to go on")
         began, waited = time.perf_counter(), False
         with self._may_go_on:

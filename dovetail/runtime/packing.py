@@ -92,6 +92,7 @@ def bundles_of_state(graph: Graph, leaves: Sequence[Leaf]) -> list[Bundle]:
 def _bundles(
     pairs: Sequence[tuple[Value, Value]], graph: Graph, shared: set[int], first: int
 ) -> list[Bundle]:
+    """One bundle for each dtype with enough small arrays; `first` numbers the keys."""
     kinds: dict[np.dtype, list[tuple[Value, Value]]] = {}
     for old, new in pairs:
         if old.nbytes <= (LARGEST_HELD if old.side in graph.tables else LARGEST):

@@ -125,6 +125,7 @@ class States:
         return lambda: None
 
     def _episode_keys(self, worker: RunningWorker, attempt: int) -> jax.Array | None:
+        """The keys [B] for new episodes of a worker's environments; None if it does not act."""
         copy = self.acts(worker)
         if copy is None or self._keys is None:
             return None

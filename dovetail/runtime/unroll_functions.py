@@ -39,6 +39,7 @@ def bootstrap_function(unroll: Unroll, inputs: Sequence[Leaf]) -> Bootstrap | No
 
 
 def _inner_function(inner: Inner, filled: list[Leaf]) -> Callable[..., Any]:
+    """An inner program as a function of trees; `filled` are its first inputs."""
     program, tree = inner.program, inner.out_tree
     assert program is not None and tree is not None
     function = jaxpr_as_fun(program)

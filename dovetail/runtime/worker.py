@@ -161,6 +161,11 @@ class RunningWorker:
         self._finished = turn - 1
 
     def _take(self, operation: Take, values: Values, turn: Turn, payloads: list[Payload]) -> None:
+        """Takes the messages of a channel, and records the time they lay there.
+
+        Their values go into `values`, or as references into `payloads` if another process runs the
+        programs.
+        """
         channel, watch = operation.channel, self.watch
         name = channel.edge.boundary
         began, waited = time.perf_counter(), watch.waited
@@ -253,6 +258,7 @@ class RunningWorker:
             self.track.add(COMPUTE, program.name, began, spent, version=turn.version)
 
     def _run_away(self, operation: ProgramChain, turn: Turn, payloads: list[Payload]) -> None:
+        """Runs a chain in the worker's process and puts its results."""
         program, host = operation.program, self.host
         assert host is not None
         self.watch.doing(f"running {program.name}")

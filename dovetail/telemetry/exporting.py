@@ -87,6 +87,7 @@ class ExporterProcess:
         self._end()
 
     def _end(self) -> None:
+        """Ends the server process, by force after 10 s."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):  # closing flushes, which fails if the process is gone
             self._process.stdin.close()
@@ -166,6 +167,7 @@ def _message(published: Published) -> dict[str, Any]:
 
 
 def _published(message: Mapping[str, Any]) -> Published:
+    """Inverse of `_message`."""
     totals = {
         (worker, kind, name): PublishedTotals(
             calls, seconds, nbytes, items, dict(map(tuple, buckets))

@@ -227,6 +227,7 @@ def _gauge(name: str, text: str, value: float | None) -> Metric:
 
 
 def _scalars(now: Published) -> Iterator[Metric]:
+    """Counters and gauges of the loop, and the algorithm's metrics."""
     for scalar, (name, text) in COUNTERS.items():
         yield CounterMetricFamily(f"dovetail_{name}", text, now.scalars.get(scalar))
     for scalar, (name, text) in GAUGES.items():
@@ -293,6 +294,7 @@ def _latency(totals: Mapping[Key, PublishedTotals]) -> Metric:
 
 
 def _staleness(counts: Mapping[int, int]) -> Metric:
+    """The histogram of staleness, with cumulative buckets."""
     text = "Versions that the trajectories learned from were behind."
     rows = [
         (str(version), float(sum(n for behind, n in counts.items() if behind <= version)))

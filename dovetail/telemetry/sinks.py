@@ -171,6 +171,7 @@ class MetricsWriter:
         self._hand_over(step, arrays, True)
 
     def _hand_over(self, step: int, what: Mapping[str, Any], arrays: bool) -> None:
+        """Queues a record, or drops the oldest if the queue is full; never waits for a sink."""
         self._raise_fatal()
         with self._changed:
             if len(self._waiting) == self._capacity:

@@ -131,6 +131,7 @@ class Timeline:
             self._write_spans(run.path / SPANS)
 
     def _write_spans(self, path: Path) -> None:
+        """Writes the window as one table, with the names as indices into lists."""
         workers = list(dict.fromkeys(worker for worker, _ in self._window))
         names = list(dict.fromkeys((s.kind, s.name) for _, s in self._window))
         places = {worker: i for i, worker in enumerate(workers)}

@@ -136,6 +136,7 @@ def node_names(nodes: Sequence[NodeEntry]) -> dict[str, str]:
 
 
 def _node(identity: str, name: str, free: dict[str, float]) -> Node:
+    """A node with its free resources; Ray's internal ones are left out."""
     others = {
         name: amount
         for name, amount in free.items()
@@ -198,6 +199,7 @@ def _patience() -> Generator[None]:
 
 
 def _failure(cluster: str, error: Exception) -> str:
+    """The sentence for a cluster that could not be joined, with what to do."""
     told, whole = str(error), ""
     cause: BaseException | None = error
     while cause is not None:

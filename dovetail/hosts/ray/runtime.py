@@ -198,6 +198,7 @@ class ClusterRuntime:
         return [self._value(call) for call in calls]
 
     def _value(self, call: "ray.ObjectRef[T]") -> T:
+        """The result of a call; raises its failure as a `UserError`."""
         try:
             return ray.get(call)
         except RayTaskError as error:

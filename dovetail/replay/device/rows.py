@@ -63,6 +63,7 @@ class DeviceRowForm:
         return 1 + sum(prod(self.leaves[i].shape) for i in self.words)
 
     def _small(self) -> list[tuple[int, RowLeaf]]:
+        """(position, leaf) of the leaves that may be packed."""
         return [
             (i, leaf)
             for i, leaf in enumerate(self.leaves)

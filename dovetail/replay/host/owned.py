@@ -74,6 +74,7 @@ class OwnedItems:
                 store.forget(self.frame_places(slots).ravel().tolist())
 
     def _copy(self, places: Array, slot: Array) -> None:
+        """Copies one window, at `places` [W, 1] of the streams, into a slot."""
         layout, source = self.streams.layout, self.streams.rows
         target, places = self.windows(slot)[:, 0], places[:, 0] % layout.lane
         self.rows.block[target] = source.block[places]

@@ -231,6 +231,7 @@ class Streams:
             self.given[slots] = given
 
     def _insert_any(self, steps: IncomingSteps, here: slice, default: float) -> None:
+        """The general case: any mix of steps, ends of episodes and invalid steps."""
         shape = steps.leaves[0].shape[:2]
         valid = np.ones(shape, bool) if steps.valid is None else steps.valid
         ends = np.zeros(shape, bool) if steps.ends is None else steps.ends
@@ -252,6 +253,7 @@ class Streams:
         self._until_wrap = 0
 
     def _write_steps(self, plan: InsertPlan, leaves: Sequence[Array], steps: Array) -> None:
+        """Stores the valid steps; `steps` are their indices in the flattened [T × B]."""
         flat = [x.reshape(-1, *leaf.shape) for x, leaf in zip(leaves, self.leaves, strict=True)]
         if steps.size < plan.step_at.size:
             flat = [x[steps] for x in flat]

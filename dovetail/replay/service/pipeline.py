@@ -48,6 +48,7 @@ class Pipeline:
         return self.channel.receive(what)
 
     def _receive(self) -> None:
+        """Waits for one answer; keeps the first failure for `_raise`."""
         try:
             answer = self.channel.receive("an acknowledgment", self._limit)
             (count,) = COUNT.unpack(answer) if answer else (1,)
@@ -62,6 +63,7 @@ class Pipeline:
                 self._skipped += 1
 
     def _raise(self) -> None:
+        """Raises the failure, once everything sent behind it has been answered."""
         if self._failure is None:
             return
         while self._flying:  # sent before the failure was known, and refused because of it

@@ -116,6 +116,7 @@ class ReplayService:
     def _insert(
         self, steps: IncomingSteps | Plain, count: int, first: int, last: int, timeout: float | None
     ) -> None:
+        """Waits for the rate limiter, then inserts `count` steps; holds the lock meanwhile."""
         with self._changed:
             # An estimate: the exact number is known only after the insert.
             expected = self.table.items_of(count)
