@@ -81,6 +81,7 @@ class Critics:
     def _features(self, params: Params, observation: Any) -> jax.Array:
         """[count, n, size]; an encoder without parameters runs once for all."""
         encode = Encoder(self.observation, self.network).apply
+        # Image encoders are separate for each critic, like the rest of it.
         if jax.tree.leaves(params["encoder"]):
             return jax.vmap(encode, (0, None))(params["encoder"], observation)
         features = encode({}, observation)

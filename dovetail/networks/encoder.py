@@ -85,6 +85,7 @@ class Encoder:
         """New parameters of the encoder, under "encoder", and of the layers that follow it."""
         params = init_layers(key, {"encoder": self.layers(), **layers})
         if self.own is not None:
+            # Another key: a user's network may draw from it in any way.
             params["encoder"] = self.init(jax.random.fold_in(key, 1))
         return params
 

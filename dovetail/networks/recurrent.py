@@ -56,5 +56,6 @@ class GRU:
         r_h, z_h, n_h = jnp.split(dense(params["carry"], h), 3, axis=-1)
         r = jax.nn.sigmoid(r_x + r_h)
         z = jax.nn.sigmoid(z_x + z_h)
+        # The reset gate acts after the product, so that one product gives all three gates.
         n = jnp.tanh(n_x + r * n_h)
         return (1.0 - z) * n + z * h

@@ -66,6 +66,7 @@ def compiled_together(graph: Graph, worker: str, devices: int) -> list[Instance]
     """Places everything on one worker, with a copy of the actor side for each device."""
     others = [side for side in graph.sides if side not in graph.acting]
     placed = [instance for side in others for instance in on_side(graph, side, worker)]
+    # Instances of one worker: `shard_map` splits the program, not the runtime.
     for share in shares(0, graph.num_envs, devices, "devices"):
         placed += on_actor(graph, worker, share) + on_environment(graph, worker, share)
     return placed

@@ -113,6 +113,8 @@ class Strategy:
             copies=tuple(found.items()),
             joined=found.get(ACTOR, 1) if joined is None else joined,
             workers=tuple(workers),
+            # In the order of the graph, so that a plan does not depend on how a strategy lists
+            # them.
             instances=tuple(sorted(instances, key=lambda i: order.get(i.fragment, len(order)))),
             **more,
         )
@@ -129,6 +131,7 @@ class Strategy:
                 )
         names = [node.name for node in graph.on(graph.home)]
         learning = (i.worker for i in instances if i.fragment in names)
+        # A plan without a learner is refused later, with a better sentence than an error here.
         home = next(learning, workers[0].name)
         for side in graph.sides:
             if side in (graph.home, *graph.acting):
@@ -145,6 +148,7 @@ class Strategy:
             for i, share in enumerate(shares(0, graph.num_envs, asked.copies, whom)):
                 name = side if asked.copies == 1 else f"{side}-{i}"
                 workers.append(Worker(name, (0,), kind))
+                # Copies divide the batch by the environments it came from.
                 instances += on_side(graph, side, name, share if asked.copies > 1 else None)
 
 
