@@ -242,12 +242,14 @@ class IndexedFile:
             offsets = self._offsets[piece.episode].tolist()
             check = 0
             for number, (column, width) in enumerate(zip(flat, bytes_of, strict=True)):
+                # Only observations have the extra row after the last step.
                 stop = piece.stop if number < self._observed else min(piece.stop, steps)
                 if stop <= piece.start or not width:
                     continue
                 part = column[at : at + stop - piece.start].reshape(-1).data
                 self._fill(part, offsets[number] + piece.start * width)
                 check = zlib.crc32(part, check)
+            # A check sum covers all columns of an episode, so it can be compared only then.
             whole = not only and piece.start == 0 and piece.stop == steps + 1
             if whole:
                 self._compare(piece.episode, check)
@@ -315,6 +317,7 @@ class LinkedFile:
         self.episodes = EpisodeColumns(
             np.array(lengths, np.int64),
             np.array(sources, np.int32),
+            # An episode of Minari that neither terminated nor was truncated was broken off.
             np.array(cut, np.bool_) | ~np.array(ends, np.bool_),
             np.array(begun, np.bool_),
         )
@@ -331,6 +334,7 @@ class LinkedFile:
         return found
 
     def _part(self, column: Column, piece: Piece, observed: bool) -> Array:
+        """One column of a piece, with zeros where there is no value."""
         rows, steps = piece.stop - piece.start, int(self.episodes.lengths[piece.episode])
         stop = piece.stop if observed else min(piece.stop, steps)
         whole = np.zeros((rows, *column.shape), column.dtype)
@@ -353,6 +357,7 @@ class LinkedFile:
                 f"{stored.shape[1:]} in {len(stored)} rows, but its space says {column.shape}."
             )
         whole[: len(stored)] = stored
+        # Learners bootstrap at the end of a cut episode, as at any truncation.
         if column.path == "truncations" and stop == steps and self.episodes.cut[piece.episode]:
             whole[steps - 1 - piece.start] = True
         return whole

@@ -88,6 +88,7 @@ def _shared_out(lengths: Array, streams: int) -> list[list[int]]:
     shortest = [(0, stream) for stream in range(streams)]
     found: list[list[int]] = [[] for _ in range(streams)]
     for episode, length in enumerate(lengths.tolist()):
+        # Equal streams waste the least room: each has the same share of the table.
         steps, stream = heapq.heappop(shortest)
         found[stream].append(episode)
         heapq.heappush(shortest, (steps + length, stream))

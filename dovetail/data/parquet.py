@@ -44,6 +44,7 @@ def write_parquet(folder: Path, metadata: Metadata, episodes: Iterable[Stored]) 
             writer.close()
             sync(temporary)
             name = f"part-{len(files):05d}.parquet"
+            # Renamed when complete: a file with its name is never half-written.
             os.replace(temporary, place / name)
             files[name] = (place / name).stat().st_size
             writer = None
@@ -102,6 +103,7 @@ def _table(metadata: Metadata, first: int, batch: list[Stored]) -> Any:
         found[column.path] = _arrow(column, rows, None)
     for column in metadata.step_columns:
         rows = np.zeros((total, *column.shape), column.dtype)
+        # The row after the last step has no action and no reward.
         rows[~last] = np.concatenate([one.arrays[column.path] for one in batch])
         found[column.path] = _arrow(column, rows, last)
     for name in PER_EPISODE:
@@ -152,6 +154,7 @@ class Tables:
             )
 
     def _open(self, name: str) -> Any:
+        """Opens one file; raises if it is missing, of another size, or damaged."""
         pq = package("pyarrow.parquet")
         path = self._place / name
         if not path.exists():
@@ -200,6 +203,7 @@ class Tables:
 
     def _rows(self, group: int) -> dict[str, Array]:
         """All columns of a row group."""
+        # Pieces are usually read in order, so one row group in memory is enough.
         if self._kept is None or self._kept[0] != group:
             columns, place = self._metadata.columns, self._groups[group]
             table = self._table(*place, [column.path for column in columns])

@@ -225,9 +225,12 @@ class _Vector:
 
 
 def _own_tree(space: Space, path: tuple[str, ...], seen: Any, rest: _Vector) -> Any:
+    """The element of a nested space, from the leaves and the vector that were seen."""
     if isinstance(space, spaces.Dict):
         found = {
-            n: _own_tree(space.spaces[n], (*path, n), seen, rest) for n in sorted(space.spaces)
+            # In the order in which the vector was concatenated: by key.
+            n: _own_tree(space.spaces[n], (*path, n), seen, rest)
+            for n in sorted(space.spaces)
         }
         return {name: found[name] for name in space.spaces}
     if isinstance(space, spaces.Tuple):
@@ -252,6 +255,7 @@ def _width(space: Space) -> int:
 def _own(space: Space, seen: Array) -> Array:
     """Elements [n, …] of a space that is a single array."""
     if isinstance(space, spaces.Discrete):
+        # Algorithms see choices one-hot.
         return seen.argmax(axis=-1) + space.start
     if isinstance(space, spaces.MultiDiscrete):
         counts = space.nvec.ravel()
@@ -280,6 +284,7 @@ def _shown(tree: Any) -> Space:
 
 
 def _taken(action: ActionSpace) -> Space:
+    """The space of actions as algorithms choose them."""
     match action:
         case Discrete(n):
             return spaces.Discrete(n)

@@ -70,6 +70,7 @@ def _wrong(
     row = int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[0])
     ends = np.cumsum([piece.stop - piece.start for piece in pieces])
     at = int(np.searchsorted(ends, row, side="right"))
+    # The row within its piece, counted from the piece's end.
     step = row - int(ends[at]) + pieces[at].stop
     value = array[row][wrong[row]].ravel()[0]
     return UserError(

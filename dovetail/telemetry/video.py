@@ -99,6 +99,7 @@ def _opened(env: "Env", mode: str = "rgb_array") -> "Generator[Watched]":
     try:
         watched = _ask(Watched, single, env.spec.id)
         _ask(watched.reset, seed=0)
+        # Tried before anything is recorded: many environments only fail when they draw.
         frame = _ask(watched.render)
         if mode == "rgb_array" and (not isinstance(frame, np.ndarray) or frame.ndim != 3):
             raise NoVideo("its render() returns no picture.")

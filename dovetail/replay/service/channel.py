@@ -62,6 +62,7 @@ def create(size: int) -> int:
 
 def attach(descriptor: int, size: int) -> mmap.mmap:
     """Maps that memory for as long as any array refers to it."""
+    # The mapping outlives its descriptor.
     memory = mmap.mmap(descriptor, size)
     os.close(descriptor)
     return memory
@@ -106,6 +107,7 @@ class ServerConnection:
         """The next answer; raises a `UserError` if the server refused the request."""
         if timeout is not None:
             self._limit = timeout
+        # The server raises at its own limit; only one that hangs needs ours.
         limit = self._limit + GRACE
         try:
             answer = self._messages.receive(limit)

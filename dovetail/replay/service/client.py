@@ -39,6 +39,7 @@ class Server:
         self._timeout = 60.0 if timeout is None else timeout
         self.control = Pipeline(self.open("control"), window)
         said = self.control.channel.welcome
+        # The server's own limit, unless the caller has one.
         self._timeout = said["timeout"] if timeout is None else timeout
         leaves = [
             RowLeaf(path, tuple(shape), np.dtype(dtype)) for path, shape, dtype in said["leaves"]
@@ -215,6 +216,7 @@ class ReplayClient:
     def update_priorities(self, keys: ItemKeys, priorities: Any) -> None:
         """`HostTable.update_priorities`; a failure is raised by a later call."""
         priorities = np.asarray(priorities)
+        # Raises here, where the caller is, and not with a later message.
         highest_of(priorities)
         slots, numbers = np.asarray(keys.slot, np.int64), np.asarray(keys.number, np.int64)
         count = len(self._servers)

@@ -80,6 +80,7 @@ class RecordFile:
         self._commit([summed(check) + start.data, *parts], start.size)
 
     def _commit(self, written: list[Any], size: int) -> None:
+        """Writes a record, or nothing of it: a partial one is truncated."""
         try:
             self._write(written, size)
         except OSError as error:
@@ -90,10 +91,12 @@ class RecordFile:
         self.size += size
 
     def _write(self, parts: list[Any], size: int) -> None:
+        """Writes all parts, in as few calls as possible."""
         # Usually one call writes the whole record without joining its parts.
         written = os.writev(self._file, parts[:MOST])
         if written == size:
             return
+        # A signal or a full disk may interrupt a call.
         rest = [memoryview(part).cast("B") for part in parts]
         while written < size:
             size -= written
@@ -188,4 +191,5 @@ def _by_blocks(part: Any, check: int) -> int:
     words = np.frombuffer(raw, np.uint64, len(raw) // 8)
     blocks = words[: words.size // BLOCK * BLOCK].reshape(-1, BLOCK)
     sums = np.add.reduce(blocks, axis=1)
+    # The bytes after the last whole block are checked one by one.
     return crc32(raw[blocks.nbytes :], crc32(sums, check))

@@ -46,6 +46,7 @@ class Behind:
             self._changed.notify_all()
 
     def _work(self) -> None:
+        """The body of the thread."""
         while True:
             with self._changed:
                 self._busy = False
