@@ -76,13 +76,10 @@ class Arrivals:
             # Counted and versioned under one lock, else another update could come between the two.
             self._outstanding[group] += 1
             turn.version = self._latest
-        turn.ticket = Ticket(copy, turn.number, turn.version)
+            # Held by the ticket: a copy that is slow to take its weights must still find them.
+            weights = self._weights[turn.version]
+        turn.ticket = Ticket(copy, turn.number, turn.version, weights)
         turn.undo.append(lambda: self._abandon(group))
-
-    def weights(self, turn: Turn, number: int) -> Message:
-        """The weights on channel `number` for an admitted copy."""
-        with self.sleepers.mutex:
-            return self._weights[turn.version][number]
 
     def _abandon(self, group: int) -> None:
         """Cancels an unroll that was begun and failed."""
@@ -171,7 +168,8 @@ class Weights:
         """The latest weights; the first take of a turn waits for admission."""
         if turn.ticket is None:
             self._arrivals.admit(turn, taker, watch)
-        return [self._arrivals.weights(turn, self._number)]
+        assert turn.ticket is not None
+        return [turn.ticket.weights[self._number]]
 
     def finish(self, turn: int, taker: int) -> None:
         """Does nothing: weights are dropped by age."""

@@ -8,7 +8,7 @@ finished the turn they took it for, so a worker that failed can take it again.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -73,6 +73,8 @@ class Ticket:
     copy: int
     turn: int
     version: int
+    weights: Mapping[int, Message]
+    """The weights it acts with, by channel number."""
     messages: dict[int, Message] = field(default_factory=dict)
     """By channel number."""
 
