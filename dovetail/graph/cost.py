@@ -12,7 +12,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 
 def flops(jaxpr: Jaxpr) -> int:
-    """FLOPs of one evaluation."""
+    """FLOPs of one evaluation, for `explain`: an estimate to compare fragments by."""
     return sum(_equation(eqn) for eqn in jaxpr.eqns)
 
 

@@ -20,7 +20,7 @@ Division = tuple[tuple[tuple[Side, int], ...], int, int | None]
 
 
 class Graphs:
-    """Traces an algorithm's loop for the number of copies in a plan."""
+    """Traces an algorithm's loop for the number of copies in a plan; keeps every trace."""
 
     def __init__(
         self,

@@ -29,7 +29,11 @@ from dovetail.plan.ir import (
 
 
 def spread(plan: Plan, graph: Graph, resources: Resources) -> Plan:
-    """Groups the workers into processes and places these on the cluster's nodes."""
+    """Groups the workers into processes and places these on the cluster's nodes.
+
+    Queues that leave the learner's process become links through the object store. Without a
+    cluster, the plan is returned as it is. Raises `UserError` if a process fits on no node.
+    """
     cluster = resources.cluster
     if cluster is None:
         return _refuse_elastic(plan)

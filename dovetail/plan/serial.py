@@ -10,7 +10,10 @@ from dovetail.run.legacy import with_present_copies, with_present_keys
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """Converts a plan to plain lists and dicts, as `json.loads` would return them."""
+    """Converts a plan to plain lists and dicts, as `json.loads` would return them.
+
+    `plan.json` of a run has this form.
+    """
     fields = asdict(plan)
     for worker in fields["workers"]:
         worker["devices"] = list(worker["devices"])

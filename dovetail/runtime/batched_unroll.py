@@ -76,7 +76,8 @@ class ActBatch:
     def act(self, shares: list[BufferPart], steps: list[int]) -> list[np.ndarray]:
         """Acts for the environments of `shares`, each at its own step.
 
-        Returns the leaves of the results; their first rows belong to these environments, in order.
+        `shares` have at most as many environments as a batch; the rest of it is padding. Returns
+        the leaves of the results; their first rows belong to these environments, in order.
         """
         turns, end, begun = self._turns, 0, False
         first = np.zeros(self._all, np.bool_)

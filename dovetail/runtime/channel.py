@@ -132,7 +132,11 @@ class ChannelEdge:
         return 0, 1
 
     def combined(self, sent: Sequence[Values], taker: int) -> Values:
-        """The program inputs from the messages in `sent`: a list per value if there are several."""
+        """The program inputs from the messages in `sent`: a list per value if there are several.
+
+        With `DIVIDE`, or with more takers than senders, the part of copy `taker` along the batch
+        axis.
+        """
         which, parts = self.part(taker)
         found: Values = {}
         for number in self.numbers:
@@ -163,11 +167,18 @@ class Channel(Protocol):
         ...
 
     def put(self, turn: Turn, message: Message, watch: Watch) -> None:
-        """Sends a message; may block while the receivers are too far behind."""
+        """Sends a message; may block while the receivers are too far behind.
+
+        Called in the sender's thread. Time spent blocked is added to `watch.waited`. Raises
+        `Closed` when the run ends.
+        """
         ...
 
     def take(self, turn: Turn, taker: int, watch: Watch) -> list[Message]:
-        """Waits for and returns the messages of a copy in a turn."""
+        """Waits for and returns the messages of a copy in a turn, one from each sending copy.
+
+        Called in the receiver's thread; raises `Closed` when the run ends.
+        """
         ...
 
     def finish(self, turn: int, taker: int) -> None:

@@ -41,7 +41,10 @@ def own_devices(mesh: Mesh) -> list[Device]:
 
 
 def to_device(array: Leaf, device: Device) -> Leaf:
-    """Moves a JAX array to `device` if needed; programs take numpy arrays as they are."""
+    """Moves a JAX array to `device` if needed; programs take numpy arrays as they are.
+
+    An array that is already there is returned itself, without a copy.
+    """
     if not isinstance(array, jax.Array):
         return array
     found = array.sharding.device_set

@@ -114,7 +114,7 @@ class Parts:
 def many_iterations(
     graph: Graph, env: JaxEnv | None, copies: Mapping[Side, int] = NO_COPIES
 ) -> Dispatch:
-    """`count` iterations in one dispatch.
+    """`count` iterations in one dispatch; `count` is a traced argument.
 
     Metrics and episodes are summed over the iterations; tapped values are those of the last one.
     """

@@ -12,7 +12,7 @@ from dovetail.runtime.schedule import Workers
 def measures_of(
     workers: Workers, plan: Plan, staleness: Sequence[int], restarts: int, lost: int
 ) -> dict[str, float]:
-    """The measures by name.
+    """The measures by name, as metrics report them: docs/metrics.md lists them.
 
     `staleness` lists that of recent unrolls; `lost` counts unrolls begun in another process that
     never arrived.

@@ -131,7 +131,10 @@ class Slab:
         return Slab(places, end) if end <= LARGEST_SLAB else None
 
     def buffers(self) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-        """Allocates the block; returns it with a view for each value."""
+        """Allocates the block; returns it with a view for each value, by number.
+
+        Programs take the block [nbytes] as one argument; the host writes to the views.
+        """
         # Bytes, because the slab mixes dtypes; each view has its own dtype.
         memory = np.zeros(self.nbytes, np.uint8)
         arrays = {
@@ -141,7 +144,10 @@ class Slab:
         return memory, arrays
 
     def bundle(self, wanted: Sequence[Value]) -> Bundle | None:
-        """The bundle of the wanted values that live in the slab; None if there are none."""
+        """The bundle of the wanted values that live in the slab; None if there are none.
+
+        A program reads its values from the bytes of the block.
+        """
         taken = tuple(value for value in wanted if value.id in self.places)
         if not taken:
             return None

@@ -38,7 +38,7 @@ class Records:
         """Set when enough records are there, so that the consumer wakes up only once."""
 
     def add(self, record: UpdateRecord) -> None:
-        """Appends a record."""
+        """Appends a record; called in the home worker's thread."""
         self._records.append(record)
         if len(self._records) >= self._wanted:
             self._enough.set()
@@ -46,7 +46,8 @@ class Records:
     def take(self, count: int, look: Callable[[], None]) -> list[UpdateRecord]:
         """Waits for and removes the first `count` records.
 
-        Calls `look` meanwhile, which raises if a worker has failed.
+        Calls `look` meanwhile, which raises if a worker has failed. Called in the thread that
+        drives the runtime.
         """
         look()  # raises a failure from before this call
         self._wanted = count

@@ -195,7 +195,11 @@ class ChainOf:
 
 
 def chains_of(schedule: list[Operation]) -> list[ChainOf]:
-    """Splits a schedule into chains. Every process must get the same chains: they are numbered."""
+    """Splits a schedule into chains. Every process must get the same chains: they are numbered.
+
+    A chain ends with a put. Puts of the incoming state, before any program, are a chain of their
+    own. The report that the home side takes belongs to none.
+    """
     found: list[ChainOf] = []
     takes: list[Take] = []
     state_puts: list[Put] = []

@@ -27,7 +27,10 @@ SentValues = dict[Key, Sendable]
 
 
 def pack(leaf: Leaf) -> Sendable:
-    """Converts an array to a form that can be sent to another process."""
+    """Converts an array to a form that can be sent to another process.
+
+    Copies it from its device, unless it is a numpy array already.
+    """
     if not isinstance(leaf, jax.Array):
         return leaf
     if is_key(leaf):

@@ -109,7 +109,11 @@ class RunningWorker:
         self._unpacking: dict[Packed, Callable[[Input], list[jax.Array]]] = {}
 
     def turn(self, number: int) -> tuple[Values, Turn]:
-        """Runs one iteration; `held` changes only if all of it succeeds, so it can be retried."""
+        """Runs one iteration; `held` changes only if all of it succeeds, so it can be retried.
+
+        Returns the values of the iteration and its turn, which `end` must get. Raises the error of
+        a program, or `Closed` when the run ends.
+        """
         # A shallow copy: if the turn fails, `held` is as before.
         values, turn = dict(self.held), Turn(number, number)
         payloads: list[Payload] = []
@@ -135,7 +139,10 @@ class RunningWorker:
         return values, turn
 
     def end(self, turn: Turn) -> None:
-        """Finishes a turn: its messages and buffers may be reused."""
+        """Finishes a turn: its messages and buffers may be reused.
+
+        After it, nothing may read the arrays that the turn took or made in buffers.
+        """
         for operation in self.schedule:
             if isinstance(operation, Take):
                 operation.channel.finish(turn.number, operation.taker)
@@ -282,7 +289,10 @@ class RunningWorker:
         return kept | {b.key_taken: values[b.key_made] for b in self.bundles}
 
     def hold(self, state: Values) -> None:
-        """Sets values of the state, packed into bundles where possible."""
+        """Sets values of the state, packed into bundles where possible; changes `state`.
+
+        Compiles the unpacking of each bundle.
+        """
         for bundle in self.bundles:
             state[bundle.key_taken] = bundle.pack(leaves_of(state, bundle.taken))
             for value in bundle.taken:
