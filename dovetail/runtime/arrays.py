@@ -60,6 +60,14 @@ def is_key(array: Leaf | ShapedArray | jax.ShapeDtypeStruct) -> bool:
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
+def zeros_of(shape: jax.ShapeDtypeStruct) -> jax.Array:
+    """Zeros of a shape and dtype, on the default device."""
+    if is_key(shape):
+        return jnp.zeros(shape.shape, shape.dtype)
+    # Not `jnp.zeros`, which compiles a program for every shape.
+    return jax.device_put(np.zeros(shape.shape, shape.dtype))
+
+
 def leaves_of(values: Values, wanted: Iterable[Value]) -> list[Leaf]:
     """The arrays of these values. They must be whole; only inputs of programs arrive in pieces."""
     # A cast, not a check: the runtime calls this in every turn.

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
@@ -19,7 +18,17 @@ from dovetail.boundaries import Side
 from dovetail.envs.interface import JaxEnv
 from dovetail.graph.ir import Fragment, Graph, Node, Python, Slots, Unroll, Value
 from dovetail.graph.marks import Opened, Opens, run_python
-from dovetail.runtime.arrays import Input, Key, Leaf, Values, avals_of, is_key, leaves_of, numbered
+from dovetail.runtime.arrays import (
+    Input,
+    Key,
+    Leaf,
+    Values,
+    avals_of,
+    is_key,
+    leaves_of,
+    numbered,
+    zeros_of,
+)
 from dovetail.runtime.devices import Device, to_device
 from dovetail.runtime.joins import CountPieces, joined, joined_on_host, sent_shape
 from dovetail.runtime.packing import Bundle
@@ -117,7 +126,7 @@ class FragmentProgram:
         """Zeros like the real input: jit caches by the kind of array and its device."""
         if outside and not is_key(shape):
             return np.zeros(shape.shape, shape.dtype)
-        zero = jnp.zeros(shape.shape, shape.dtype)
+        zero = zeros_of(shape)
         return zero if self._device is None else jax.device_put(zero, self._device)
 
     def run(self, values: Values) -> None:

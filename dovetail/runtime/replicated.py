@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
 from dovetail.boundaries import How
 from dovetail.graph.ir import Arrival, Fragment, Graph
 from dovetail.graph.primitives import REPLICA_AXIS
-from dovetail.runtime.arrays import Input, Leaf, Values, avals_of
+from dovetail.runtime.arrays import Input, Leaf, Values, avals_of, zeros_of
 from dovetail.runtime.devices import (
     BY_ENVIRONMENT,
     PER_REPLICA,
@@ -96,7 +95,7 @@ class ReplicatedProgram:
             if comes_split(how):
                 whole = whole_shape(whole, replicas)
             sent = sent_shape(whole, how, self._pieces)
-            values[number] = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), sent)
+            values[number] = jax.tree.map(zeros_of, sent)
         self.run(values)
 
     def run(self, values: Values) -> None:
