@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import io_callback
 from small import LENGTH, STEPS, Started, a2c, numbers, ppo, reinforce
 from small import interpreted as interpreted_from
 
-import dovetail
 from dovetail.algorithm import Algorithm, Task
 from dovetail.algorithms import (
     A3C,
@@ -24,8 +24,13 @@ from dovetail.algorithms import (
     ApeX,
     SACDiscrete,
 )
+from dovetail.envs import batched
+from dovetail.envs.interface import EnvSpec, HostEnv
 from dovetail.envs.resolve import resolve
+from dovetail.graph.unroll import Step
+from dovetail.graph.unroll_spec import step_function
 from dovetail.inspection.interpret import stepper
+from dovetail.runtime.environments import initial_observation
 from dovetail.training.start import first_state
 
 ENVS, UPDATES, SEED = 8, 3, 3
@@ -111,24 +116,50 @@ def without_order(state: Any) -> Any:
 @cache
 def interpreted(algorithm: str, env: str, shards: int = 1) -> tuple[Any, Any]:
     """(state, actor) where the plain loop takes them."""
-    found, chosen = resolve(env), ALGORITHMS[algorithm]
-    if found.jax is None:
-        told: dict[str, Any] = {"iterations": UPDATES, "total_steps": STEPS}
-        told["shards"] = shards
-        state, _, actor = dovetail.interpret(chosen, env, seed=SEED, debug=False, **told)
-        return state, actor
-    bound = chosen.bind(Task(found.spec, ENVS, STEPS, shards=shards))
-    start = first_state(bound, found.jax, ENVS, SEED)
-    return interpreted_from(bound, jax.jit(stepper(found.jax)), *start, UPDATES)
+    found = resolve(env)
+    bound = ALGORITHMS[algorithm].bind(Task(found.spec, ENVS, STEPS, shards=shards))
+    state, actor = first_state(bound, found.jax, ENVS, SEED)
+    if found.jax is not None:
+        return interpreted_from(bound, jax.jit(stepper(found.jax)), state, actor, UPDATES)
+    assert found.host is not None
+    host = found.host(ENVS)
+    shown = initial_observation(host, actor.keys)
+    actor = actor._replace(timestep=actor.timestep._replace(observation=shown))
+    state, actor = interpreted_from(bound, called_back(host, found.spec), state, actor, UPDATES)
+    jax.block_until_ready((state, actor))
+    host.close()
+    return state, actor
+
+
+def called_back(host: HostEnv, spec: EnvSpec) -> Step:
+    """Steps host environments from inside a compiled program, for `interpreted_from`."""
+    shapes = step_function(None, spec, ENVS)
+
+    def step(state: Any, action: Any, keys: jax.Array) -> batched.BatchStep:
+        like: Any = jax.eval_shape(shapes, state, action, keys)[1:]
+
+        def on_host(action: Any) -> Any:
+            after = tuple(host.step(jax.tree.map(np.asarray, action)))
+            return jax.tree.map(lambda x, s: np.array(x, s.dtype), after, like)
+
+        return batched.BatchStep(state, *io_callback(on_host, like, action, ordered=True))
+
+    return step
 
 
 def advance_and_compare(running: Started, algorithm: str, env: str) -> None:
     """Some updates of a running training lead where the plain loop does."""
-    state, actor = interpreted(algorithm, env, running.plan.shards)
     before = numbers(running.state.params)
     running.advance(1)
     running.advance(UPDATES - 1)
+    state, _ = interpreted(algorithm, env, running.plan.shards)
     assert np.abs(numbers(state.params) - before).max() > 1e-4
+    assert_agrees(running, algorithm, env)
+
+
+def assert_agrees(running: Started, algorithm: str, env: str) -> None:
+    """After its first `UPDATES` updates, a training is where the plain loop is."""
+    state, actor = interpreted(algorithm, env, running.plan.shards)
     assert int(state.updates) == UPDATES
     assert np.asarray(actor.step).tolist() == [UPDATES * LENGTH] * ENVS
     assert_close(running.state.params, state.params)

@@ -6,6 +6,7 @@ import importlib
 import json
 import signal
 from typing import Any, Self
+from unittest import mock
 
 import jax
 import numpy as np
@@ -15,8 +16,9 @@ from dovetail.algorithm import Algorithm, Task
 from dovetail.algorithms.a2c import A2C
 from dovetail.algorithms.ppo import PPO
 from dovetail.algorithms.reinforce import REINFORCE
-from dovetail.envs.resolve import resolve
+from dovetail.envs.resolve import Env, resolve
 from dovetail.graph.interpret import interpret
+from dovetail.graph.shares import Graphs
 from dovetail.graph.trace import abstract_actor
 from dovetail.keys import seed_key
 from dovetail.plan.serial import from_json
@@ -28,9 +30,9 @@ from dovetail.run.settings import Settings
 from dovetail.runtime.local import LocalRuntime
 from dovetail.runtime.report import Report
 from dovetail.strategies.interface import Strategy
+from dovetail.training import planning
 from dovetail.training.config import rebuild_all
 from dovetail.training.dataset import RecordedData
-from dovetail.training.planning import plan_for
 from dovetail.training.signals import Stop
 from dovetail.training.start import first_state
 
@@ -86,9 +88,10 @@ class Started:
         and if not `online`, all that there is; `served` are the servers that keep the replay."""
         found = resolve(env, traced=strategy.traced_envs)
         spec = None if data is None else data.prepare(algorithm, found.spec, seed)
-        planned = plan_for(
-            algorithm, found, strategy, STEPS, data=spec, online=online, served=served
-        )
+        with shared_traces() if isinstance(env, str) else contextlib.nullcontext():
+            planned = planning.plan_for(
+                algorithm, found, strategy, STEPS, data=spec, online=online, served=served
+            )
         self.plan = planned.plan
         self.graph = planned.graph
         self.runtime = LocalRuntime(planned.graph, planned.plan, found, seeds)
@@ -124,6 +127,23 @@ class Started:
             self.feed.close()
 
 
+_graphs: dict[Any, Graphs] = {}
+_graphs_of = planning.graphs_of
+
+
+def shared_traces() -> contextlib.AbstractContextManager[Any]:
+    """Traces an algorithm once for all strategies, where the environment is one with a name:
+    tracing takes up to a second, and every plan begins with the same graph."""
+
+    def shared(algorithm: Algorithm, env: Env, *more: Any, **rest: Any) -> Graphs:
+        key = type(algorithm), repr(algorithm), env.spec.id, env.jax is None, repr((more, rest))
+        if key not in _graphs:
+            _graphs[key] = _graphs_of(algorithm, env, *more, **rest)
+        return _graphs[key]
+
+    return mock.patch.object(planning, "graphs_of", shared)
+
+
 _begun: dict[str, Any] = {}
 
 
@@ -134,7 +154,12 @@ def begun(
     key = f"{name} {env is None} {type(bound)} {bound} {bound.task} {num_envs} {seed} {seeds}"
     if key not in _begun:
         _begun[key] = first_state(bound, env, num_envs, seed, seeds)
-    return jax.tree.map(lambda leaf: leaf.copy(), _begun[key])  # a runtime may use up what it gets
+    return _copied(_begun[key])  # a runtime may use up what it gets
+
+
+@jax.jit
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(jax.numpy.copy, tree)
 
 
 def interpreted(algorithm: Algorithm, step: Any, state: Any, actor: Any, count: int) -> Any:

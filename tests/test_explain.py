@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small import shared_traces
 from toys import ActorGradients, Drift, Toy, TwoUnrolls
 
 import dovetail
@@ -92,12 +93,13 @@ def test_every_algorithm_under_every_strategy(algorithm: str, strategy: str) -> 
     if algorithm in CONTINUOUS:
         env = "gymnasium:Pendulum-v1" if env == HOST else "gymnax:Pendulum-v1"
     if (algorithm, strategy) in REFUSED:
-        with pytest.raises(UserError) as refused:
+        with pytest.raises(UserError) as refused, shared_traces():
             dovetail.explain(chosen[0], env, chosen[1])
         assert str(refused.value).endswith(REFUSED[algorithm, strategy])
         assert_golden(f"{algorithm}-{strategy}", f"{refused.value}\n")
     else:
-        explanation = dovetail.explain(chosen[0], env, chosen[1])
+        with shared_traces():
+            explanation = dovetail.explain(chosen[0], env, chosen[1])
         assert (explanation.plan.strategy, explanation.graph.env) == (strategy, env)
         assert explanation.plan.num_envs == chosen[0].num_envs
         assert_golden(f"{algorithm}-{strategy}", str(explanation))

@@ -10,11 +10,13 @@ import dataclasses
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pages import DOCS, FILES, ROOT, blocks, lines
+from small import shared_traces
 
 import dovetail.training.planning
 from dovetail.algorithms import ALGORITHMS
@@ -35,10 +37,12 @@ SHORT = "--total-steps 400 --episodes 2 --evaluate-every 0 --checkpoint-every 1e
 
 
 @pytest.fixture
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The machine of the pages, in a folder that has `examples/`."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setattr(dovetail.training.planning, "machine", lambda: MACHINE)
+    with shared_traces():
+        yield
 
 
 def printed(command: str, capsys: Any) -> str:
