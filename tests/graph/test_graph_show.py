@@ -5,6 +5,7 @@ import json
 import pytest
 from toys import ActorGradients, Drift, Toy, drift_task
 
+from dovetail.boundaries import ACTOR
 from dovetail.graph import show
 from dovetail.graph.trace import trace
 
@@ -48,6 +49,25 @@ def test_the_text_of_a_graph() -> None:
     assert lines[10].split()[:5] == ["broadcast", "state", "→", "unroll", "32"]
     assert lines[11].split()[:5] == ["gather", "unroll", "→", "learner", "336"]
     assert lines[11].split()[-1].startswith("toys.py:")
+
+
+def test_several_actors_are_counted() -> None:
+    told = show.text(trace(Toy(), drift_task(), Drift(), {ACTOR: 2}))
+    assert "3 steps × 2 environments × 2 actors" in told
+    assert "actors" not in show.text(trace(Toy(), drift_task(), Drift()))
+
+
+def test_a_host_environment_has_no_flops() -> None:
+    on_host, compiled = (show.to_json(trace(Toy(), drift_task(), env)) for env in (None, Drift()))
+    steps = [graph["nodes"][0]["step"] for graph in (on_host, compiled)]
+    assert [step["host"] for step in steps] == [True, False]
+    assert steps[0]["flops"] is None and steps[1]["flops"] > 0
+
+
+def test_an_unroll_counts_acting_and_stepping() -> None:
+    (unroll,) = trace(Toy(), drift_task(), Drift()).unrolls
+    assert unroll.flops == 3 * (unroll.act.flops + unroll.step.flops)
+    assert min(unroll.act.flops, unroll.step.flops) > 0
 
 
 def test_the_text_is_the_same_every_time() -> None:

@@ -10,7 +10,7 @@ from toys import Drift, Toy, TwoUnrolls, drift_actor, drift_task, leaves_close
 
 from dovetail.algorithm import Trajectory
 from dovetail.boundaries import ACTOR, LEARNER, How
-from dovetail.graph.ir import Graph
+from dovetail.graph.ir import Fragment, Graph
 from dovetail.graph.show import text
 from dovetail.graph.taps import CannotTap, tap
 from dovetail.graph.trace import trace
@@ -52,6 +52,8 @@ def test_an_edge_carries_it_home_from_all_copies() -> None:
     assert (edge.from_side, edge.to_side, edge.how) == (ACTOR, LEARNER, How.JOIN)
     assert [value.shape[1] for value in edge.values] == [2, 2]  # of one copy,
     assert [value.shape[1] for value in tapped.tapped] == [4, 4]  # and of both
+    shown = tapped.node("learner.record")
+    assert isinstance(shown, Fragment) and (shown.flops, shown.means) == (0, 0)
     assert "record" in text(tapped) and "record" not in text(graph_of(2))
 
 

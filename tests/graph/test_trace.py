@@ -210,3 +210,31 @@ def test_host_environments_have_no_step_program() -> None:
     (unroll,) = trace(Toy(), drift_task()).unrolls
     assert unroll.step.program is None
     assert unroll.per_step_bytes == (4 * 4, 4 * (4 * 4 + 4 + 1 + 1))
+
+
+def test_acting_in_several_calls_costs_what_one_call_costs() -> None:
+    (whole,), (halves,) = (trace(Toy(), drift_task(), None, None, n).unrolls for n in (None, 2))
+    assert halves.act.flops == whole.act.flops > 0
+
+
+def test_plain_python_says_what_it_returns() -> None:
+    class Sized:
+        shape = (4,)
+
+    def iteration(self: Any, rl: RL, state: Any) -> Any:
+        rl.call("judge", jnp.sum, state.params["w"], host=True, result=Sized())
+        return state, {}
+
+    assert "needs to know what it returns: give result=" in refusal(with_iteration(iteration))
+
+
+def test_plain_python_without_a_connection_reaches_nothing() -> None:
+    def iteration(self: Any, rl: RL, state: Any) -> Any:
+        one = jax.ShapeDtypeStruct((), jnp.float32)
+        return state, {
+            "sum": rl.call("judge", lambda w: w.sum(), state.params["w"], host=True, result=one)
+        }
+
+    graph = trace(with_iteration(iteration), drift_task(), Drift())
+    assert graph.reaching == ()
+    assert graph.sides == ("learner", "judge")

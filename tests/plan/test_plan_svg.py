@@ -1,7 +1,13 @@
-"""The drawing: sound XML, every box and arrow there, nothing drawn over anything else."""
+"""The drawing: sound XML, every box and arrow there, nothing drawn over anything else.
 
+After a change that is meant to alter it:
+DOVETAIL_UPDATE_GOLDEN=1 pytest tests/plan/test_plan_svg.py
+"""
+
+import os
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +29,8 @@ from dovetail.strategies import (
     SplitDevices,
 )
 from dovetail.strategies.interface import Strategy
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 
 def texts(document: str) -> list[str]:
@@ -77,6 +85,22 @@ def test_no_box_covers_another(algorithm: Toy) -> None:
     assert len(drawn) == len(graph.fragments) + 1
     for (x, y, width, height), (x2, y2, width2, height2) in combinations(drawn, 2):
         assert x + width <= x2 or x2 + width2 <= x or y + height <= y2 or y2 + height2 <= y
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "strategy"),
+    [
+        (TwoUnrolls(), SplitDevices(8, 2, 2, staleness=0)),
+        (ActorGradients(), Local(8)),
+    ],
+    ids=["TwoUnrolls", "ActorGradients"],
+)
+def test_the_drawing_is_the_same_to_the_last_coordinate(algorithm: Toy, strategy: Strategy) -> None:
+    plan, graph = planned(strategy, algorithm)
+    file, drawn = GOLDEN / f"{type(algorithm).__name__}.svg", svg(graph, plan)
+    if os.environ.get("DOVETAIL_UPDATE_GOLDEN"):
+        file.write_text(drawn, encoding="utf-8")
+    assert drawn == file.read_text(encoding="utf-8")
 
 
 def test_names_are_escaped() -> None:
