@@ -56,7 +56,14 @@ def single(name: str, options: Mapping[str, Any], **more: Any) -> Any:
     return atari(game_of(name), **more)
 
 
-def _build(game: str, autoreset: str, kwargs: Mapping[str, Any], env_id: str, num_envs: int) -> Any:
+def _build(
+    game: str,
+    autoreset: str,
+    kwargs: Mapping[str, Any],
+    env_id: str,
+    num_envs: int,
+    info: tuple[str, ...] = (),
+) -> Any:
     from ale_py.vector_env import AtariVectorEnv
 
     from dovetail.envs.batches import created
@@ -65,7 +72,7 @@ def _build(game: str, autoreset: str, kwargs: Mapping[str, Any], env_id: str, nu
 
     mode = AUTORESETS[autoreset]
     venv = created(partial(AtariVectorEnv, game, num_envs, autoreset_mode=mode, **kwargs), env_id)
-    return VectorHost(venv, env_id, seeding=seed_array, threads=True)
+    return VectorHost(venv, env_id, seeding=seed_array, threads=True, info=info)
 
 
 def seed_array(seeds: list[int]) -> np.ndarray:

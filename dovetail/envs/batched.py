@@ -3,12 +3,14 @@
 The reset is computed only in steps where some episode ended, which on a CPU saves most of its cost.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from dovetail.envs.interface import JaxEnv, Observation
+from dovetail.errors import UserError
 
 
 class BatchStep(NamedTuple):
@@ -22,6 +24,7 @@ class BatchStep(NamedTuple):
     truncated: jax.Array
     first: jax.Array
     valid: jax.Array
+    info: Any = ()
 
 
 def reset(env: JaxEnv, keys: jax.Array) -> tuple[Any, Observation]:
@@ -54,7 +57,23 @@ def step(env: JaxEnv, state: Any, action: Any, keys: jax.Array) -> BatchStep:
         truncated=truncated,
         first=done,
         valid=jnp.ones_like(done),
+        info=_info(env.spec.info, after.info, done, env.spec.id),
     )
+
+
+def _info(keys: Sequence[str], found: Mapping[str, jax.Array], like: jax.Array, env_id: str) -> Any:
+    """The values of `keys` as float32[B, K], NaN where the environment has none; () without any."""
+    if not keys:
+        return ()
+    wrong = next((key for key in keys if key in found and found[key].shape != like.shape), None)
+    if wrong is not None:
+        raise UserError(
+            f"--log-info {wrong} is an array of shape {found[wrong].shape[1:]} in the info of "
+            f"{env_id}: log single numbers."
+        )
+    missing = jnp.full(like.shape, jnp.nan, jnp.float32)
+    columns = [jnp.asarray(found[key], jnp.float32) if key in found else missing for key in keys]
+    return jnp.stack(columns, axis=-1)
 
 
 def _like(mask: jax.Array, x: jax.Array) -> jax.Array:

@@ -36,8 +36,8 @@ class Batches:
     patience: float | None = None
     """Seconds that a step in a process may take, if the id sets it."""
 
-    def here(self, num_envs: int) -> VectorHost:
-        """A batch in this process."""
+    def here(self, num_envs: int, info: tuple[str, ...] = ()) -> VectorHost:
+        """A batch in this process; `info` are keys to report."""
         venv = created(partial(self.build, num_envs), self.env_id)
         found = autoreset_mode(venv, self.env_id)
         if self.autoreset is not None and found != self.autoreset:
@@ -46,7 +46,9 @@ class Batches:
                 f"{self.env_id} resets by {found.name.lower()} when its vector entry point steps "
                 f"it: use vectorization=sync with autoreset={self.autoreset.name.lower()}."
             )
-        return VectorHost(venv, self.env_id, self.threshold, self.seeding, threads=self.threads)
+        return VectorHost(
+            venv, self.env_id, self.threshold, self.seeding, threads=self.threads, info=info
+        )
 
     def apart(
         self,
@@ -56,8 +58,9 @@ class Batches:
         patience: float = PATIENCE,
         *,
         processes: int = 1,
+        info: tuple[str, ...] = (),
     ) -> VectorHost:
-        """A batch in a separate process, or split among several."""
+        """A batch in a separate process, or split among several; `info` are keys to report."""
         venv = ProcessVectorEnv(
             self.build,
             num_envs,
@@ -67,9 +70,12 @@ class Batches:
             bell=bell,
             first=first,
             patience=self.patience or patience,
+            info=info,
         )
         try:
-            return VectorHost(venv, self.env_id, self.threshold, threads=self.threads, first=first)
+            return VectorHost(
+                venv, self.env_id, self.threshold, threads=self.threads, first=first, info=info
+            )
         except BaseException:
             venv.close()
             raise

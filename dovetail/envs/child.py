@@ -26,6 +26,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from dovetail.envs.faults import fault
+from dovetail.envs.info_values import table
+from dovetail.envs.makers import report_info
 from dovetail.envs.segment import (
     COMMAND,
     DONE,
@@ -67,6 +69,8 @@ class ChildJob:
     spins: bool
     """Whether to poll briefly before blocking; not where many share a bell and the cores."""
     parent: int
+    info: tuple[str, ...] = ()
+    """Keys of the environments' `info` to report."""
 
     @property
     def num_envs(self) -> int:
@@ -134,6 +138,7 @@ def _make(job: ChildJob, connection: Connection) -> VectorEnv[Any, Any, Any] | N
         venv = build(job.num_envs)
         if venv.num_envs != job.num_envs:
             raise ValueError(f"{job.num_envs} environments asked for, {venv.num_envs} made")
+        report_info(venv, job.info)
         metadata = venv.metadata or {}
         mode = getattr(venv, "autoreset_mode", None) or metadata.get("autoreset_mode")
         mode = None if mode is None else AutoresetMode(mode)
@@ -213,6 +218,8 @@ class _Server:
         _fill(outcome.reward, reward, "rewards")
         _fill(outcome.terminated, terminated, "ends")
         _fill(outcome.truncated, truncated, "ends")
+        if outcome.info is not None:
+            outcome.info[...] = table(infos, self._job.info, self._job.num_envs)
         if outcome.final is not None and "final_obs" in infos:
             ended = outcome.terminated | outcome.truncated
             self._show_finals(outcome.final, infos["final_obs"], ended)

@@ -7,6 +7,7 @@ reset by the next step, whose action is ignored.
 import importlib
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,9 +54,16 @@ def single(name: str, options: Mapping[str, Any], **more: Any) -> Any:
 class EnvPoolHost:
     """A pool of environments behind Dovetail's interface."""
 
-    def __init__(self, name: str, options: Mapping[str, Any], spec: EnvSpec, num_envs: int) -> None:
-        """`options` go to `envpool.make`."""
-        self.spec, self.num_envs = spec, num_envs
+    def __init__(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        spec: EnvSpec,
+        num_envs: int,
+        info: tuple[str, ...] = (),
+    ) -> None:
+        """`options` go to `envpool.make`; `info` are keys to report."""
+        self.spec, self.num_envs = replace(spec, info=info), num_envs
         self._name, self._options = name, dict(options)
         self._host: VectorHost | None = None
 
@@ -67,8 +75,8 @@ class EnvPoolHost:
         build = partial(_envpool().make, self._name, env_type="gymnasium", **self._options)
 
         def host() -> VectorHost:
-            pool = build(num_envs=self.num_envs, seed=seeds)
-            return VectorHost(pool, self.spec.id, self.spec.threshold, seeding=_already)
+            pool, spec = build(num_envs=self.num_envs, seed=seeds), self.spec
+            return VectorHost(pool, spec.id, spec.threshold, seeding=_already, info=spec.info)
 
         made: VectorHost = _quietly(host, self.spec.id)
         self._host = made

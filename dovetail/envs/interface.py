@@ -7,6 +7,7 @@ outside JAX and step on numpy arrays. Both report every transition alike: its su
 next (`observation`, already the new episode's first).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -62,6 +63,8 @@ class EnvSpec:
     bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     """(lowest, highest) of each entry of continuous actions in the environment's own units, which
     [-1, 1] maps to; None if the adapter does not know them."""
+    info: tuple[str, ...] = ()
+    """Keys of `info` whose values each step reports, for logging."""
 
 
 class JaxStep(NamedTuple):
@@ -72,6 +75,8 @@ class JaxStep(NamedTuple):
     reward: "jax.Array"
     terminated: "jax.Array"
     truncated: "jax.Array"
+    info: "Mapping[str, jax.Array]" = {}  # noqa: RUF012  (never changed)
+    """Numbers to log with `--log-info`, by name; the same names in every step."""
 
 
 @runtime_checkable
@@ -106,6 +111,9 @@ class HostStep(NamedTuple):
     """Whether `observation` starts an episode."""
     valid: np.ndarray
     """False where the back end ignored the action and only reset (next-step autoreset)."""
+    info: Any = ()
+    """Numbers to log: the values of `EnvSpec.info`, float32[B, K], NaN where one is missing; or
+    arrays [B] by name, from your own `HostEnv`."""
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ not import JAX.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -26,16 +26,18 @@ class Alone(SyncVectorEnv):
         super().__init__([one], copy=False, autoreset_mode=autoreset)
         plain = isinstance(self.single_observation_space, Box)
         self._plain = plain and isinstance(self.single_action_space, Box | Discrete)
+        self.info: tuple[str, ...] = ()
+        """Keys of the environment's `info` to return."""
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Like SyncVectorEnv's, which handles the rare cases; `infos` holds only final
-        observations."""
+        """Like SyncVectorEnv's, which handles the rare cases; `infos` holds only the keys `info`
+        and final observations."""
         if self._autoreset_envs[0] or not self._plain:
             return super().step(actions)
         i = 0  # `faults` reads this variable to name the environment that raised
         seen, reward, terminated, truncated, info = self.envs[i].step(actions[i])
         self._env_obs[i] = seen
-        infos: dict[str, Any] = {}
+        infos: dict[str, Any] = {key: [info[key]] for key in self.info if key in info}
         if terminated or truncated:
             if self.autoreset_mode is AutoresetMode.SAME_STEP:
                 infos = self._add_info(infos, {"final_obs": seen, "final_info": info}, i)
@@ -48,6 +50,12 @@ class Alone(SyncVectorEnv):
         np.copyto(shown[i], seen, casting="same_kind")
         ends = np.array([terminated], np.bool_), np.array([truncated], np.bool_)
         return shown, np.array([reward], np.float64), *ends, infos
+
+
+def report_info(venv: VectorEnv[Any, Any, Any], keys: Sequence[str]) -> None:
+    """Makes a batch of one return these keys of `info`; others return all of it."""
+    if isinstance(venv, Alone):
+        venv.info = tuple(keys)
 
 
 def synchronous(one: Maker, autoreset: AutoresetMode | str, num_envs: int) -> SyncVectorEnv:

@@ -82,16 +82,18 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         bell: Semaphore | None = None,
         first: int = 0,
         patience: float = PATIENCE,
+        info: tuple[str, ...] = (),
     ) -> None:
         """Starts the processes; each makes its share of the environments with `build`.
 
-        Each releases `bell` after every step and reset; messages call environment 0 `first`.
+        Each releases `bell` after every step and reset; messages call environment 0 `first`;
+        `info` are keys to report.
         """
         self._members: list[Member] = []
         self._finalizer = weakref.finalize(self, _end, self._members, os.getpid())
         leave_if_unguarded()
         self.num_envs = num_envs
-        self._env_id, self._patience = env_id, patience
+        self._env_id, self._patience, self._info = env_id, patience, info
         self._sent = self._missing = self._steps = self._turn = 0
         self._since = 0.0
         count = max(1, min(processes, num_envs))
@@ -105,7 +107,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             for k, go in enumerate(goes):
                 rows = slice(k * num_envs // count, (k + 1) * num_envs // count)
                 job = ChildJob(
-                    env_id, sent, k, rows, first, go, done, bell, self._spins, os.getpid()
+                    env_id, sent, k, rows, first, go, done, bell, self._spins, os.getpid(), info
                 )
                 self._members.append(Member(job))
             self._share(self._made(), seeding)
@@ -139,7 +141,9 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self._seeding: Seeding = seeding or (list if made.listed else one_seed)
         count = len(self._members)
         finals = made.autoreset is AutoresetMode.SAME_STEP
-        layout = SegmentLayout(made.observation, made.action, self.num_envs, count, finals)
+        layout = SegmentLayout(
+            made.observation, made.action, self.num_envs, count, finals, len(self._info)
+        )
         descriptor = segment.create(layout.size(), self._env_id, self.num_envs)
         for member in self._members:
             member.say(layout)
@@ -198,6 +202,8 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self._collect()
         outcome = self._outcomes[self._turn]
         infos = {} if outcome.final is None else self._finals(outcome)
+        if outcome.info is not None:  # NaN where a value is missing
+            infos |= {key: outcome.info[:, i] for i, key in enumerate(self._info)}
         return (
             outcome.observation.tree,
             outcome.reward,

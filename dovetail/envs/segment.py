@@ -52,6 +52,8 @@ class StepResult:
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
+    info: np.ndarray | None
+    """Logged values, float32[B, K]; None without any."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,14 @@ class SegmentLayout:
     processes: int
     finals: bool
     """Whether final observations come with the new episodes' first ones (same-step autoreset)."""
+    info: int = 0
+    """Number of logged values of each environment."""
 
     def size(self) -> int:
         """Total size in bytes."""
         outcome = self._row(self.observation) * (2 if self.finals else 1)
         outcome += _room(4 * self.num_envs) + 2 * _room(self.num_envs)
+        outcome += _room(4 * self.num_envs * self.info)
         return self.processes * LINE + self._row(self.action) + 2 * outcome
 
     def views(self, memory: mmap.mmap, rows: slice) -> Views:
@@ -92,6 +97,7 @@ class SegmentLayout:
                 place.array((), np.dtype(np.float32)),
                 place.array((), np.dtype(np.bool_)),
                 place.array((), np.dtype(np.bool_)),
+                place.array((self.info,), np.dtype(np.float32)) if self.info else None,
             )
             for _ in range(2)
         ]

@@ -5,7 +5,7 @@ index and step. The common path has no loop over environments and adds a few mic
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -14,7 +14,9 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from dovetail.envs.faults import fault
+from dovetail.envs.info_values import table
 from dovetail.envs.interface import EnvSpec, HostStep, Observation
+from dovetail.envs.makers import report_info
 from dovetail.envs.processes import ProcessVectorEnv, one_seed
 from dovetail.envs.spaces import SpaceMap, space_map
 from dovetail.errors import UserError
@@ -49,18 +51,19 @@ class VectorHost:
         *,
         threads: bool = False,
         first: int = 0,
+        info: Sequence[str] = (),
     ) -> None:
         """`seeding` converts the list of seeds into the argument of `venv.reset(seed=…)`; `threads`
-        goes into the spec; messages call environment 0 `first`."""
+        goes into the spec; messages call environment 0 `first`; `info` are keys to report."""
         self._venv = venv
         self._spaces: SpaceMap = space_map(
             venv.single_observation_space, venv.single_action_space, env_id
         )
         self._decode = self._spaces.decode
         mapped = self._spaces
-        self.spec = EnvSpec(
-            env_id, mapped.observation, mapped.action, threshold, threads, mapped.bounds
-        )
+        spaces = mapped.observation, mapped.action
+        self.spec = EnvSpec(env_id, *spaces, threshold, threads, mapped.bounds, tuple(info))
+        report_info(venv, info)
         self.num_envs = int(venv.num_envs)
         self._first = first
         self._process = venv if isinstance(venv, ProcessVectorEnv) else None
@@ -146,7 +149,10 @@ class VectorHost:
         terminated = np.asarray(terminated, np.bool_)
         # An episode that terminated was not cut short: termination wins.
         truncated = np.greater(truncated, terminated)
-        return self._finish(observation, reward, terminated, truncated, infos)
+        after = self._finish(observation, reward, terminated, truncated, infos)
+        if self.spec.info:
+            return after._replace(info=table(infos, self.spec.info, self.num_envs))
+        return after
 
     def close(self) -> None:
         """Releases the environments' resources; safe to call twice."""

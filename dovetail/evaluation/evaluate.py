@@ -341,7 +341,7 @@ class _Tally:
             row = played(turn)
             row = row._replace(valid=row.valid & counts)
             self.record(jax.tree.map(lambda x: np.asarray(x)[None], row))
-        number, returns, lengths = turn.episodes
+        number, returns, lengths = turn.episodes[:3]
         if not np.count_nonzero(number):
             return
         ended = np.flatnonzero((np.asarray(number) > 0) & counts)

@@ -45,7 +45,8 @@ class Interpreting(RL):
     ) -> None:
         self.actor = actor
         self._debug = debug
-        self.episodes = no_episodes(actor.step.shape[0])
+        self._info = len(algorithm.task.env.info)
+        self.episodes = no_episodes(actor.step.shape[0], self._info)
         self._algorithm = algorithm
         self._step = step
 
@@ -166,8 +167,9 @@ class Interpreting(RL):
             params,
             self.actor,
             scan=_in_python,
+            info=self._info,
         )
-        self.episodes = EpisodeSums(*map(jnp.add, self.episodes, ended))
+        self.episodes = jax.tree.map(jnp.add, self.episodes, ended)
         return trajectory
 
     def _over_environments(self, function: Callable[..., Any]) -> Callable[..., Any]:

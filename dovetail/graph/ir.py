@@ -168,6 +168,11 @@ class Unroll:
     """Bytes per step from actor to environment (actions) and back (observations, rewards)."""
 
     @property
+    def info(self) -> int:
+        """Number of logged values of the environments' `info`."""
+        return self.episodes[3].shape[-1] // 4 if len(self.episodes) > 3 else 0
+
+    @property
     def outputs(self) -> tuple[Value, ...]:
         """The trajectory, the actors' new state and the finished episodes."""
         return self.trajectory + self.actor_outputs + self.episodes
@@ -255,7 +260,8 @@ class Graph:
     actor: Slots[ActorState]
     metrics: tuple[tuple[str, Value], ...]
     episodes: tuple[Value, ...]
-    """Finished episodes per environment: count, sum of returns, sum of lengths."""
+    """Finished episodes per environment: count, sum of returns, sum of lengths, and the sums of
+    logged values, if any."""
     data: tuple[int, ...] = ()
     """Positions of the state leaves that hold recorded steps; iterations only read them."""
     offline_steps: int = 0

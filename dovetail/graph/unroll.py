@@ -45,6 +45,8 @@ class EpisodeSums(NamedTuple):
     number: jax.Array
     returns: jax.Array
     lengths: jax.Array
+    info: Any = ()
+    """Logged values of `info` [B, 4 K], as `info_sums` returns them; () without any."""
 
 
 class StepRecord(NamedTuple):
@@ -87,9 +89,24 @@ def initial_actor(env_state: Any, observation: Any, carry: Carry, keys: jax.Arra
     )
 
 
-def no_episodes(batch: int) -> EpisodeSums:
-    """Zero finished episodes."""
-    return EpisodeSums(jnp.zeros(batch, jnp.int32), jnp.zeros(batch), jnp.zeros(batch, jnp.int32))
+def no_episodes(batch: int, info: int = 0) -> EpisodeSums:
+    """Zero finished episodes, with `info` logged values."""
+    zeros = jnp.zeros(batch, jnp.int32), jnp.zeros(batch), jnp.zeros(batch, jnp.int32)
+    return EpisodeSums(*zeros, jnp.zeros((batch, 4 * info)) if info else ())
+
+
+def info_sums(info: Any, done: Any, valid: Any) -> Any:
+    """The sums of logged values [B, K] at one step, or [T, B, K] at several: [B, 4 K].
+
+    They are, for each of the K values: its sum and its count over steps, and its sum and its count
+    over the last steps of episodes. A value that is not finite is missing.
+    """
+    arrays: Any = info.__array_namespace__()
+    known = arrays.isfinite(info) & valid[..., None]
+    last = known & done[..., None]
+    parts = [arrays.where(known, info, 0), known, arrays.where(last, info, 0), last]
+    found = arrays.concat([part.astype(np.float32) for part in parts], axis=-1)
+    return found if found.ndim == 2 else found.sum(0)
 
 
 def masked_reset(initial: Carry) -> Reset:
@@ -153,6 +170,7 @@ def step_once(
         done.astype(np.int32),
         arrays.where(done, episode_return, 0),
         arrays.where(done, episode_length, 0),
+        info_sums(after.info, done, after.valid) if hasattr(after.info, "shape") else (),
     )
     row = Trajectory(
         observation=actor.timestep.observation,
@@ -200,10 +218,12 @@ def unroll_scan(
     params: Params,
     actor: ActorState,
     scan: Callable[..., Any] = jax.lax.scan,
+    info: int = 0,
 ) -> tuple[Trajectory, ActorState, EpisodeSums]:
     """`length` steps as one scan, with leaves [T, B, …] in the trajectory.
 
     `act` must reset carries itself (see `resetting`). `scan` has the interface of `jax.lax.scan`.
+    `info` is the number of logged values that `step` reports.
     """
     steps = actor.step[None] + jnp.arange(length, dtype=jnp.int32)[:, None]
     # The keys of all steps, [T, B], before the loop.
@@ -219,7 +239,7 @@ def unroll_scan(
         return (record.actor, jax.tree.map(jnp.add, episodes, record.episodes)), row
 
     # Episodes are summed in the carry: rows would be [T, B] for a few numbers.
-    start = (actor, no_episodes(actor.step.shape[0]))
+    start = (actor, no_episodes(actor.step.shape[0], info))
     (after, episodes), trajectory = scan(body, start, keys)
     if bootstrap is not None:
         # The value after the last step is needed whether or not an episode was truncated.

@@ -68,7 +68,13 @@ class Acting:
         # The whole unroll is traced for its shapes alone; the programs above are run instead.
         shapes = jax.eval_shape(
             lambda params, actor: unroll_scan(
-                resetting(whole_act, reset), step, value, length, params, actor
+                resetting(whole_act, reset),
+                step,
+                value,
+                length,
+                params,
+                actor,
+                info=len(self.spec.info),
             ),
             params,
             actor,
@@ -145,9 +151,10 @@ def step_function(env: JaxEnv | None, spec: EnvSpec, batch: int) -> Callable[...
 
     def shapes_only(state: Any, action: Any, keys: jax.Array) -> batched.BatchStep:
         observation = zeros(spec.observation, batch)
-        flag = jnp.zeros(batch, bool)
+        flag, reward = jnp.zeros(batch, bool), jnp.zeros(batch)
+        info = jnp.zeros((batch, len(spec.info))) if spec.info else ()
         return batched.BatchStep(
-            state, observation, observation, jnp.zeros(batch), flag, flag, flag, flag
+            state, observation, observation, reward, flag, flag, flag, flag, info
         )
 
     return shapes_only

@@ -71,16 +71,29 @@ class UnrollBuffers:
         self.writer = acting.writer(self.made)
         """Writes the results of acting calls that serve all environments."""
         final = _kept(self.trajectory.next_observation, live.next_observation)
-        self.shares = [BufferPart(self.trajectory, final, part, acting) for part in parts]
+        self.info: np.ndarray | None = None
+        """Logged values of the environments' `info`, [T, B, K]; None without any."""
+        if unroll.info:
+            batch = parts[-1].stop
+            self.info = np.full((unroll.length, batch, unroll.info), np.nan, np.float32)
+        self.shares = [
+            BufferPart(self.trajectory, final, part, acting, self.info) for part in parts
+        ]
 
 
 class BufferPart:
     """The rows of environments that step together, as views [T, part, …]."""
 
     def __init__(
-        self, trajectory: HostTrajectory, final: Kept, part: slice, acting: ActProgram
+        self,
+        trajectory: HostTrajectory,
+        final: Kept,
+        part: slice,
+        acting: ActProgram,
+        info: np.ndarray | None,
     ) -> None:
         self.part = part
+        self.info = None if info is None else info[:, part]
         self.rewards = trajectory.reward[:, part]
         self.terminations = trajectory.terminated[:, part]
         self.truncations = trajectory.truncated[:, part]

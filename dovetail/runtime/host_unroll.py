@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from dovetail.graph.ir import Graph, Unroll
-from dovetail.graph.unroll import ActorState, EpisodeSums
+from dovetail.graph.unroll import ActorState, EpisodeSums, info_sums
 from dovetail.runtime.arrays import Leaf, Values, leaves_of, numbered
 from dovetail.runtime.buffers import HostTrajectory, UnrollBuffers, as_host, written_values
 from dovetail.runtime.devices import Device, to_device
@@ -145,7 +145,11 @@ class HostUnroll:
         after = self._steps(self._taken(values), actor, rows)
         # Once per unroll over [T, B]: cheaper than at every step.
         episodes, after = _count_episodes(rows.trajectory, after)
-        made = [*jax.tree.leaves(rows.trajectory), *jax.tree.leaves(after), *episodes]
+        if rows.info is not None:
+            done = rows.trajectory.terminated | rows.trajectory.truncated
+            sums = info_sums(rows.info, done, rows.trajectory.valid)
+            episodes = episodes._replace(info=sums)
+        made = jax.tree.leaves((rows.trajectory, after, episodes))
         values |= numbered(unroll.outputs, made)
         if self.slab is not None and rows.memory is not None:
             values[self.slab.key] = rows.memory

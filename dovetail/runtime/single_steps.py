@@ -20,7 +20,7 @@ import numpy as np
 from dovetail.envs.interface import HostStep
 from dovetail.envs.resolve import Env
 from dovetail.graph.ir import Fragment, Graph, Unroll, Value
-from dovetail.graph.unroll import ActorState, act_key
+from dovetail.graph.unroll import ActorState, act_key, info_sums
 from dovetail.plan.ir import Plan, WorkerKind
 from dovetail.runtime.act_program import ActProgram
 from dovetail.runtime.arrays import Leaf, Values, is_key, leaves_of, numbered
@@ -214,6 +214,8 @@ class StepRun:
         self._episodes = [
             np.zeros(len(self._number), kind) for kind in (np.int32, np.float32, np.int32)
         ]
+        if self._unroll.info:
+            self._episodes.append(np.zeros((len(self._number), 4 * self._unroll.info), np.float32))
         for start in range(0, iterations, NOTED):
             self._go(min(NOTED, iterations - start))
         watch.warm = True
@@ -284,8 +286,10 @@ class StepRun:
         returns += after.reward
         lengths += after.valid
         done = after.terminated | after.truncated
+        if self._unroll.info:
+            self._episodes[3] += info_sums(after.info, done, after.valid)
         if np.count_nonzero(done):
-            number, all_returns, all_lengths = self._episodes
+            number, all_returns, all_lengths = self._episodes[:3]
             number += done
             all_returns += returns * done
             all_lengths += lengths * done

@@ -102,6 +102,8 @@ class Turns:
         share.terminations[t] = after.terminated
         share.truncations[t] = after.truncated
         share.valid[t] = after.valid
+        if share.info is not None:
+            share.info[t] = after.info
         for i, buffer in share.next_observation:
             buffer[t] = jax.tree.leaves(after.next_observation)[i]
         if self.rows.bootstrap and np.count_nonzero(after.truncated):

@@ -61,6 +61,7 @@ def run_unroll(unroll: Unroll, env: JaxEnv, graph: Graph, values: Values) -> Non
         unroll.length,
         (),  # the weights are among the inputs that are filled in
         graph.actor.tree.unflatten(leaves_of(values, unroll.actor_inputs)),
+        info=len(env.spec.info),
     )
-    outputs = [*jax.tree.leaves(trajectory), *jax.tree.leaves(actor), *episodes]
+    outputs = jax.tree.leaves((trajectory, actor, episodes))
     values |= numbered(unroll.outputs, outputs)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dovetail.envs.info import with_info
 from dovetail.envs.resolve import Env, resolve
 from dovetail.envs.wrapping import WrappedObject, files_of, objects_of, relocated
 from dovetail.errors import UserError
@@ -112,13 +113,15 @@ class Recipe:
     """Whether the run acts."""
     objects: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The objects that `env` refers to and only the driver has, by their references."""
+    info: tuple[str, ...] = ()
+    """Keys of the environments' `info` to log."""
 
     def __call__(self, plan: Plan) -> tuple[Graph, Env]:
         """Loads the user's files in this process and traces for the plan's copies."""
         self.prepare()
         keep(self.objects)
         algorithm, strategy = _made(self.algorithm), _made(self.strategy)
-        env = resolve(_made(self.env), traced=strategy.traced_envs)
+        env = with_info(resolve(_made(self.env), traced=strategy.traced_envs), self.info)
         env = env if self.online else replace(env, jax=None)
         graphs = graphs_of(
             *(algorithm, env, self.steps, self.data, self.online),

@@ -63,6 +63,7 @@ class Place:
         self._servers: Any = None
         self._data: DataSpec | None = None
         self._online = True
+        self._info: tuple[str, ...] = ()
         self._connection: Any = None
 
     def plan(
@@ -75,7 +76,7 @@ class Place:
     ) -> Planned:
         """Plans the run; joins the cluster first, if there is one."""
         resources, served = None, self.served
-        self._data, self._online = data, online
+        self._data, self._online, self._info = data, online, env.spec.info
         if self._replay is not None:
             self._replay.refuse_elsewhere(self._deployment is not None)
         if self._deployment is not None:
@@ -161,6 +162,7 @@ class Place:
             served=self.served,
             data=self._data,
             online=self._online,
+            info=self._info,
         )
 
     @property

@@ -89,7 +89,7 @@ def ends_of(env: str) -> list[HostStep]:
     while True:
         step = batch.step(np.ones(1, np.int32))
         if step.terminated[0]:
-            last = HostStep(*(x.copy() for x in step))
+            last = HostStep(*(x.copy() for x in step[:7]))
             after = batch.step(np.ones(1, np.int32))
             batch.close()
             return [last, after]
