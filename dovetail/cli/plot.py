@@ -13,7 +13,11 @@ def run(argv: list[str]) -> None:
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", help="The runs' folders")
     parser.flag("--x", "Column of metrics.csv across: env_steps (default) or time_s", "COLUMN")
-    parser.flag("--y", "Column of metrics.csv upwards (default episode_return)", "COLUMN")
+    parser.flag(
+        "--y",
+        "Column of metrics.csv upwards (default the return, or else a loss)",
+        "COLUMN",
+    )
     parser.flag("--out", "The picture's file, .png, .svg or .pdf", "FILE")
     given = dict(parser.read(argv))
     axes = {name: given[name] for name in ("x", "y") if name in given}

@@ -16,6 +16,7 @@ import numpy as np
 
 from dovetail.errors import UserError, nearest
 from dovetail.run.folder import Run, write_atomically
+from dovetail.telemetry.metric_names import main_loss
 from dovetail.telemetry.progress import duration
 
 if TYPE_CHECKING:
@@ -50,26 +51,35 @@ class SeedGroup:
 
 
 def learning_curve(run: Run, path: str | Path | None = None) -> Path:
-    """Draws the run's training and evaluation returns; by default to learning_curve.png."""
+    """Draws the run's training and evaluation returns; by default to learning_curve.png.
+
+    A run that learns from recorded data also has the curve of its loss.
+    """
     metrics = run.metrics
     named = (("episode_return", "training"), ("eval_return", "greedy evaluation"))
     found = [(label, curves(metrics, "env_steps", name)) for name, label in named]
     groups = [SeedGroup(label, tuple(several)) for label, several in found if several]
-    if not groups:
+    loss = main_loss(metrics) if run.config.get("data") else None
+    losses = () if loss is None else tuple(curves(metrics, "env_steps", loss))
+    if not groups and not losses:
         raise UserError(
             f"{run.path} has no return to draw yet: wait until the first episodes have ended."
         )
     figure, axes = _figure()
     for index, group in enumerate(groups):
         _draw(axes, group, COLORS[index], LINES[0])
-    if (threshold := _threshold(run)) is not None:
+    if groups and (threshold := _threshold(run)) is not None:
         axes.axhline(threshold, color="0.35", linewidth=1, linestyle=(0, (4, 3)), zorder=1)
         axes.plot([], [], color="0.35", linestyle=(0, (4, 3)), label=f"threshold {threshold:g}")
+    if loss is not None and losses:
+        beside = axes.twinx() if groups else axes
+        _draw(beside, SeedGroup(_words(loss), losses), COLORS[2], LINES[1])
+        beside.set_ylabel(_words(loss))
     config = run.config
     axes.set_title(" · ".join(str(config[k]) for k in NAMES if config.get(k)), **TITLE)
-    _label_axes(axes, "env_steps", "episode_return", [run])
+    _label_axes(axes, "env_steps", "episode_return" if groups else str(loss), [run])
     _add_time_axis(axes, metrics)
-    figure.legend(loc="outside lower center", ncols=len(groups) + 1, frameon=False)
+    figure.legend(loc="outside lower center", ncols=len(groups) + 2, frameon=False)
     return _save(figure, Path(path) if path is not None else run.path / "learning_curve.png")
 
 
@@ -77,11 +87,13 @@ def plot(
     runs: Sequence[Run | str],
     path: str | Path | None = None,
     x: Literal["env_steps", "time_s"] = "env_steps",
-    y: str = "episode_return",
+    y: str | None = None,
 ) -> Path:
     """Draws the metric `y` of several runs against `x`; by default to plot.png.
 
-    The default is in the run's folder for one run, and in the current folder for several.
+    The default metric is the first that all of them have: the return of episodes, that of
+    evaluations, or the loss. The default file is in the run's folder for one run, and in the
+    current folder for several.
     """
     opened = [run if isinstance(run, Run) else Run.open(run) for run in runs]
     if not opened:
@@ -90,6 +102,7 @@ def plot(
         hint = nearest(x, ("env_steps", "time_s"))
         raise UserError(f"Curves cannot be drawn against {x!r}: {hint}")
     figure, axes = _figure()
+    y = _default_metric(opened) if y is None else y
     title, groups = _groups(opened, x, y)
     for index, group in enumerate(groups):
         style = LINES[index // len(COLORS) % len(LINES)]
@@ -101,6 +114,14 @@ def plot(
     figure.legend(loc="outside lower center", ncols=_legend_columns(groups), frameon=False)
     default = opened[0].path / "plot.png" if len(opened) == 1 else Path("plot.png")
     return _save(figure, Path(path) if path is not None else default)
+
+
+def _default_metric(runs: Sequence[Run]) -> str:
+    """The first of return, evaluation return and loss that all runs have; else the return."""
+    found = [run.metrics for run in runs]
+    known = ["episode_return", "eval_return", *filter(None, map(main_loss, found[:1]))]
+    shared = (y for y in known if all(curves(metrics, "env_steps", y) for metrics in found))
+    return next(shared, known[0])
 
 
 def curves(metrics: dict[str, np.ndarray], x: str, y: str) -> list[Curve]:
@@ -228,13 +249,18 @@ def _label_axes(axes: "Axes", x: str, y: str, runs: Sequence[Run]) -> None:
         "eval_return": "greedy evaluation return",
     }
     axes.set_xlabel(names[x])
-    axes.set_ylabel(names.get(y, y.replace("_", " ")))
+    axes.set_ylabel(names.get(y, _words(y)))
     axes.set_xlim(left=0)
     if x == "env_steps":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     else:
         longest = axes.get_xlim()[1]
         axes.xaxis.set_major_formatter(FuncFormatter(lambda t, _: _time_text(t, longest)))
+
+
+def _words(column: str) -> str:
+    """The name of a column, in words."""
+    return column.replace("_", " ")
 
 
 def _add_time_axis(axes: "Axes", metrics: dict[str, np.ndarray]) -> None:

@@ -21,6 +21,27 @@ _BARS = "▁▂▃▄▅▆▇█"
 _MISSING = "—"
 
 
+class ThinnedCurve:
+    """At most 128 numbers, spread evenly over all that were added."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self._seen = 0
+        self._stride = 1
+
+    def add(self, value: float) -> None:
+        """Adds a number, if it is finite; drops every second one when there are too many."""
+        if not math.isfinite(value):
+            return
+        if self._seen % self._stride == 0:
+            self.values.append(value)
+        self._seen += 1
+        if len(self.values) > 128:
+            # Halves the resolution: constant memory however long the run is.
+            self.values = self.values[::2]
+            self._stride *= 2
+
+
 class Progress:
     """The interface of progress displays; this class stores the numbers and shows nothing."""
 
@@ -35,10 +56,12 @@ class Progress:
         self.shares: Mapping[str, float] = {}
         self.note: str | None = None
         self.closed = False
-        self.returns: list[float] = []
-        """At most 128 returns, spread evenly over the run so far."""
-        self._seen = 0
-        self._stride = 1
+        self.loss: tuple[str, float] | None = None
+        """Name and value of a loss, shown in place of the return while nobody acts."""
+        self.returns = ThinnedCurve()
+        """The returns so far."""
+        self.losses = ThinnedCurve()
+        """The losses so far, while nobody acts."""
 
     def update(
         self,
@@ -48,13 +71,19 @@ class Progress:
         eval_return: float | None,
         shares: Mapping[str, float],
         note: str | None = None,
+        loss: tuple[str, float] | None = None,
     ) -> None:
-        """Updates the numbers; `shares` are the fragments' shares of the time, from 0 to 1."""
+        """Updates the numbers; `shares` are the fragments' shares of the time, from 0 to 1.
+
+        `loss` has the name and the value to show in place of a return while nobody acts.
+        """
         self.env_steps, self.steps_per_s = env_steps, steps_per_s
         self.episode_return, self.eval_return = episode_return, eval_return
-        self.shares, self.note = shares, note
-        if episode_return is not None and math.isfinite(episode_return):
-            self._remember(episode_return)
+        self.shares, self.note, self.loss = shares, note, loss
+        if episode_return is not None:
+            self.returns.add(episode_return)
+        if loss is not None:
+            self.losses.add(loss[1])
 
     def message(self, text: str) -> None:
         """Shows a line that stays on the screen."""
@@ -74,16 +103,6 @@ class Progress:
         if not self.steps_per_s > 0:
             return math.nan
         return max(self.total_steps - self.env_steps, 0) / self.steps_per_s
-
-    def _remember(self, value: float) -> None:
-        """Adds to `returns`; drops every second value when there are too many."""
-        if self._seen % self._stride == 0:
-            self.returns.append(value)
-        self._seen += 1
-        if len(self.returns) > 128:
-            # Halves the resolution: constant memory however long the run is.
-            self.returns = self.returns[::2]
-            self._stride *= 2
 
 
 class PlainProgress(Progress):
@@ -165,7 +184,7 @@ def line(progress: Progress) -> str:
     parts = [
         f"{count(progress.env_steps)}/{count(progress.total_steps)} steps",
         f"{count(progress.steps_per_s)} steps/s",
-        f"return {number(progress.episode_return)}",
+        " ".join(_learning(progress)),
         f"evaluation {number(progress.eval_return)}",
         elapsed if progress.closed else f"{elapsed} ({duration(progress.left)} left)",
         shares_text(progress.shares),
@@ -192,13 +211,15 @@ def panel(progress: Progress) -> "Panel":
         Text(f"{count(progress.steps_per_s)} steps/s", style="bold"),
         duration(progress.elapsed) + left,
     )
+    name, value = _learning(progress)
+    curve = progress.returns if progress.loss is None else progress.losses
     returns = Text.assemble(
-        ("return ", "dim"),
-        (number(progress.episode_return), "bold green"),
+        (f"{name} ", "dim"),
+        (value, "bold green"),
         ("   greedy evaluation ", "dim"),
         (number(progress.eval_return), "bold green"),
         "   ",
-        (sparkline(progress.returns, 32), "green"),
+        (sparkline(curve.values, 32), "green"),
     )
     rows: list[Table | Text] = [top, returns]
     if progress.shares:
@@ -209,6 +230,13 @@ def panel(progress: Progress) -> "Panel":
     for row in rows:
         body.add_row(row)
     return Panel(body, border_style="dim")
+
+
+def _learning(progress: Progress) -> tuple[str, str]:
+    """What tells how learning goes, and its value: the return, or a loss while nobody acts."""
+    if progress.loss is None:
+        return "return", number(progress.episode_return)
+    return progress.loss[0].replace("_", " "), number(progress.loss[1])
 
 
 def sparkline(values: list[float], width: int) -> str:

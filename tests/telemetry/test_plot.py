@@ -11,7 +11,7 @@ import pytest
 from dovetail.errors import UserError
 from dovetail.run.folder import Run
 from dovetail.telemetry import plot as module
-from dovetail.telemetry.plot import curves, learning_curve, on_common_grid, plot
+from dovetail.telemetry.plot import _default_metric, curves, learning_curve, on_common_grid, plot
 
 CONFIG = {"algorithm": "ppo", "env": "dovetail:CartPole-v1", "strategy": "fused"}
 
@@ -143,6 +143,19 @@ def test_default_places(tmp_path, monkeypatch):
     runs = [make_run(tmp_path / name, columns([1.0, 2.0])) for name in "ab"]
     assert plot(runs[:1]) == runs[0].path / "plot.png"
     assert plot(runs) == Path("plot.png")
+
+
+def test_a_run_without_returns_draws_its_loss(tmp_path):
+    steps = [100, 200, 300]
+    data = {"time_s": [1, 2, 3], "env_steps": steps, "actor_loss": [3.0, 2.0, 1.0]}
+    run = make_run(tmp_path / "a", data, data={"folder": "d"})
+    assert _default_metric([run]) == "actor_loss"
+    assert plot([run], tmp_path / "a.png").stat().st_size
+    assert learning_curve(run).stat().st_size
+    evaluated = {**data, "critic_loss": [1.0, 1.0, 1.0], "eval_return": [math.nan, 5.0, 9.0]}
+    other = make_run(tmp_path / "b", evaluated, data={"folder": "d"})
+    assert _default_metric([other]) == "eval_return" and learning_curve(other).stat().st_size
+    assert _default_metric([run, other]) == "actor_loss"
 
 
 def test_pyplot_is_left_alone(tmp_path):

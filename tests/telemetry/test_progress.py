@@ -12,6 +12,7 @@ from dovetail.telemetry.progress import (
     Progress,
     count,
     duration,
+    line,
     make_progress,
     number,
     panel,
@@ -77,7 +78,23 @@ def test_returns_are_thinned_evenly():
     progress = Progress(10)
     for step in range(1000):
         progress.update(step, 1.0, float(step), None, {})
-    assert progress.returns == [float(step) for step in range(0, 1000, 8)]
+    assert progress.returns.values == [float(step) for step in range(0, 1000, 8)]
+
+
+def test_a_loss_is_shown_while_nobody_acts():
+    from rich.console import Console
+
+    progress = Progress(1000)
+    for step in range(20):
+        loss = "critic_loss", 2.0 - step / 10
+        progress.update(step, 1.0, None, None, {}, loss=loss)
+    assert "  critic loss 0.1  evaluation —  " in line(progress)
+    console = Console(file=io.StringIO(), width=100)
+    with console.capture() as capture:
+        console.print(panel(progress))
+    assert "critic loss 0.1" in capture.get() and "█▇" in capture.get()
+    progress.update(20, 1.0, 7.5, None, {})  # now it acts
+    assert "  return 7.5  " in line(progress)
 
 
 def test_panel_shows_everything():
