@@ -59,8 +59,8 @@ COUNTERS = {
 GAUGES = {
     "time_s": ("run_seconds", "Wall time of the run, earlier starts included."),
     "steps_per_s": ("steps_per_second", "Environment steps per second over the last reports."),
-    "episode_return": ("episode_return", "Mean return of the episodes that ended last."),
-    "episode_length": ("episode_length", "Mean length of the episodes that ended last, in steps."),
+    "episode_return": ("episode_return", "Mean return of the last 100 episodes."),
+    "episode_length": ("episode_length", "Mean length of the last 100 episodes, in steps."),
     "eval_return": ("evaluation_return", "Mean return of the last greedy evaluation."),
     "staleness_max": ("staleness_max", "Greatest staleness of late, in versions."),
 }

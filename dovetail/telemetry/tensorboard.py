@@ -1,5 +1,6 @@
-"""TensorBoard: writes scalars, histograms and animations to an event file."""
+"""TensorBoard (extra `tensorboard`): writes scalars, histograms and animations to an event file."""
 
+import importlib.util
 import math
 import socket
 import struct
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from dovetail.errors import UserError
 
 if TYPE_CHECKING:
     from tensorboardX.record_writer import RecordWriter
@@ -31,6 +34,19 @@ TAGS = {
     "episodes": ("time/episodes",),
 }
 """TensorBoard names of our scalars: CleanRL's first, then Stable-Baselines3's."""
+TENSORBOARD_EXTRA = "pip install 'dovetail[tensorboard]'"
+"""The command that installs what writing event files needs."""
+
+
+def has_tensorboard() -> bool:
+    """Whether event files can be written."""
+    return importlib.util.find_spec("tensorboardX") is not None
+
+
+def check_tensorboard(option: str) -> None:
+    """Raises if event files cannot be written, for an `option` that needs them."""
+    if not has_tensorboard():
+        raise UserError(f"{option} writes for TensorBoard, which needs {TENSORBOARD_EXTRA}.")
 
 
 def tags(name: str) -> tuple[str, ...]:
@@ -40,6 +56,8 @@ def tags(name: str) -> tuple[str, ...]:
         return tuple(tag + slash + rest for tag in TAGS[metric])
     if metric.startswith("share_"):
         return (f"time/{name}",)
+    if metric.startswith("info_"):
+        return (f"info/{name.removeprefix('info_')}",)
     return (f"losses/{name}" if metric.endswith("_loss") else f"train/{name}",)
 
 

@@ -6,9 +6,14 @@ from typing import TYPE_CHECKING, Any
 from dovetail.plan.ir import Plan
 from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
-from dovetail.telemetry.remote import PATIENCE, remote_sinks
-from dovetail.telemetry.sinks import CsvSink, MetricsWriter
-from dovetail.telemetry.tensorboard import TensorBoardSink
+from dovetail.telemetry.remote import PATIENCE, check_services, remote_sinks
+from dovetail.telemetry.sinks import CsvSink, MetricsWriter, Sink
+from dovetail.telemetry.tensorboard import (
+    TENSORBOARD_EXTRA,
+    TensorBoardSink,
+    check_tensorboard,
+    has_tensorboard,
+)
 from dovetail.training.loop import Reached
 
 if TYPE_CHECKING:
@@ -17,15 +22,27 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 
+def check_sinks(settings: Settings) -> None:
+    """Raises if an option needs a service or a package that is missing."""
+    check_services(settings.log)
+    for option in ("histograms", "log_video"):
+        if getattr(settings, option):
+            check_tensorboard(f"--{option.replace('_', '-')}")
+
+
 def make_recorder(
     run: Run, config: dict[str, Any], settings: Settings, reached: Reached, tell: Tell
 ) -> MetricsWriter:
     """The metrics writer; a resumed run drops rows beyond `reached` and appends."""
     after = reached.env_steps if reached.updates > 0 else None
     csv = CsvSink(run.path / "metrics.csv", append=after is not None, after=after)
-    events = TensorBoardSink(run.path / "events", after=after)
+    sinks: list[Sink] = [csv]
+    if has_tensorboard():
+        sinks.append(TensorBoardSink(run.path / "events", after=after))
+    else:
+        tell(f"Nothing is written for TensorBoard: it needs {TENSORBOARD_EXTRA}.")
     remote = remote_sinks(settings.log, run, config, settings.project, tell)
-    return MetricsWriter([csv, events, *remote], tell, patience=10.0 + PATIENCE * len(remote))
+    return MetricsWriter([*sinks, *remote], tell, patience=10.0 + PATIENCE * len(remote))
 
 
 def make_exporter(

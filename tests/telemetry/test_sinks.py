@@ -20,11 +20,15 @@ from waiting import eventually
 
 import dovetail
 from dovetail.errors import UserError
-from dovetail.run.folder import read_metrics
+from dovetail.run.folder import Run, read_metrics
+from dovetail.run.settings import Settings
 from dovetail.strategies import Local
 from dovetail.telemetry import sinks as sinks_module
+from dovetail.telemetry import tensorboard
 from dovetail.telemetry.sinks import CsvSink, MetricsWriter
 from dovetail.telemetry.tensorboard import TensorBoardSink, tags
+from dovetail.training.loop import Reached
+from dovetail.training.reporting import check_sinks, make_recorder
 
 
 class ListSink:
@@ -172,6 +176,19 @@ def test_tensorboard_events(tmp_path):
         "rollout/ep_rew_mean": 21.5,
         "losses/entropy": 0.5,
     }
+
+
+def test_without_the_extra_nothing_is_written_and_what_needs_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda name: None)
+    said = []
+    run = Run.create(str(tmp_path / "run"), "x", {})
+    make_recorder(run, {}, Settings(), Reached(), said.append).close()
+    assert not (run.path / "events").exists()
+    extra = "pip install 'dovetail[tensorboard]'"
+    assert said == [f"Nothing is written for TensorBoard: it needs {extra}."]
+    with pytest.raises(UserError) as refused:
+        check_sinks(Settings(histograms=True))
+    assert str(refused.value) == f"--histograms writes for TensorBoard, which needs {extra}."
 
 
 def test_tensorboard_unused_writes_nothing(tmp_path):
