@@ -16,6 +16,8 @@ from dovetail.cli.reference import PACKAGE, Reference, catalog, find
 from dovetail.cli.values import convert
 from dovetail.errors import UserError, nearest, user_line
 
+TRACED = ("dovetail", "gymnax")
+"""The back ends of JAX environments; their registry would import too much for a help text."""
 ELASTIC = ("actors", "workers")
 """Options that accept a range: `--actors 2..8` starts with 2 actors and lets more join."""
 
@@ -81,6 +83,7 @@ def understand(parser: Parser, words: list[str]) -> Words:
     peek.flag("--config", "", "FILE")
     peek.flag("--strategy", "", "STRATEGY")
     peek.flag("--resume", "", "RUN")
+    peek.flag("--env", "", "ENV")
     asked = [word for word in normalized(rest) if word not in ("-h", "--help")]
     seen = vars(peek.parse_known_args(asked)[0])
     path = seen.get("config")
@@ -95,8 +98,7 @@ def understand(parser: Parser, words: list[str]) -> Words:
     options = read(algorithm.file, algorithm.name) if algorithm else _shared_options()
     title = f"options of {algorithm.name}" if algorithm else "options of every algorithm"
     parser.options("algorithm", title, options.values())
-    title = f"options of {strategy.name}" if strategy else "options of the strategy"
-    parser.options("strategy", title, _strategy_options(strategy).values())
+    _add_strategy(parser, strategy, seen.get("env") or _text(file, "env") or "")
     given = parser.read(rest)
     if path:
         known = parser.known | {"algorithm", "strategy"}
@@ -278,19 +280,28 @@ def _shared_options() -> dict[str, Option]:
     return read(PACKAGE / "algorithm.py", "Algorithm")
 
 
-def _strategy_options(strategy: Reference | None) -> dict[str, Option]:
-    """The options of `strategy`, or of all built-in strategies if None."""
+def _add_strategy(parser: Parser, strategy: Reference | None, env: str) -> None:
+    """Adds the options of `strategy`; without one, those of all, of which help shows the default's.
+
+    An option of another strategy must be understood, to say that its strategy is to be named.
+    """
     if strategy is not None:
-        return read(strategy.file, strategy.name)
-    options: dict[str, Option] = {}
+        options = read(strategy.file, strategy.name)
+        parser.options("strategy", f"options of {strategy.name}", options.values())
+        return
+    default = find("strategy", "fused" if env.partition(":")[0] in TRACED else "local")
+    shown = read(default.file, default.name)
+    others: dict[str, Option] = {}
     for word in catalog("strategy"):
         own = find("strategy", word)
-        for name, option in read(own.file, own.name).items():
-            default = f"{option.default} under {word}"
-            before = options.get(name)
-            merged = f"{before.default}, {default}" if before else default
-            options[name] = replace(before or option, default=merged)
-    return options
+        others |= read(own.file, own.name)
+    parser.options(
+        "strategy",
+        f"options of {default.name}, the default strategy",
+        (others | shown).values(),
+        "--strategy NAME --help shows the options of another; `dovetail list` names all of them.",
+        hidden=set(others) - set(shown),
+    )
 
 
 def _text(values: Mapping[str, object], key: str) -> str | None:

@@ -7,7 +7,7 @@ are read alike. Dashes and underscores in flags are equivalent.
 import argparse
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from dovetail.cli.options import Option
@@ -53,9 +53,19 @@ class Parser(argparse.ArgumentParser):
         shape: dict[str, Any] = {"metavar": value} if value else {"action": "store_true"}
         self.add_argument(name, dest=self.places[name], help=_literal(meaning), **shape)
 
-    def options(self, section: str, title: str, options: Iterable[Option]) -> None:
-        """Adds a flag for each option; an existing flag keeps its meaning."""
-        group = self.add_argument_group(title)
+    def options(
+        self,
+        section: str,
+        title: str,
+        options: Iterable[Option],
+        more: str = "",
+        hidden: Collection[str] = (),
+    ) -> None:
+        """Adds a flag for each option; an existing flag keeps its meaning.
+
+        `more` is shown beneath the title; `hidden` options are understood but not shown.
+        """
+        group = self.add_argument_group(title, _literal(more) or None)
         for option in options:
             place = f"{section}.{option.name}"
             self.known.add(place)
@@ -66,7 +76,8 @@ class Parser(argparse.ArgumentParser):
             if option.shape == "bool":
                 self.places["--no-" + option.flag[2:]] = place
                 shape = {"action": argparse.BooleanOptionalAction}
-            group.add_argument(option.flag, dest=place, help=_literal(option.help), **shape)
+            told = argparse.SUPPRESS if option.name in hidden else _literal(option.help)
+            group.add_argument(option.flag, dest=place, help=told, **shape)
 
     def read(self, words: Iterable[str]) -> Mapping[str, Any]:
         """Returns the given values as text; raises on an unknown flag or an extra word."""
