@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from dovetail.run.settings import Settings as Settings
     from dovetail.telemetry.plot import plot as plot
     from dovetail.telemetry.trace import write_trace as write_trace
+    from dovetail.training.callbacks import TrainingEvent as TrainingEvent
     from dovetail.training.planning import trace as trace
     from dovetail.training.replay_servers import ServedReplay as ServedReplay
     from dovetail.training.replay_servers import serve_replay as serve_replay
@@ -72,6 +73,7 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.telemetry.trace:write_trace",
         "dovetail.evaluation.trained:evaluate_run",
         "dovetail.evaluation.trained:watch",
+        "dovetail.training.callbacks:TrainingEvent",
         "dovetail.training.train:resume",
         "dovetail.training.train:train",
     ],

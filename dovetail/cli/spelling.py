@@ -11,7 +11,7 @@ def train_text(
     numbers: Mapping[str, int],
     cluster: str | None,
     settings: Mapping[str, Any],
-    texts: Mapping[str, str],
+    texts: Mapping[str, Any],
     replay: str | None = None,
 ) -> str:
     """`dovetail train …` in Python."""

@@ -201,6 +201,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "eval-freq": ("evaluate-every",),
     "eval-interval": ("evaluate-every",),
     "evaluation-interval": ("evaluate-every",),
+    "info-keywords": ("log-info",),
+    "callbacks": ("callback",),
     "save-freq": ("checkpoint-every",),
     "checkpoint-freq": ("checkpoint-every",),
     "checkpoint-frequency": ("checkpoint-every",),

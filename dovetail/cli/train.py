@@ -23,7 +23,9 @@ from dovetail.cli.spelling import resume_text, train_text
 from dovetail.cli.values import convert, numbers
 from dovetail.errors import UserError
 
-WITH_RESUME = {"resume", "total-steps", "online-steps", "cluster", "deploy", "json", "quiet"}
+WITH_RESUME = {
+    *("resume", "total-steps", "online-steps", "cluster", "deploy", "callback", "json", "quiet")
+}
 """The flags allowed with --resume, beside the algorithm's options and the settings; everything else
 comes from the run's config."""
 
@@ -79,6 +81,12 @@ def _parser() -> Parser:
         "Megabytes of the dataset in memory; a larger one is read as needed (default 2_000)",
         "MB",
     )
+    parser.flag(
+        "--callback",
+        "Function called during the run, which may stop it: file.py:function or "
+        "module:function; several with commas",
+        "FUNCTION",
+    )
     parser.flag("--run", "Folder for the run; new or empty", "FOLDER", "settings.folder")
     parser.flag("--config", "TOML file with any of these; the command line wins", "FILE")
     parser.flag("--resume", "Go on with this run, with its own options or with those given", "RUN")
@@ -102,7 +110,8 @@ def _train(words: Words, quiet: bool) -> Any:
     settings = _settings(words)
     where, spelled = deployment(words)
     kept, kept_text = replay(words)
-    python = train_text(wanted, given, spelled, settings, data, kept_text)
+    called = _callback(words)
+    python = train_text(wanted, given, spelled, settings, data | called, kept_text)
     strategy = wanted.strategy.build() if wanted.strategy else None
     if quiet:
         settings.setdefault("display", "none")
@@ -117,6 +126,7 @@ def _train(words: Words, quiet: bool) -> Any:
             **given,
             **where,
             **kept,
+            **called,
         )
 
 
@@ -129,8 +139,17 @@ def _resume(words: Words, quiet: bool) -> Any:
     given = numbers(words.values, "total-steps", "online-steps")
     changes = _settings(words) | algorithm_options(words)
     where, spelled = deployment(words)
+    changes |= _callback(words)
     with _shown(resume_text(words.values["resume"], given, spelled, changes), quiet):
         return dovetail.resume(words.values["resume"], **given, **where, **changes)
+
+
+def _callback(words: Words) -> dict[str, Any]:
+    """The argument `callback`, if given."""
+    if "callback" not in words.values:
+        return {}
+    names = convert(words.values["callback"], list[str], "--callback")
+    return {"callback": names[0] if len(names) == 1 else names}
 
 
 def _no_place(word: str) -> UserError:

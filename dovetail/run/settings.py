@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dovetail.errors import UserError, check_option
+from dovetail.run.interval import Interval
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,12 @@ class Settings:
     """Stop once the mean greedy return of an evaluation reaches this value."""
     episodes: int = 100
     """Number of episodes per evaluation."""
-    evaluate_every: float = 10.0
-    """Seconds between evaluations, which run in the background; 0 for a final evaluation only."""
-    checkpoint_every: float = 30.0
-    """Seconds between checkpoints; a final one is always written."""
+    evaluate_every: float | str = 10.0
+    """Seconds between evaluations, which run in the background, or environment steps, as
+    10000steps, for which training waits; 0 for a final evaluation only."""
+    checkpoint_every: float | str = 30.0
+    """Seconds between checkpoints, or environment steps, as 10000steps; a final one is always
+    written."""
     record: str | None = None
     """Folder for a new dataset of all steps of the run; nothing is recorded unless given."""
     patience: float = 30.0
@@ -42,14 +45,27 @@ class Settings:
     """W&B project or MLflow experiment of the run."""
     histograms: bool = False
     """Whether to log weight histograms to TensorBoard, at each evaluation and at the end."""
+    log_info: tuple[str, ...] = ()
+    """Keys of the environment's info to log as metrics, comma-separated: info_KEY is the mean over
+    steps, info_KEY_final that over the last steps of episodes."""
     log_video: bool = False
     """Whether to log an animation of the trained agent to TensorBoard, at the end."""
+
+    @property
+    def evaluation_interval(self) -> Interval:
+        """The interval between evaluations."""
+        return Interval.of(self.evaluate_every, "evaluate_every")
+
+    @property
+    def checkpoint_interval(self) -> Interval:
+        """The interval between checkpoints."""
+        return Interval.of(self.checkpoint_every, "checkpoint_every")
 
     def __post_init__(self) -> None:
         for name in ("seeds", "episodes", "keep"):
             check_option(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         for name in ("evaluate_every", "checkpoint_every"):
-            check_option(name, getattr(self, name), getattr(self, name) >= 0, "0 or more seconds")
+            Interval.of(getattr(self, name), name)
         check_option("patience", self.patience, self.patience > 0, "more than 0 seconds")
         known = ("live", "plain", "none")
         check_option("display", self.display, self.display in known, "live, plain or none")
@@ -64,10 +80,10 @@ class Settings:
             )
         if self.log_video and not self.video:
             raise UserError("--log-video shows the video of the end: leave out --no-video.")
-        if self.until is not None and self.evaluate_every == 0:
+        if self.until is not None and self.evaluation_interval.is_zero:
             raise UserError(
                 f"--until {self.until:g} is looked for by evaluations, but --evaluate-every is 0: "
-                f"give more seconds, or leave one out."
+                f"give more, or leave one out."
             )
         if self.until is not None and self.seeds > 1:
             raise UserError(

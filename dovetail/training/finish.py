@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from dovetail.algorithm import Algorithm
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError, command
 from dovetail.evaluation.evaluate import Evaluation
@@ -16,10 +15,13 @@ from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
 from dovetail.run.folder import Run
 from dovetail.telemetry.plot import learning_curve
 from dovetail.telemetry.progress import Progress, number
+from dovetail.telemetry.sinks import MetricsWriter
 from dovetail.telemetry.tensorboard import TensorBoardSink
 from dovetail.telemetry.video import record_video
 from dovetail.training.background_evaluation import BackgroundEvaluation
 from dovetail.training.loop import Loop
+from dovetail.training.prepare import RunStart
+from dovetail.training.rows import columns
 from dovetail.training.signals import Stop
 
 FILM_STEPS = 200
@@ -61,25 +63,28 @@ def judge(evaluations: list[Evaluation | None]) -> FinalEvaluation:
 
 
 def finish(
-    run: Run,
-    config: dict[str, Any],
+    start: RunStart,
     loop: Loop,
-    algorithm: Algorithm,
-    env: Env,
     evaluations: BackgroundEvaluation,
+    recorder: MetricsWriter,
     stop: Stop,
     progress: Progress,
 ) -> None:
-    """Writes the files of a finished run and prints a summary.
+    """Evaluates for the last time, writes the files of a finished run and prints a summary.
 
     After a stop request it skips the slow parts, evaluation and plots.
     """
+    run, config, algorithm, env = start.run, start.config, start.last.algorithm, start.env
     params = seed_params(algorithm.acting(loop.good.state(replay=False)), loop.settings.seeds)
-    if not stop and not loop.solved and not evaluations.silent:
+    if not stop and not loop.judged and not evaluations.silent:
         progress.message(f"Evaluating over {loop.settings.episodes} episodes …")
         found = [evaluations.evaluate(one, stop) for one in params]
+        loop.evaluation = found[0] or loop.evaluation
+        loop.write_row(recorder, _final_columns(found))
     else:  # the evaluation that reached the goal, or the last one, counts as the final one
         found = [loop.evaluation]
+        loop.write_row(recorder)
+    recorder.close()
     outcome = judge([loop.evaluation] if stop else found)
     summary = summarize(run, config, loop, outcome)
     run.write_json("summary.json", summary)
@@ -88,6 +93,14 @@ def finish(
     if not stop:
         shown = _draw(run, None if evaluations.silent else env, loop, progress)
         progress.message(farewell(run, summary, shown))
+
+
+def _final_columns(found: list[Evaluation | None]) -> dict[str, float]:
+    """The final evaluation as columns of the last row; empty if a stop request cut it short."""
+    means = [evaluation.mean for evaluation in found if evaluation is not None]
+    if len(means) < len(found):
+        return {}
+    return columns({"eval_return": np.asarray(means if len(means) > 1 else means[0])})
 
 
 def summarize(

@@ -13,7 +13,7 @@ from dovetail.evaluation.play import knows_probabilities
 from dovetail.replay.data import Data, is_data, with_data
 from dovetail.runtime.interface import Runtime
 from dovetail.telemetry.timeline import Timeline
-from dovetail.training.loop import Loop, Reached, Snapshot
+from dovetail.training.loop import Announce, Loop, Reached, Snapshot
 from dovetail.training.prepare import PreparedPhase, RunStart
 from dovetail.training.recording import Recording
 from dovetail.training.restore import Started
@@ -26,6 +26,7 @@ def launch(
     started: Started | None,
     record: str | None,
     watchers: Sequence[Callable[[dict[str, float], Timeline], None]],
+    announce: Announce | None,
     tell: Callable[[str], None],
     stack: ExitStack,
 ) -> Loop:
@@ -33,7 +34,7 @@ def launch(
 
     It begins from `started`, the state of a checkpoint or of the previous phase, or from a fresh
     state. `record` is the folder of the dataset to write, if any; `watchers` are called with every
-    report; `stack` closes the loop's resources.
+    report; `announce` tells the callbacks of an event; `stack` closes the loop's resources.
     """
     algorithm, settings = prepared.algorithm, start.settings
     reached = Reached() if started is None else started.reached
@@ -66,6 +67,8 @@ def launch(
         watchers=watchers,
         feed=feed,
         recording=recording,
+        announce=announce,
+        info=prepared.planned.env.spec.info if prepared.phase.online else (),
     )
 
 

@@ -16,7 +16,6 @@ import jax
 import numpy as np
 
 from dovetail.data.rounds import Feed
-from dovetail.errors import UserError
 from dovetail.evaluation.evaluate import Evaluation
 from dovetail.replay.data import without_data
 from dovetail.replay.replay import with_own_replay
@@ -24,12 +23,25 @@ from dovetail.run.checkpoint import Checkpoints
 from dovetail.run.settings import Settings
 from dovetail.runtime.interface import Runtime
 from dovetail.runtime.report import Pending, Report
+from dovetail.telemetry.metric_names import main_loss
 from dovetail.telemetry.progress import Progress
 from dovetail.telemetry.sinks import MetricsWriter
 from dovetail.telemetry.spans import COMPUTE, WAIT
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.background_evaluation import BackgroundEvaluation
+from dovetail.training.callbacks import EventName
+from dovetail.training.divergence import refuse_nonfinite
+from dovetail.training.evaluation_schedule import EvaluationSchedule
 from dovetail.training.recording import Recording
+from dovetail.training.recurrence import Recurrence
+from dovetail.training.rows import (
+    PendingRow,
+    RecentEpisodes,
+    columns,
+    info_text,
+    row_interval,
+    unseen_text,
+)
 from dovetail.training.signals import Stop
 
 REPORT_SECONDS = 0.25
@@ -39,12 +51,8 @@ negligible."""
 DRIVER = "driver"
 """The name of the driver thread among the workers of the timeline."""
 
-NEAR = 0.05
-"""Training returns within this fraction of the goal trigger an evaluation."""
-
-
-class Diverged(UserError):
-    """A metric or a weight is not finite; resuming from the last good state would not help."""
+Announce = Callable[[EventName, int, int, Mapping[str, float]], bool]
+"""Tells the callbacks of an event: (name, steps, updates, metrics) → whether to stop the run."""
 
 
 @dataclass
@@ -91,10 +99,13 @@ class Loop:
         watchers: Sequence[Callable[[dict[str, float], Timeline], None]] = (),
         feed: Feed | None = None,
         recording: Recording | None = None,
+        announce: Announce | None = None,
+        info: Sequence[str] = (),
     ) -> None:
         """`watchers` are called with every report's row of metrics and the timeline of all spans;
         `feed` supplies recorded steps to learn from; `recording` receives the steps of every
-        report; `acting` is `Algorithm.acting`."""
+        report; `acting` is `Algorithm.acting`; `announce` tells the callbacks of an event; `info`
+        names the logged values of the environments' `info`."""
         self._feed, self._recording = feed, recording
         self.runtime = runtime
         self._watchers = watchers
@@ -106,16 +117,22 @@ class Loop:
         self.last_report = time.time()
         """Arrival time of the last report, in seconds since the epoch."""
         self.evaluation: Evaluation | None = None
+        self._evaluated = -1
+        """The number of updates of the evaluated state; -1 before the first."""
         self.good = start
         self._acting = acting
         self._began = began
         self._start_steps = self._steps_taken = reached.env_steps
-        self._returns: deque[tuple[float, int]] = deque(maxlen=50)
+        self._recent, self._row = RecentEpisodes(info), PendingRow()
+        self._announce = announce
+        self._halted = False
+        """Whether a callback stopped the run."""
         self._speed: deque[tuple[float, int]] = deque(maxlen=12)
         self._chunk = 1
         self._solved = False
         self._ahead: Pending | None = None
         """The dispatch in flight."""
+        self._schedule(time.perf_counter(), reached.env_steps)
 
     def run(
         self,
@@ -136,7 +153,7 @@ class Loop:
         begun = self.reached.env_steps - before * per_iteration
         self._meta = meta
         started = last_report = time.perf_counter()
-        last_checkpoint = last_evaluation = started
+        self._schedule(started, steps)
         dispatched = done = self.reached.updates
         self._speed.append((started, self.reached.env_steps))
         while True:
@@ -145,37 +162,68 @@ class Loop:
             report = self._wait()
             # Take the times now: the next dispatch may run in this thread.
             arrived, spent = time.perf_counter(), self.runtime.seconds
-            due = report is not None and arrived - last_checkpoint >= self.settings.checkpoint_every
-            if dispatched < total and not stop and not due:  # save() waits for a dispatch in flight
-                count = self._fed(min(self._chunk, total - dispatched), dispatched)
+            done += 0 if report is None else report.iterations
+            taken = begun + done * per_iteration
+            pauses = report is not None and self._pauses(arrived, taken)
+            if dispatched < total and not stop and not pauses:
+                count = self._until_due(begun + dispatched * per_iteration, per_iteration)
+                count = self._fed(min(self._chunk, total - dispatched, count), dispatched)
                 self._ahead = self.runtime.advance(count)
                 dispatched += count
             if report is None and self._ahead is None:
                 break
             if report is not None:
                 self._record(report)
-                done += report.iterations
-                row = self._digest(report, done, begun + done * per_iteration, arrived)
-                now = time.perf_counter()
+                row, averaged = self._digest(report, done, taken, arrived)
                 self._adapt(report.iterations, arrived - last_report)
                 last_report = arrived
                 self.training_seconds = self._earlier + arrived - started
-                self._collect(evaluations, row)
+                self._evaluate(evaluations, stop, recorder, row)
                 self._show(progress, row, spent)
-                recorder.record(int(row["env_steps"]), row)
-                if not evaluations.busy and self._wants_evaluation(now - last_evaluation):
-                    evaluations.ask(self._acting(self.good.state(replay=False)), self.good)
-                    last_evaluation = now
-                    self._show_weights(recorder)
-                if due:
+                self._row.add(row, averaged, report.iterations)
+                due = self._rows.due(arrived, taken) or "eval_return" in row
+                if due and done < total and not self.over:  # the last row waits for an evaluation
+                    self.write_row(recorder)
+                if self._checkpoints.due(arrived, taken):
                     self.save(checkpoints)
-                    last_checkpoint = now
+                    self._checkpoints.restart(time.perf_counter(), taken)
+                    self.saved(checkpoints)
                 self.timeline.note(DRIVER, COMPUTE, "reports", arrived)
                 for watch in self._watchers:
                     watch(row, self.timeline)
-                if self._solved:  # drop the iterations after the state that reached the goal
+                self._tell_event("report", row)
+                if self.over:  # drop the iterations after the state that the run ends with
                     break
         self._show_weights(recorder)
+        if self._recent.unseen and not graph.offline_steps:
+            progress.message(unseen_text(self._recent.unseen))
+
+    def _schedule(self, now: float, total: int) -> None:
+        """Begins the intervals of rows, evaluations and checkpoints of `total` steps."""
+        settings, steps = self.settings, self.reached.env_steps
+        self._rows = Recurrence(row_interval(total), now, steps)
+        self._evaluations = EvaluationSchedule(settings, now, steps)
+        self._checkpoints = Recurrence(settings.checkpoint_interval, now, steps)
+
+    def _pauses(self, now: float, steps: int) -> bool:
+        """Whether nothing may run beside what is due: a checkpoint, or an evaluation by steps."""
+        evaluates = self._evaluations.by_steps and self._evaluations.due(now, steps)
+        return evaluates or self._checkpoints.due(now, steps)
+
+    def _until_due(self, steps: int, per_iteration: int) -> int:
+        """The number of iterations until something is due by steps; at least one."""
+        due = (self._rows, self._evaluations, self._checkpoints)
+        left = min(one.left(steps) for one in due)
+        return -(-int(left) // per_iteration)
+
+    def write_row(self, recorder: MetricsWriter, more: Mapping[str, float] | None = None) -> None:
+        """Records the row that has been collected, if any, with `more` columns if given."""
+        if more and not self._row:
+            self._row.add(self._place(), {}, 0)
+        row = self._row.take() | (more or {})
+        if row:
+            recorder.record(int(row["env_steps"]), row)
+            self._rows.restart(0.0, int(row["env_steps"]))
 
     def _wait(self) -> Report | None:
         """Waits for the dispatch in flight and returns its report; None if there is none."""
@@ -209,8 +257,22 @@ class Loop:
     def ends(self, evaluations: BackgroundEvaluation, stop: Stop) -> bool:
         """Whether the run is over: waits for the running evaluation and checks the goal."""
         evaluations.wait(stop)
-        self._collect(evaluations, {})
-        return self._solved or bool(stop)
+        found: dict[str, float] = {}
+        place = self._place()  # before a goal that was reached sets it back
+        self._collect(evaluations, found)
+        if found:
+            self._row.add(found if self._row else place | found, {}, 0)
+        return self.over or bool(stop)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the state that the run ends with has been evaluated."""
+        return self._solved or self._evaluated == self.good.updates
+
+    def _place(self) -> dict[str, float]:
+        """The first columns of a row at the end of what is done."""
+        steps, updates = self.reached.env_steps, self.reached.updates
+        return {"time_s": self.elapsed, "env_steps": float(steps), "updates": float(updates)}
 
     def go_on_after(self, before: "Loop") -> None:
         """Carries over the measurements of the previous phase's loop."""
@@ -254,15 +316,26 @@ class Loop:
         """Whether the goal was reached."""
         return self._solved
 
+    @property
+    def eval_return(self) -> float | None:
+        """Mean return of the last evaluation; None before the first."""
+        return None if self.evaluation is None else self.evaluation.mean
+
+    @property
+    def over(self) -> bool:
+        """Whether the goal was reached, or a callback stopped the run."""
+        return self._solved or self._halted
+
     def _digest(
         self, report: Report, updates: int, env_steps: int, arrived: float
-    ) -> dict[str, float]:
-        """Checks a report and makes its row of metrics."""
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Checks a report; returns (its row of metrics, those that are means over its updates)."""
         snapshot = Snapshot(report.state, report.actor, updates, env_steps)
         means = {
             name: np.asarray(total) / report.iterations for name, total in report.metrics.items()
         }
-        self._refuse_nonfinite(means, snapshot, report.finite)
+        actor = None if self.settings.seeds > 1 else snapshot.actor
+        refuse_nonfinite(means, report.finite, (self.good.updates + 1, updates), actor)
         self.last_report = time.time()
         self.timeline.add(report.spans)
         self.timeline.dropped = report.dropped_spans
@@ -270,95 +343,76 @@ class Loop:
         self.good = snapshot
         self.reached.updates = snapshot.updates
         self.reached.env_steps = self._steps_taken = snapshot.env_steps
-        elapsed = self.reached.seconds + arrived - self._began
-        row = {"time_s": elapsed, "env_steps": float(self.reached.env_steps)}
-        row["updates"] = float(snapshot.updates)
-        row |= self._episode_row(report) | _columns(means) | report.measures
+        row = self._place() | {"time_s": self.reached.seconds + arrived - self._began}
+        averaged = columns(means)
+        if report.episodes:
+            averaged |= columns(self._recent.add(report.episodes))
+            number = np.asarray(report.episodes[0]).sum(axis=-1)
+            row |= columns(self._recent.means() | {"episodes": number})
+        row |= averaged | report.measures
         self._speed.append((arrived, self.reached.env_steps))
         before, steps = self._speed[0]
         row["steps_per_s"] = (self.reached.env_steps - steps) / max(arrived - before, 1e-9)
-        return row
-
-    def _refuse_nonfinite(
-        self, means: dict[str, np.ndarray], snapshot: Snapshot, finite: bool
-    ) -> None:
-        bad = next((name for name, value in means.items() if not np.isfinite(value).all()), None)
-        if bad is not None:
-            value = np.ravel(means[bad])
-            what = f"{bad} became {float(value[~np.isfinite(value)][0])}"
-        elif not finite:
-            what = "a weight is no longer finite"
-        else:
-            return
-        first, last = self.good.updates + 1, snapshot.updates
-        when = f"in update {last}" if first == last else f"between updates {first} and {last}"
-        raise Diverged(
-            f"Training diverged: {what} {when}; {self._suspect(snapshot.actor())}try a lower "
-            f"--learning-rate, a lower --max-grad-norm, or normalized observations and rewards."
-        )
-
-    def _suspect(self, actor: Any) -> str:
-        """Names a JAX environment that is not finite while others still are.
-
-        If all environments are affected, the weights are the more likely cause.
-        """
-        if self.settings.seeds > 1:
-            return ""
-        shown = (actor.timestep.observation, actor.timestep.reward, actor.episode_return)
-        rows = [np.asarray(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(shown)]
-        bad = ~np.all([np.isfinite(row).all(axis=1) for row in rows], axis=0)
-        if not bad.any() or bad.all():
-            return ""
-        index = int(np.flatnonzero(bad)[0])
-        return (
-            f"environment {index} showed a number that is not finite by step "
-            f"{int(actor.step[index])}, so repair it, or "
-        )
-
-    def _episode_row(self, report: Report) -> dict[str, float]:
-        """Mean return and length of finished episodes, per seed if there are several."""
-        if not report.episodes:
-            return {}
-        count, returns, lengths = (np.asarray(x).sum(axis=-1) for x in report.episodes)
-        if not np.all(count):
-            return {"episodes": float(np.mean(count))}
-        means = {
-            "episode_return": returns / count,
-            "episode_length": lengths / count,
-            "episodes": count.astype(float),
-        }
-        self._returns.append((float(np.mean(means["episode_return"])), int(np.mean(count))))
-        return _columns(means)
+        return row, averaged
 
     def recent_return(self) -> float | None:
-        """Mean training return over roughly the last hundred episodes; None without any."""
-        total = episodes = 0.0
-        for value, count in reversed(self._returns):
-            total, episodes = total + value * count, episodes + count
-            if episodes >= 100:
-                break
-        return total / episodes if episodes else None
+        """Mean training return over about the last hundred episodes; None without any."""
+        return self._recent.mean_return()
 
-    def _wants_evaluation(self, since: float) -> bool:
-        if self._solved or self.settings.seeds > 1 or self.settings.evaluate_every == 0:
-            return False
-        if since >= self.settings.evaluate_every:
-            return True
-        goal, recent = self.settings.until, self.recent_return()
-        return goal is not None and recent is not None and recent >= goal - NEAR * abs(goal)
+    def _evaluate(
+        self,
+        evaluations: BackgroundEvaluation,
+        stop: Stop,
+        recorder: MetricsWriter,
+        row: dict[str, float],
+    ) -> None:
+        """Adds finished evaluations to `row` and starts one if it is due.
+
+        One that is due by steps is waited for, so that it belongs to the row and a run can be
+        repeated exactly. Others run beside training.
+        """
+        self._collect(evaluations, row)
+        now, steps = time.perf_counter(), self.reached.env_steps
+        if self.over or evaluations.busy:
+            return
+        if not self._evaluations.wanted(now, steps, self.recent_return()):
+            return
+        evaluations.ask(self._acting(self.good.state(replay=False)), self.good)
+        self._evaluations.asked(now, steps)
+        self._show_weights(recorder)
+        if self._evaluations.by_steps:
+            evaluations.wait(stop)
+            self._collect(evaluations, row)
 
     def _collect(self, evaluations: BackgroundEvaluation, row: dict[str, float]) -> None:
         for result in evaluations.results():
-            self.evaluation = result.evaluation
+            self.evaluation, snapshot = result.evaluation, result.snapshot
+            self._evaluated = snapshot.updates
+            self._evaluations.answered(result.finished)
             row["eval_return"] = result.evaluation.mean
+            self._tell_event("evaluation", {}, snapshot)
             if self.threshold is not None and result.evaluation.mean >= self.threshold:
                 if self.reached.time_to_threshold is None:
                     before = self.reached.seconds - self._began
                     self.reached.time_to_threshold = before + result.finished
                 if self.settings.until is not None:
                     self._solved = True
-                    self._settle(result.snapshot)
+                    self._settle(snapshot)
                     return
+
+    def saved(self, checkpoints: Checkpoints) -> None:
+        """Tells the callbacks of a checkpoint once it is written."""
+        if self._announce is not None:
+            checkpoints.wait()
+            self._tell_event("checkpoint", {})
+
+    def _tell_event(
+        self, name: EventName, metrics: Mapping[str, float], at: Snapshot | None = None
+    ) -> None:
+        """Tells the callbacks of an event, by default at the last good state."""
+        if self._announce is not None:
+            snapshot = self.good if at is None else at
+            self._halted |= self._announce(name, snapshot.env_steps, snapshot.updates, metrics)
 
     def _settle(self, snapshot: Snapshot) -> None:
         """Ends the run with the state that reached the goal."""
@@ -376,20 +430,13 @@ class Loop:
         # Workers run slightly ahead of the reports, so their time may exceed the reported total.
         shares = {name: min(seconds / total, 1.0) for name, seconds in spent.items()}
         row |= {f"share_{name}": share for name, share in shares.items()}
+        name = main_loss(row) if self.runtime.graph.offline_steps else None
         progress.update(
             self.reached.env_steps,
             row["steps_per_s"],
             self.recent_return(),
-            self.evaluation.mean if self.evaluation is not None else None,
+            self.eval_return,
             shares,
+            note=info_text(row, self.settings.log_info),
+            loss=None if name is None else (name, row[name]),
         )
-
-
-def _columns(means: dict[str, np.ndarray]) -> dict[str, float]:
-    """One column per metric: its mean over seeds, and with several seeds one column for each."""
-    row: dict[str, float] = {}
-    for name, value in means.items():
-        row[name] = float(np.mean(value))
-        if np.ndim(value):
-            row |= {f"{name}/seed{i}": float(x) for i, x in enumerate(value)}
-    return row

@@ -11,6 +11,7 @@ from dovetail.hosts.deployment import Deployment
 from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
 from dovetail.strategies.interface import Strategy
+from dovetail.training.callbacks import Callbacks
 from dovetail.training.changes import Changed
 from dovetail.training.dataset import RecordedData
 from dovetail.training.phases import Phase, phases, task_of
@@ -96,6 +97,7 @@ class RunStart:
     """Options that change with this start of a resumed run."""
     warm: "WarmStart | None" = None
     """The parameters to begin with, if they are another run's."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     @property
     def last(self) -> PreparedPhase:

@@ -4,7 +4,7 @@ On an error or a stop it saves the last good state and closes everything it open
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,10 +19,12 @@ from dovetail.telemetry.status import Status
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.announcing import accepted
 from dovetail.training.background_evaluation import BackgroundEvaluation
+from dovetail.training.callbacks import EventName, TrainingEvent
 from dovetail.training.changes import sentence
+from dovetail.training.divergence import Diverged
 from dovetail.training.finish import finish
 from dovetail.training.launch import launch
-from dovetail.training.loop import Diverged, Loop, Reached
+from dovetail.training.loop import Loop, Reached
 from dovetail.training.phases import Phase
 from dovetail.training.prepare import RunStart
 from dovetail.training.reporting import make_exporter, make_recorder
@@ -89,10 +91,12 @@ class _Session:
         if self._exporter is not None:
             self._exporter.ended()
         loop.timeline.write(start.run, last=True)
-        recorder.close()
-        bound, env = start.last.algorithm, start.env
-        finish(start.run, start.config, loop, bound, env, evaluations, self._stop, self._progress)
+        if start.callbacks.stopped_by is not None:
+            self._tell(f"The callback {start.callbacks.stopped_by} stopped the run.")
+        finish(start, loop, evaluations, recorder, self._stop, self._progress)
         self._checkpoints.close()
+        if start.callbacks:
+            self._announce("end", loop.reached.env_steps, loop.reached.updates, {})
         return loop
 
     def _tell_beginning(self, reached: Reached, recorder: MetricsWriter) -> None:
@@ -127,17 +131,23 @@ class _Session:
             phase = self._start.phases[at].phase
             meta = _meta(self._start, phase)
             _introduce(self._start, phase, loop, self._tell)
+            ends = True
             try:
                 loop.run(phase.end, stop, recorder, self._progress, checkpoints, evaluations, meta)
+                ends = bool(stop) or loop.ends(evaluations, stop)
             except Exception as error:
                 if not stop:  # otherwise the stop itself may be the cause, as in _begin
+                    with contextlib.suppress(UserError):  # the recorder may be the cause
+                        loop.write_row(recorder)
                     self._keep(loop, error)
                     raise
             at += 1
-            over = at == len(self._start.phases) or bool(stop) or loop.ends(evaluations, stop)
+            over = ends or at == len(self._start.phases)
             loop.save(checkpoints)
+            loop.saved(checkpoints)
             if over:
                 return loop
+            loop.write_row(recorder)
             # Fetch the state before closing the runtime that holds it.
             before = Started(loop.good.state(), None, loop.reached)
             self._phase.close()
@@ -151,7 +161,14 @@ class _Session:
             restored = started is not None and after is None
             record = self._dataset(self._start.settings.record, restored)
         loop = launch(
-            self._start, prepared, started, record, self._watchers(), self._tell, self._phase
+            self._start,
+            prepared,
+            started,
+            record,
+            self._watchers(),
+            self._announce if self._start.callbacks else None,
+            self._tell,
+            self._phase,
         )
         if after is not None:
             loop.go_on_after(after)
@@ -167,6 +184,18 @@ class _Session:
         """The functions called with every report."""
         written = [lambda _, timeline: timeline.write(self._start.run)]
         return written if self._exporter is None else [*written, self._exporter.publish]
+
+    def _announce(
+        self, name: EventName, step: int, update: int, metrics: Mapping[str, float]
+    ) -> bool:
+        """Tells the callbacks of an event; returns whether one of them stops the run."""
+        start, loop = self._start, self._loop
+        assert loop is not None
+        place = step, update, start.last.phase.end, loop.elapsed
+        start.callbacks.call(
+            TrainingEvent(name, *place, dict(metrics), loop.eval_return, start.run)
+        )
+        return start.callbacks.stopped_by is not None
 
     def _workers(self) -> list[Activity]:
         return [] if self._loop is None else self._loop.runtime.status()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.algorithm import Algorithm
+from dovetail.envs.info import with_info
 from dovetail.envs.resolve import resolve
 from dovetail.envs.wrapping import with_wraps
 from dovetail.errors import UserError, check_option
@@ -20,7 +21,7 @@ from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
 from dovetail.strategies import STRATEGIES
 from dovetail.strategies.interface import Strategy
-from dovetail.telemetry.remote import check_services
+from dovetail.training.callbacks import Callbacks, Given
 from dovetail.training.changes import refuse_other_shapes, with_changes
 from dovetail.training.config import describe, name_of, options_of, rebuild_all
 from dovetail.training.dataset import MEMORY, RecordedData, check_data
@@ -28,6 +29,7 @@ from dovetail.training.phases import acting_strategy, acts_at_all, check_steps, 
 from dovetail.training.planning import Planned, prepare_backend, resolve_algorithm
 from dovetail.training.prepare import Preparation, RunStart
 from dovetail.training.replay_servers import ServedReplay
+from dovetail.training.reporting import check_sinks
 from dovetail.training.session import conduct
 from dovetail.training.signals import stopping
 from dovetail.training.start import enable_compile_cache
@@ -49,6 +51,7 @@ def train(
     init_from: str | Path | Run | None = None,
     wrap: str | Sequence[Any] = (),
     settings: Settings = Settings(),
+    callback: Given = None,
 ) -> Run:
     """Trains `algorithm` on `env` for `total_steps` environment steps; returns the run.
 
@@ -76,6 +79,10 @@ def train(
     `init_from` is a run whose parameters this one begins with: a warm start, on the same task or on
     another one with the same observations and actions. Nothing else is taken from it.
 
+    `callback` is a function, or several, called with a `TrainingEvent` at every report, evaluation
+    and checkpoint and at the end. If it returns False, the run stops as if it were done. A string,
+    "file.py:function" or "module:function", names a function that a resumed run calls again.
+
     Call it from the main thread: the first Ctrl-C or SIGTERM then saves a checkpoint and stops.
     """
     began = time.perf_counter()
@@ -84,7 +91,8 @@ def train(
     env = env if env is None else with_wraps(env, wrap)
     check_steps(total_steps, online_steps, data is not None)
     check_option("seed", seed, 0 <= seed < 2**31, "0 or more, and less than 2147483648")
-    check_services(settings.log)
+    check_sinks(settings)
+    called = Callbacks(callback)
     check_data(algorithm, data is not None)
     enable_compile_cache()
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
@@ -106,10 +114,12 @@ def train(
         config["cluster"] = None if where is None else dataclasses.asdict(where)
         config |= {"data": None, "online_steps": online_steps}
         config["replay"] = None if kept is None else dataclasses.asdict(kept)
+        config["callback"] = called.names
         if recorded is not None:
             known = "data" if silent else config["env_given"]
             config |= {"data": recorded.identity, "env": found.spec.id, "env_given": known}
-        making = Preparation(algorithm, given, found, where, settings, recorded, seed, kept)
+        acted = with_info(found, settings.log_info)
+        making = Preparation(algorithm, given, acted, where, settings, recorded, seed, kept)
         prepared = making.phases(chosen, total_steps, online_steps, stack)
         if recorded is not None:
             recorded.check()  # before the folder exists: a bad dataset must not leave one behind
@@ -118,7 +128,7 @@ def train(
         run = Run.create(settings.folder, _run_name(config), config)
         _write_plan(run, prepared[-1].planned)
         start = RunStart(run, found, prepared, config, settings, began, recorded, silent, False)
-        return conduct(replace(start, warm=warm), stop)
+        return conduct(replace(start, warm=warm, callbacks=called), stop)
 
 
 def resume(
@@ -127,6 +137,7 @@ def resume(
     env: Any = None,
     cluster: Deployment | str | None = None,
     online_steps: int | None = None,
+    callback: Given = None,
     **options: Any,
 ) -> Run:
     """Continues a run from its last checkpoint, in the same folder; returns the run.
@@ -138,7 +149,7 @@ def resume(
     Without `total_steps` it ends where the uninterrupted run would have. `total_steps` sets a new
     total; the learning rate is annealed over it from then on. `online_steps` does the same for the
     environment steps that follow offline training. `env` is required if the run was started with a
-    Python object. `cluster` replaces the cluster of the earlier start.
+    Python object. `cluster` replaces the cluster of the earlier start, `callback` its callbacks.
     """
     began = time.perf_counter()
     refuse_while_loading("dt.resume")
@@ -147,7 +158,9 @@ def resume(
     before, strategy, earlier = rebuild_all(config)
     algorithm, settings, changed = with_changes(before, earlier, options)
     config |= {"options": options_of(algorithm), "settings": dataclasses.asdict(settings)}
-    check_services(settings.log)
+    check_sinks(settings)
+    called = Callbacks(config.get("callback") if callback is None else callback)
+    config["callback"] = called.names
     where = Deployment(cluster) if isinstance(cluster, str) else cluster
     where = rebuilt(config.get("cluster")) if where is None else where
     config["cluster"] = None if where is None else dataclasses.asdict(where)
@@ -181,11 +194,12 @@ def resume(
             until = settings.until
             config["threshold"] = found.spec.threshold if until is None else until
         seed = config["seed"]
-        making = Preparation(algorithm, given, found, where, settings, recorded, seed, kept)
+        acted = with_info(found, settings.log_info)
+        making = Preparation(algorithm, given, acted, where, settings, recorded, seed, kept)
         prepared = making.phases(strategy, *totals, stack)
         refuse_other_shapes(before, prepared[-1].algorithm, changed)
         start = RunStart(opened, found, prepared, config, settings, began, recorded, silent, True)
-        return conduct(replace(start, changed=changed), stop)
+        return conduct(replace(start, changed=changed, callbacks=called), stop)
 
 
 def _opened(data: str | Path, memory: int, stack: ExitStack) -> RecordedData:

@@ -9,7 +9,9 @@ import pytest
 
 import dovetail
 from dovetail.algorithms.ppo import PPO
+from dovetail.cli.experiment import TRACED
 from dovetail.cli.main import main
+from dovetail.envs.registry import BACK_ENDS
 from dovetail.run.settings import Settings
 from dovetail.strategies.actor_learner import ActorLearner
 from dovetail.strategies.fused import Fused
@@ -225,6 +227,44 @@ def test_a_wrong_line_is_a_sentence_and_trains_nothing(
     assert sentence in err
     assert err.startswith("dovetail: ") and err.count("\n") == 1
     assert out == "" and not train
+
+
+@pytest.mark.parametrize("name", ["evaluate-every", "checkpoint-every"])
+def test_an_interval_in_an_unknown_unit_is_a_sentence(
+    train: Calls, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(f"train ppo --env X --{name} 10parsecs".split()) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"dovetail: --{name} is 10parsecs: give 0 or more seconds, as 10, 10s or 5min, or "
+        "environment steps, as 10000steps."
+    )
+    assert main(f"train ppo --env X --{name} 10000steps".split()) == 0
+    assert getattr(train[0][1]["settings"], name.replace("-", "_")) == "10000steps"
+
+
+def test_callbacks_are_given_by_name(train: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "ppo", "--env", "X", "--callback", "a.py:f"]) == 0
+    assert main(["train", "ppo", "--env", "X", "--callback", "a.py:f,b.c:g"]) == 0
+    assert [call[1]["callback"] for call in train] == ["a.py:f", ["a.py:f", "b.c:g"]]
+    assert "run = dt.train(dt.algorithms.PPO(), 'X', callback='a.py:f')" in capsys.readouterr().err
+
+
+def test_help_shows_the_options_of_the_chosen_strategy_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def shown(line: str) -> str:
+        assert main(f"train ppo {line} --help".split()) == 0
+        return capsys.readouterr().out
+
+    assert {name for name, row in BACK_ENDS.items() if row.traced} == set(TRACED)
+    default = shown("--env CartPole-v1")
+    assert "options of Local, the default strategy:" in default and "--actors" not in default
+    assert "--strategy NAME --help shows the options of another" in default
+    compiled = shown("--env gymnax:CartPole-v1")
+    assert "options of Fused, the default strategy:" in compiled and "--devices" in compiled
+    chosen = shown("--strategy actor-learner")
+    assert "options of ActorLearner:" in chosen and "--actors" in chosen
+    assert "the default strategy" not in chosen and "--actor-devices" not in chosen
 
 
 def test_resume(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

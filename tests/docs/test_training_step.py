@@ -11,7 +11,8 @@ from pages import ROOT
 
 import dovetail as dt
 
-LENGTH, ENVS, UPDATES = 4, 2, 16
+LENGTH, ENVS, UPDATES = 4, 2, 500
+"""More updates than a run has rows of metrics: a row is not part of every update."""
 PACKAGE = ROOT / "dovetail"
 ELSEWHERE = {"telemetry/sinks.py"}
 """Called in another thread, which is not profiled."""

@@ -20,7 +20,7 @@ from dovetail.keys import seed_key
 from dovetail.run.folder import Run
 from dovetail.strategies.fused import Fused
 from dovetail.strategies.local import Local
-from dovetail.training.loop import Loop, Snapshot
+from dovetail.training.divergence import refuse_nonfinite
 
 STEPS = 20 * LENGTH * 4
 CHAIN = "dovetail:Chain-v0"
@@ -113,9 +113,5 @@ def test_weights_are_looked_at_too() -> None:
 
 
 def test_the_seed_that_diverged_is_found_among_the_others() -> None:
-    loop = Loop.__new__(Loop)
-    loop.good = Snapshot(tuple, tuple, 4, 64)
-    loop.settings = dovetail.Settings(seeds=2)
-    after = Snapshot(tuple, tuple, 9, 144)
     with pytest.raises(UserError, match="loss became inf between updates 5 and 9"):
-        loop._refuse_nonfinite({"loss": np.array([0.5, np.inf])}, after, True)
+        refuse_nonfinite({"loss": np.array([0.5, np.inf])}, True, (5, 9), None)

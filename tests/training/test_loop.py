@@ -108,6 +108,7 @@ def ran(steps: int, runtime: Any = None, reached: Reached | None = None) -> tupl
     )
     loop.run(steps, Stop(), recorder, Progress(steps), nothing, nothing, {"algorithm": "x"})  # type: ignore[arg-type]
     loop.save(nothing)  # type: ignore[arg-type]
+    loop.write_row(recorder)
     recorder.close()
     return loop, nothing, kept
 
@@ -126,8 +127,9 @@ def test_dispatches_grow_by_at_most_a_factor_of_two() -> None:
     loop, _, _ = ran(steps=200_000)
     chunks = loop.runtime.chunks  # type: ignore[attr-defined]
     assert chunks[:2] == [1, 1]
-    assert all(after <= 2 * before for before, after in itertools.pairwise(chunks))
-    assert sum(chunks) == 10_000 and len(chunks) < 100
+    growing = chunks[: chunks.index(40)]
+    assert all(after <= 2 * before for before, after in itertools.pairwise(growing))
+    assert sum(chunks) == 10_000 and max(chunks) == 40  # one of 250 rows
 
 
 def test_reports_are_about_as_far_apart_as_they_should_be() -> None:
@@ -142,7 +144,8 @@ def test_rows_hold_means_over_their_updates() -> None:
     _, _, kept = ran(steps=1000)
     for row in kept.rows:
         assert row["loss"] == 2.0 and row["episode_length"] == 5.0
-        assert row["episode_return"] == pytest.approx(row["updates"])
+        # About the last hundred episodes, of which the one of update n returns n or a little more.
+        assert 0 <= row["episode_return"] <= row["updates"]
         assert row["step"] == row["env_steps"] == 20 * row["updates"]
         assert row["staleness"] == 0.5  # as measured, not summed
 
@@ -183,14 +186,6 @@ def test_a_recorder_that_cannot_keep_up_drops_the_oldest() -> None:
     recorder.close()
     assert kept.rows[-1]["step"] == 999 and len(kept.rows) <= 17
     assert recorder.dropped == 1000 - len(kept.rows)
-
-
-def test_recent_returns_are_weighed_by_episodes() -> None:
-    loop, _, _ = ran(steps=20)
-    loop._returns.clear()
-    assert loop.recent_return() is None
-    loop._returns.extend([(1000.0, 500), (10.0, 90), (20.0, 30)])
-    assert loop.recent_return() == pytest.approx((10 * 90 + 20 * 30) / 120)
 
 
 def test_time_to_threshold_counts_earlier_starts() -> None:
