@@ -25,9 +25,10 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from dovetail.boundaries import at as at
     from dovetail.errors import UserError as UserError
     from dovetail.estimation.estimate import estimate as estimate
-    from dovetail.evaluation.export import load_policy as load_policy
+    from dovetail.evaluation.load import load as load
+    from dovetail.evaluation.policy import Policy as Policy
     from dovetail.evaluation.trained import evaluate_run as evaluate_run
-    from dovetail.evaluation.trained import watch as watch
+    from dovetail.evaluation.watch import watch as watch
     from dovetail.hosts.deployment import Deployment as Deployment
     from dovetail.inspection.analyze import analyze as analyze
     from dovetail.inspection.doctor import doctor as doctor
@@ -62,7 +63,8 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.errors:UserError",
         "dovetail.estimation.estimate:estimate",
         "dovetail.inspection.explain:explain",
-        "dovetail.evaluation.export:load_policy",
+        "dovetail.evaluation.load:load",
+        "dovetail.evaluation.policy:Policy",
         "dovetail.inspection.interpret:interpret",
         "dovetail.training.planning:trace",
         "dovetail.run.folder:Run",
@@ -72,7 +74,7 @@ __getattr__, __dir__, __all__ = lazy_attributes(
         "dovetail.telemetry.plot:plot",
         "dovetail.telemetry.trace:write_trace",
         "dovetail.evaluation.trained:evaluate_run",
-        "dovetail.evaluation.trained:watch",
+        "dovetail.evaluation.watch:watch",
         "dovetail.training.callbacks:TrainingEvent",
         "dovetail.training.train:resume",
         "dovetail.training.train:train",

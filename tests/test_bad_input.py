@@ -252,7 +252,7 @@ def test_a_run_folder_that_exists(refused: Refused, copied: Path) -> None:
     assert contents(copied) == before
 
 
-@pytest.mark.parametrize("command", ["train --resume", "eval"])
+@pytest.mark.parametrize("command", ["train --resume", "eval --checkpoint last"])
 @pytest.mark.parametrize("damage", ["arrays", "meta.json"])
 def test_a_truncated_checkpoint(refused: Refused, copied: Path, damage: str, command: str) -> None:
     (checkpoint,) = (copied / "checkpoints").iterdir()
@@ -284,7 +284,9 @@ def test_a_checkpoint_of_another_version(refused: Refused, copied: Path) -> None
     (meta,) = copied.glob("checkpoints/*/meta.json")
     record = json.loads(meta.read_text())
     meta.write_text(json.dumps(record | {"format": 99}))
-    assert "has format 99, but this Dovetail reads format" in refused(f"eval {copied}")
+    assert "has format 99, but this Dovetail reads format" in refused(
+        f"eval {copied} --checkpoint last"
+    )
 
 
 @pytest.mark.parametrize(
@@ -308,7 +310,7 @@ def test_a_config_that_was_changed(
 def test_a_run_without_a_checkpoint(refused: Refused, copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints")
     assert "No checkpoint was found" in refused(f"train --resume {copied}")
-    assert "No checkpoint was found" in refused(f"eval {copied}")
+    assert "No checkpoint was found" in refused(f"eval {copied} --checkpoint last")
 
 
 def test_a_finished_run_wants_a_larger_total(refused: Refused, copied: Path) -> None:

@@ -15,7 +15,9 @@ import pytest
 from dovetail.algorithm import Algorithm, Task, Timestep
 from dovetail.envs.interface import ActionSpace, Continuous, Discrete, EnvSpec, MultiDiscrete
 from dovetail.errors import UserError
-from dovetail.evaluation.export import export_policy, load_policy
+from dovetail.evaluation.export import Exported, PolicyExporter, read_exported
+from dovetail.evaluation.policy import Policy
+from dovetail.run.checkpoint import digest_of
 
 ENV = EnvSpec("fake:Env", jax.ShapeDtypeStruct((4,), jnp.float32), Discrete(3))
 
@@ -81,6 +83,19 @@ def recurrent_params() -> dict[str, jax.Array]:
     return {"w": w, "bias": jnp.array([0.0, 0.3, -0.3], jnp.bfloat16)}
 
 
+def export(folder: Path, algorithm: Algorithm, params: Any) -> Path:
+    return PolicyExporter(algorithm).export(params).write(folder)
+
+
+def weights(folder: Path) -> str:
+    (file,) = folder.glob("*.safetensors")
+    return file.name
+
+
+def load(folder: Path) -> Policy:
+    return read_exported(folder).policy()
+
+
 def greedy_rollout(algorithm: Algorithm, params: Any, observations: np.ndarray) -> list[int]:
     carry, actions = algorithm.initial_carry(), []
     for t, observation in enumerate(observations):
@@ -100,11 +115,11 @@ def test_one_environment_acts_as_the_algorithm_does(
     tmp_path: Path, observations: np.ndarray, algorithm: Algorithm
 ) -> None:
     algorithm, params = bound(algorithm), recurrent_params()
-    policy = load_policy(export_policy(tmp_path, algorithm, params))
+    policy = load(export(tmp_path, algorithm, params))
     carry, actions = None, []
     for t, observation in enumerate(observations):
-        action, carry = policy(observation, carry, reward=float(t))
-        assert (action.shape, action.dtype) == ((), np.int32)
+        action, carry = policy.predict(observation, carry, reward=float(t))
+        assert (action.shape, action.dtype) == ((), np.int64)
         actions.append(int(action))
     expected = greedy_rollout(algorithm, params, observations)
     assert actions == expected
@@ -118,27 +133,32 @@ def test_one_environment_acts_as_the_algorithm_does(
 def test_each_row_of_any_batch_acts_alone(
     tmp_path: Path, observations: np.ndarray, algorithm: Algorithm
 ) -> None:
-    policy = load_policy(export_policy(tmp_path, bound(algorithm), recurrent_params()))
-    together, carry = policy(observations)
+    policy = load(export(tmp_path, bound(algorithm), recurrent_params()))
+    together, carry = policy.predict(observations)
+    assert carry is not None
     assert together.shape == (6,) and carry[0].shape == (6, 3)
-    assert together.tolist() == [int(policy(row)[0]) for row in observations]
-    assert policy(observations[:2])[0].tolist() == together[:2].tolist()
+    assert together.tolist() == [int(policy.predict(row)[0]) for row in observations]
+    assert policy.predict(observations[:2])[0].tolist() == together[:2].tolist()
 
 
 @pytest.mark.parametrize(("algorithm", "batched"), [(Recurrent(), True), (FixedBatch(), False)])
 def test_the_program_takes_a_batch_where_it_can(
     tmp_path: Path, algorithm: Algorithm, batched: bool
 ) -> None:
-    folder = export_policy(tmp_path, bound(algorithm), recurrent_params())
-    assert json.loads((folder / "policy.json").read_text())["batched"] is batched
+    folder = export(tmp_path, bound(algorithm), recurrent_params())
+    assert (
+        json.loads((folder / "policy.json").read_text())["programs"]["greedy"]["batched"] is batched
+    )
 
 
 def test_first_begins_an_episode_in_some_rows(tmp_path: Path, observations: np.ndarray) -> None:
-    policy = load_policy(export_policy(tmp_path, bound(Recurrent()), recurrent_params()))
-    _, carry = policy(observations[:2])
-    _, after = policy(observations[2:4], carry, first=np.array([False, True]))
+    policy = load(export(tmp_path, bound(Recurrent()), recurrent_params()))
+    _, carry = policy.predict(observations[:2])
+    _, after = policy.predict(observations[2:4], carry, np.array([False, True]))
+    _, alone = policy.predict(observations[3])
+    assert after is not None and alone is not None
     np.testing.assert_array_equal(after[1], [2, 1])
-    np.testing.assert_array_equal(after[0][1], policy(observations[3])[1][0])
+    np.testing.assert_array_equal(after[0][1], alone[0])
 
 
 @pytest.mark.parametrize(
@@ -154,22 +174,21 @@ def test_images_and_kinds_of_action(tmp_path: Path, action: ActionSpace, expecte
     seen = {"image": image, "vector": jax.ShapeDtypeStruct((2,), jnp.float32)}
     algorithm = bound(Plain(), EnvSpec("fake:Image", seen, action))
     params = {"w": jnp.array([[-1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])}
-    policy = load_policy(export_policy(tmp_path, algorithm, params))
-    assert policy.action == action
-    assert policy.observation == seen
+    policy = load(export(tmp_path, algorithm, params))
     batch = {"image": np.zeros((2, 2, 2, 2), np.uint8), "vector": np.array([[2.0, 1], [-6.0, -1]])}
     batch["image"][1] = 255
-    np.testing.assert_allclose(policy(batch)[0], expected, atol=1e-4)
+    np.testing.assert_allclose(policy.predict(batch)[0], expected, atol=1e-4)
 
 
 def test_the_folder_holds_two_files_that_say_what_they_are(tmp_path: Path) -> None:
-    folder = export_policy(tmp_path / "policy", bound(Recurrent()), recurrent_params())
-    assert sorted(path.name for path in folder.iterdir()) == ["policy.json", "policy.safetensors"]
+    folder = export(tmp_path / "policy", bound(Recurrent()), recurrent_params())
     record = json.loads((folder / "policy.json").read_text())
+    assert sorted(path.name for path in folder.iterdir()) == ["policy.json", weights(folder)]
     assert record["env"] == "fake:Env"
-    assert record["action"] == {"kind": "Discrete", "n": 3}
-    assert record["observation"] == {"shape": [4], "dtype": "float32"}
-    assert record["platforms"] == ["cpu", "cuda", "tpu"]
+    assert record["output"] == {"kind": "Discrete", "n": 3}
+    assert record["inputs"] == [{"name": "observation", "shape": [4], "dtype": "float32"}]
+    assert record["programs"]["greedy"]["platforms"] == ["cpu", "cuda", "tpu"]
+    assert "sample" not in record["programs"] and record["operations"] is None
     assert record["params"] == [
         {"name": "params.bias", "shape": [3], "dtype": "bfloat16"},
         {"name": "params.w", "shape": [4, 3], "dtype": "float32"},
@@ -181,7 +200,7 @@ def test_it_loads_without_the_algorithms_and_their_networks(
     tmp_path: Path, observations: np.ndarray
 ) -> None:
     algorithm, params = bound(Recurrent()), recurrent_params()
-    folder = export_policy(tmp_path / "policy", algorithm, params)
+    folder = export(tmp_path / "policy", algorithm, params)
     np.save(tmp_path / "observations.npy", observations)
     script = """
 import sys
@@ -191,10 +210,10 @@ class Blocked:
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Blocked())
 import numpy as np
-from dovetail.evaluation.export import load_policy
-policy, carry, actions = load_policy(sys.argv[1]), None, []
+from dovetail.evaluation.export import read_exported
+policy, carry, actions = read_exported(sys.argv[1]).policy(), None, []
 for t, observation in enumerate(np.load(sys.argv[2])):
-    action, carry = policy(observation, carry, reward=t)
+    action, carry = policy.predict(observation, carry, reward=t)
     actions.append(int(action))
 print(actions)
 """
@@ -204,22 +223,38 @@ print(actions)
     assert json.loads(result.stdout) == greedy_rollout(algorithm, params, observations)
 
 
+def test_a_policy_without_act_cannot_be_sampled(tmp_path: Path) -> None:
+    policy = load(export(tmp_path, bound(Recurrent()), recurrent_params()))
+    with pytest.raises(UserError, match="exported without its act"):
+        policy.predict(np.zeros(4), deterministic=False)
+
+
+def test_another_policy_replaces_both_files(tmp_path: Path) -> None:
+    params = recurrent_params()
+    exporter = PolicyExporter(bound(Recurrent()))
+    first = weights(exporter.export(params).write(tmp_path))
+    exporter.export({**params, "w": 2 * params["w"]}).write(tmp_path)
+    assert weights(tmp_path) != first  # the one file of weights is the new one
+    assert load(tmp_path).predict(np.ones(4))[0].shape == ()
+
+
 def test_a_wrong_observation_is_refused(tmp_path: Path) -> None:
-    policy = load_policy(export_policy(tmp_path, bound(Recurrent()), recurrent_params()))
+    policy = load(export(tmp_path, bound(Recurrent()), recurrent_params()))
     with pytest.raises(
         UserError, match=r"shape \(2, 5\), but the policy for fake:Env takes \(4,\)"
     ):
-        policy(np.zeros((2, 5)))
-    with pytest.raises(UserError, match="has the structure"):
-        policy({"image": np.zeros(4)})
+        policy.predict(np.zeros((2, 5)))
+    with pytest.raises(UserError, match="a dict without numbers in rows"):
+        policy.predict({"image": np.zeros(4)})
 
 
-@pytest.mark.parametrize("name", ["policy.json", "policy.safetensors"])
-def test_a_missing_file_is_refused(tmp_path: Path, name: str) -> None:
-    export_policy(tmp_path, bound(Recurrent()), recurrent_params())
+@pytest.mark.parametrize("which", ["policy.json", "weights"])
+def test_a_missing_file_is_refused(tmp_path: Path, which: str) -> None:
+    export(tmp_path, bound(Recurrent()), recurrent_params())
+    name = weights(tmp_path) if which == "weights" else which
     (tmp_path / name).unlink()
     with pytest.raises(UserError, match=f"No exported policy in .*: {name} cannot be read"):
-        load_policy(tmp_path)
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -227,28 +262,41 @@ def test_a_missing_file_is_refused(tmp_path: Path, name: str) -> None:
     [
         ("policy.json", lambda text: text[:-100], "cut short"),
         ("policy.json", lambda text: text.replace(b"fake:Env", b"fake:Enw"), "is not what was"),
-        ("policy.json", lambda text: text.replace(b'"format": 1', b'"format": 9'), "has format 9"),
-        ("policy.safetensors", lambda text: text[:-1], "is damaged, or of another export"),
-        ("policy.safetensors", lambda text: text[:-1] + b"\x7f", "is damaged, or of another"),
+        ("policy.json", lambda text: text.replace(b'"format": 2', b'"format": 9'), "has format 9"),
+        ("weights", lambda text: text[:-1], "is damaged: it is not what was written"),
+        ("weights", lambda text: text[:-1] + b"\x7f", "is damaged: it is not what was written"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, name: str, change: Any, sentence: str) -> None:
-    export_policy(tmp_path, bound(Recurrent()), recurrent_params())
-    (tmp_path / name).write_bytes(change((tmp_path / name).read_bytes()))
+    export(tmp_path, bound(Recurrent()), recurrent_params())
+    file = tmp_path / (weights(tmp_path) if name == "weights" else name)
+    file.write_bytes(change(file.read_bytes()))
     with pytest.raises(UserError, match=sentence):
-        load_policy(tmp_path)
+        load(tmp_path)
+
+
+def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    exported = PolicyExporter(bound(Recurrent())).export(recurrent_params())
+    for part in ("spaces", "params", "programs"):
+        broken = Exported({**exported.record, part: None}, exported.weights)
+        with pytest.raises(UserError, match="do not fit together"):
+            read_exported(broken.write(tmp_path / part)).policy()
+    record = {**exported.record, "weights": {"file": "../weights-0.safetensors", "sha256": ""}}
+    (tmp_path / "policy.json").write_text(json.dumps({**record, "digest": digest_of(record)}))
+    with pytest.raises(UserError, match="names no file of weights beside it"):
+        read_exported(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="Cannot write .*policy"):
-        export_policy(tmp_path / "file" / "policy", bound(Recurrent()), recurrent_params())
+        export(tmp_path / "file" / "policy", bound(Recurrent()), recurrent_params())
 
 
 def test_a_platform_it_was_not_exported_for_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export_policy(tmp_path, bound(Recurrent()), recurrent_params())
-    monkeypatch.setattr("dovetail.evaluation.export._platform", lambda: "rocm")
+    export(tmp_path, bound(Recurrent()), recurrent_params())
+    monkeypatch.setattr("dovetail.evaluation.programs.platform", lambda: "rocm")
     with pytest.raises(UserError, match="exported for cpu, cuda, tpu, but JAX runs on rocm"):
-        load_policy(tmp_path)
+        load(tmp_path)

@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+from dovetail.cli.chosen_policy import chosen_policy, place_flags
 from dovetail.cli.parser import Parser
 from dovetail.cli.values import numbers
 
@@ -14,6 +15,7 @@ def run(argv: list[str]) -> None:
         "eval",
         "Evaluates the policy that a run learned: greedy episodes, with seeds of their own.",
         "dovetail eval runs/ppo-CartPole-v1-0-20260101-120000 --episodes 20",
+        "dovetail eval runs/ppo-CartPole-v1-0-20260101-120000 --checkpoint last",
         "dovetail eval runs/ppo-CartPole-v1-0-20260101-120000 --explore --record data/cartpole",
     )
     parser.add_argument("run", metavar="RUN", help="The run's folder")
@@ -21,9 +23,10 @@ def run(argv: list[str]) -> None:
     parser.flag("--seed", "Seed of the episodes (default 0)", "N")
     parser.flag("--explore", "Choose actions as in training, not greedily")
     parser.flag("--record", "Write the episodes to a new dataset", "FOLDER")
+    place_flags(parser)
     parser.flag("--json", "Print one line of JSON")
     given = parser.read(argv)
-    chosen: dict[str, Any] = numbers(given, "episodes", "seed")
+    chosen: dict[str, Any] = numbers(given, "episodes", "seed") | chosen_policy(given)
     chosen |= {name: given[name] for name in ("explore", "record") if name in given}
 
     import dovetail
@@ -32,6 +35,8 @@ def run(argv: list[str]) -> None:
     low, high = found.interval
     told = {
         "run": given["run"],
+        "policy": found.which,
+        "env_steps": found.env_steps,
         "episodes": len(found.returns),
         "mean_return": found.mean,
         "confidence_low": low if math.isfinite(low) else None,
@@ -53,7 +58,11 @@ def _text(told: dict[str, Any]) -> str:
         band = f" (95 % confidence {low} to {high})"
     where = f" They are in {told['recorded']}." if told["recorded"] else ""
     kind = "exploring" if told["explored"] else "greedy"
+    which = told["policy"]
+    policy = f"checkpoint {which}"
+    if isinstance(which, str):
+        policy = f"the {which} policy, of step {told['env_steps']:,}"
     return (
-        f"{told['episodes']} {kind} episodes: mean return {number(told['mean_return'])}{band}, "
-        f"mean length {told['mean_length']:.1f}.{where}"
+        f"{told['episodes']} {kind} episodes of {policy}: mean return "
+        f"{number(told['mean_return'])}{band}, mean length {told['mean_length']:.1f}.{where}"
     )

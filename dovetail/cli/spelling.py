@@ -31,10 +31,11 @@ def train_text(
 
 
 def resume_text(
-    run: str, numbers: Mapping[str, int], cluster: str | None, changes: Mapping[str, Any]
+    run: str, given: Mapping[str, int | str], cluster: str | None, changes: Mapping[str, Any]
 ) -> str:
     """`dovetail train --resume …` in Python."""
-    words = [repr(run), *(f"{name}={value:_}" for name, value in numbers.items())]
+    texts = {name: f"{x:_}" if isinstance(x, int) else repr(x) for name, x in given.items()}
+    words = [repr(run), *(f"{name}={text}" for name, text in texts.items())]
     words += [f"cluster={cluster}"] if cluster is not None else []
     words += [f"{name}={value!r}" for name, value in changes.items()]
     return "\n".join([*_modules(cluster), f"run = {_call('dt.resume', words)}"])

@@ -23,8 +23,12 @@ from dovetail.cli.spelling import resume_text, train_text
 from dovetail.cli.values import convert, numbers
 from dovetail.errors import UserError
 
+MOVED = {"env": "env", "data": "data", "algorithm-file": "algorithm"}
+"""The keys of the new places of a resumed run's files → the arguments of `dovetail.resume`."""
+
 WITH_RESUME = {
-    *("resume", "total-steps", "online-steps", "cluster", "deploy", "callback", "json", "quiet")
+    *("resume", "total-steps", "online-steps", "cluster", "deploy", "callback", "json", "quiet"),
+    *MOVED,
 }
 """The flags allowed with --resume, beside the algorithm's options and the settings; everything else
 comes from the run's config."""
@@ -90,6 +94,13 @@ def _parser() -> Parser:
     parser.flag("--run", "Folder for the run; new or empty", "FOLDER", "settings.folder")
     parser.flag("--config", "TOML file with any of these; the command line wins", "FILE")
     parser.flag("--resume", "Go on with this run, with its own options or with those given", "RUN")
+    parser.flag(
+        "--algorithm",
+        "With --resume: file.py:Name of the run's algorithm, if it has moved; likewise --env and "
+        "--data",
+        "NAME",
+        "algorithm-file",
+    )
     parser.flag("--init-from", "Begin with the parameters of this run, on another task", "RUN")
     parser.flag("--json", "End with one line of JSON on standard output")
     parser.flag("--quiet", "Show nothing but the result")
@@ -103,6 +114,11 @@ def _parser() -> Parser:
 def _train(words: Words, quiet: bool) -> Any:
     import dovetail
 
+    if "algorithm-file" in words.values:
+        raise UserError(
+            "--algorithm is the new place of a resumed run's algorithm: name the one to train as "
+            "the first word, dovetail train ppo …"
+        )
     wanted = experiment(words, "train")
     given = numbers(words.values, "total-steps", "seed", "online-steps", "data-memory")
     texts = {name: words.values[name] for name in ("data", "init-from") if name in words.values}
@@ -137,11 +153,16 @@ def _resume(words: Words, quiet: bool) -> Any:
     for spare in sorted(set(words.values) - WITH_RESUME - mine):
         raise _no_place(spare.rpartition(".")[2])
     given = numbers(words.values, "total-steps", "online-steps")
+    moved = {
+        name: convert(words.values[key], str, f"--{name}")
+        for key, name in MOVED.items()
+        if key in words.values
+    }
     changes = _settings(words) | algorithm_options(words)
     where, spelled = deployment(words)
     changes |= _callback(words)
-    with _shown(resume_text(words.values["resume"], given, spelled, changes), quiet):
-        return dovetail.resume(words.values["resume"], **given, **where, **changes)
+    with _shown(resume_text(words.values["resume"], given | moved, spelled, changes), quiet):
+        return dovetail.resume(words.values["resume"], **given, **moved, **where, **changes)
 
 
 def _callback(words: Words) -> dict[str, Any]:

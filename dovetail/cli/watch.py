@@ -1,5 +1,8 @@
 """`dovetail watch`: `dovetail.watch`."""
 
+from typing import Any
+
+from dovetail.cli.chosen_policy import chosen_policy, place_flags
 from dovetail.cli.parser import Parser
 from dovetail.cli.values import numbers
 
@@ -15,11 +18,17 @@ def run(argv: list[str]) -> None:
     parser.flag("--window", "Open a window instead of writing a video")
     parser.flag("--out", "The video's file (default video.mp4 in the run's folder)", "FILE")
     parser.flag("--seed", "Seed of the episode", "N")
-    given = dict(parser.read(argv))
-    given |= numbers(given, "seed")
+    place_flags(parser)
+    given = parser.read(argv)
+    chosen: dict[str, Any] = numbers(given, "seed") | chosen_policy(given)
+    chosen |= {name: given[name] for name in ("window", "out") if name in given}
 
     import dovetail
+    from dovetail.evaluation.kept import has_best
 
-    made = dovetail.watch(given.pop("run"), **given)
+    made = dovetail.watch(given["run"], **chosen)
     if made is not None:
-        print(f"The video is {made}.")
+        kept = "best" if has_best(dovetail.Run(given["run"])) else "last"
+        which = chosen.get("which", kept)
+        policy = f"the {which} policy" if isinstance(which, str) else f"checkpoint {which}"
+        print(f"The video of {policy} is {made}.")

@@ -59,7 +59,8 @@ class Reader:
         """The environment as algorithms see it, as far as the dataset describes it."""
         name = self.metadata.environment or f"dataset:{self.folder.name}"
         codec = self.codec
-        return EnvSpec(name, codec.observation, codec.action, bounds=codec.bounds)
+        own = self.metadata.observation, self.metadata.action
+        return EnvSpec(name, codec.observation, codec.action, bounds=codec.bounds, spaces=own)
 
     @property
     def has_log_probabilities(self) -> bool:

@@ -265,6 +265,12 @@ def _own(space: Space, seen: Array) -> Array:
     return seen.reshape(len(seen), *(space.shape or ())).astype(space.dtype)
 
 
+def raw_spaces(spec: EnvSpec) -> tuple[Space, Space]:
+    """(observation, action): the environment's own spaces; those that algorithms see for a
+    `JaxEnv`, which takes and shows just that."""
+    return spec.spaces or (_shown(spec.observation), _taken(spec.action))
+
+
 def spaces_of(spec: EnvSpec) -> tuple[Space, Space]:
     """(observation, action): spaces of the environment as algorithms see it, for when its own are
     unknown; actions have the environment's own bounds if these are known."""

@@ -110,7 +110,14 @@ def _spec(name: str, options: Mapping[str, Any], env_id: str) -> EnvSpec:
         found = _envpool().make_spec(name, **options)
         mapped = space_map(found.gymnasium_observation_space, found.gymnasium_action_space, env_id)
         threshold = None if options else found.reward_threshold
-        return EnvSpec(env_id, mapped.observation, mapped.action, threshold, bounds=mapped.bounds)
+        return EnvSpec(
+            env_id,
+            mapped.observation,
+            mapped.action,
+            threshold,
+            bounds=mapped.bounds,
+            spaces=mapped.spaces,
+        )
 
     return _quietly(read, env_id)
 

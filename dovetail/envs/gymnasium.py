@@ -175,7 +175,13 @@ def _from_single(one: Maker, asked: Options, env_id: str, threshold: float | Non
     mapped = space_map(env.observation_space, env.action_space, env_id)
     env.close()
     spec = EnvSpec(
-        env_id, mapped.observation, mapped.action, threshold, threads=False, bounds=mapped.bounds
+        env_id,
+        mapped.observation,
+        mapped.action,
+        threshold,
+        threads=False,
+        bounds=mapped.bounds,
+        spaces=mapped.spaces,
     )
     resets = AUTORESETS[asked.autoreset or "same_step"]
     build = partial(synchronous, one, resets)

@@ -36,8 +36,15 @@ class GymnaxEnv:
             xp=jnp,
             batched=False,
         )
-        observation, action = self._spaces.observation, self._spaces.action
-        self.spec = EnvSpec(env_id, observation, action, threshold, bounds=self._spaces.bounds)
+        mapped = self._spaces
+        self.spec = EnvSpec(
+            env_id,
+            mapped.observation,
+            mapped.action,
+            threshold,
+            bounds=mapped.bounds,
+            spaces=mapped.spaces,
+        )
 
     def reset(self, key: jax.Array) -> tuple[Any, Observation]:
         """Starts a new episode."""

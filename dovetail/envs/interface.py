@@ -8,7 +8,7 @@ next (`observation`, already the new episode's first).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -65,6 +65,9 @@ class EnvSpec:
     [-1, 1] maps to; None if the adapter does not know them."""
     info: tuple[str, ...] = ()
     """Keys of `info` whose values each step reports, for logging."""
+    spaces: tuple[Any, Any] | None = field(default=None, compare=False, repr=False)
+    """The environment's own Gymnasium spaces (observation, action), before they are mapped; None
+    if it has none, as a `JaxEnv` that takes and shows what algorithms see."""
 
 
 class JaxStep(NamedTuple):

@@ -36,6 +36,8 @@ class SpaceMap:
     """The algorithm's action → the environment's."""
     bounds: tuple[tuple[float, ...], tuple[float, ...]] | None
     """Bounds of continuous actions, as in `EnvSpec`."""
+    spaces: tuple[gym_spaces.Space[Any], gym_spaces.Space[Any]]
+    """The environment's own spaces (observation, action)."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def space_map(
     bounds = None
     if isinstance(action, gym_spaces.Box):
         bounds = tuple(map(float, action.low.ravel())), tuple(map(float, action.high.ravel()))
-    return SpaceMap(spec, action_space, encode, decode, bounds)
+    return SpaceMap(spec, action_space, encode, decode, bounds, (observation, action))
 
 
 def _leaves(
@@ -216,12 +218,7 @@ def _choices(
 
 def _rescale(space: gym_spaces.Box, xp: ModuleType, batched: bool) -> Callable[[Any], Any]:
     """[-1, 1] → [low, high] where an entry has both bounds; clips every entry to its bounds."""
-    low = space.low.astype(np.float32).ravel()
-    high = space.high.astype(np.float32).ravel()
-    both = (space.bounded_below & space.bounded_above).ravel()
-    # Halved first, because high - low may overflow.
-    scale = np.where(both, _half(high) - _half(low), 1).astype(np.float32)
-    offset = np.where(both, _half(high) + _half(low), 0).astype(np.float32)
+    scale, offset, low, high = rescaling(space)
     whole = np.issubdtype(space.dtype, np.integer)
 
     def decode(a: Any) -> Any:
@@ -231,6 +228,18 @@ def _rescale(space: gym_spaces.Box, xp: ModuleType, batched: bool) -> Callable[[
         return x.reshape((*x.shape[: int(batched)], *space.shape)).astype(space.dtype)
 
     return decode
+
+
+def rescaling(space: gym_spaces.Box) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(scale, offset, low, high), float32[size] each: the environment's action is
+    `action * scale + offset`, clipped to low and high."""
+    low = space.low.astype(np.float32).ravel()
+    high = space.high.astype(np.float32).ravel()
+    both = (space.bounded_below & space.bounded_above).ravel()
+    # Halved first, because high - low may overflow.
+    scale = np.where(both, _half(high) - _half(low), 1).astype(np.float32)
+    offset = np.where(both, _half(high) + _half(low), 0).astype(np.float32)
+    return scale, offset, low, high
 
 
 def _half(bound: np.ndarray) -> np.ndarray:

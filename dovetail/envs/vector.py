@@ -61,8 +61,16 @@ class VectorHost:
         )
         self._decode = self._spaces.decode
         mapped = self._spaces
-        spaces = mapped.observation, mapped.action
-        self.spec = EnvSpec(env_id, *spaces, threshold, threads, mapped.bounds, tuple(info))
+        self.spec = EnvSpec(
+            env_id,
+            mapped.observation,
+            mapped.action,
+            threshold,
+            threads,
+            mapped.bounds,
+            tuple(info),
+            mapped.spaces,
+        )
         report_info(venv, info)
         self.num_envs = int(venv.num_envs)
         self._first = first

@@ -141,6 +141,11 @@ def relocated(env: Any, place: Callable[[str], str]) -> Any:
     return with_option(moved, "wrap", _relocated_text(str(found.options["wrap"]), place))
 
 
+def rooted(env: str) -> str:
+    """The id with absolute paths of the user's files."""
+    return relocated(env, _absolute)
+
+
 def files_of(env: Any) -> list[str]:
     """The user's files that an environment's id and its wrappers name."""
     found: list[str] = []

@@ -62,6 +62,10 @@ class Evaluation:
     """Lengths in environment steps, int64[episodes]."""
     cut: int
     """Number of episodes cut at the step limit; they count with the return so far."""
+    which: str | int | None = None
+    """Which policy of a run was evaluated, if one was: "best", "last" or a checkpoint's number."""
+    env_steps: int | None = None
+    """Number of environment steps for which that policy was trained."""
 
     @property
     def mean(self) -> float:

@@ -122,9 +122,9 @@ class Checkpoints:
         """The last step with a checkpoint; None without any."""
         return max(self.steps(), default=None)
 
-    def meta(self) -> dict[str, Any]:
-        """The metadata of the latest checkpoint."""
-        step = self._choose(None)
+    def meta(self, step: int | None = None) -> dict[str, Any]:
+        """The metadata of checkpoint `step`, or of the latest."""
+        step = self._choose(step)
         return _read_record(self.folder / str(step), f"Checkpoint {step} in {self.folder}")["meta"]
 
     def arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -424,11 +424,16 @@ def _read_record(folder: Path, place: str) -> dict[str, Any]:
 def _check_meta(meta: Mapping[str, Any], expect: Mapping[str, Any], place: str) -> None:
     # Through JSON, like the saved metadata, where tuples have become lists.
     for name, value in json.loads(json.dumps(dict(expect))).items():
-        if name != "options" and meta.get(name) != value:
+        if name != "options" and _class_name(meta.get(name)) != _class_name(value):
             raise UserError(
                 f"{place} was saved with {name} {meta.get(name)!r}, but {value!r} is asked for: "
                 f"restore it with its own {name}."
             )
+
+
+def _class_name(value: Any) -> Any:
+    """The class of "file.py:Class", whose file may have moved; anything else as it is."""
+    return value.rpartition(".py:")[2] if isinstance(value, str) else value
 
 
 def _check_leaves(

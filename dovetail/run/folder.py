@@ -25,6 +25,7 @@ from dovetail.run.legacy import (
     with_present_copies,
     with_present_keys,
 )
+from dovetail.run.places import located, with_files
 
 ROOT = Path("runs")
 """The default parent of run folders."""
@@ -40,7 +41,7 @@ class Run:
     def create(cls, folder: str | None, name: str, config: Mapping[str, Any]) -> Self:
         """Creates a run with its config.json, in `folder` or in runs/<name>-<time>."""
         run = cls(_new_folder(folder, name))
-        run.write_json("config.json", config)
+        run.write_config(config)
         return run
 
     @classmethod
@@ -67,8 +68,11 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The inputs of the run: algorithm, options, env, strategy, seed, steps, settings."""
-        return with_present_config(self._read_json("config.json"))
+        """The inputs of the run: algorithm, options, env, strategy, seed, steps, settings.
+
+        Files that it names are those of today, if the run or they have moved.
+        """
+        return located(with_present_config(self._read_json("config.json")), self.path)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -84,6 +88,10 @@ class Run:
     def metrics(self) -> dict[str, np.ndarray]:
         """The columns of metrics.csv as float64 arrays; NaN where a row has no value."""
         return read_metrics(self.path / "metrics.csv")
+
+    def write_config(self, config: Mapping[str, Any]) -> Path:
+        """Writes config.json, with the places of the files that it names relative to the run."""
+        return self.write_json("config.json", with_files(_plain(config), self.path))
 
     def write_text(self, name: str, text: str) -> Path:
         """Writes a file of the run atomically; returns its path."""

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from dovetail.envs.resolve import Env
 
 Policy = Callable[[Any, Any], tuple[Any, Any]]
-"""(observation, carry) → (action, carry) for one environment; the first carry is None."""
+"""(observation, carry) → (action, carry) for one environment, in the environment's own spaces; the
+first carry is None."""
 
 
 _UNDRAWN = "neither it nor Gymnasium can draw it."
@@ -121,6 +122,14 @@ def _ask(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         raise NoVideo(_sentence(error)) from error
 
 
+def _acted(policy: Policy, observation: Any, carry: Any) -> tuple[Any, Any]:
+    """Calls the policy, which may not take what the environment that is drawn shows."""
+    try:
+        return policy(observation, carry)
+    except UserError as error:
+        raise NoVideo(str(error)) from error
+
+
 def _film(
     watched: "Watched",
     policy: Policy,
@@ -134,13 +143,13 @@ def _film(
     for episode in range(episodes):
         if left <= 0:
             return
-        observation, _ = _ask(watched.reset, seed=seed + episode)
+        observation, _ = _ask(watched.env.reset, seed=seed + episode)
         carry, ended = None, False
         returns.append(0.0)
         yield _even(_ask(watched.render))
         while left > 0 and not ended:
-            action, carry = policy(observation, carry)
-            observation, reward, terminated, truncated, _ = _ask(watched.step, action)
+            action, carry = _acted(policy, observation, carry)
+            observation, reward, terminated, truncated, _ = _ask(watched.env.step, action)
             returns[-1] += float(reward)
             ended = bool(terminated or truncated)
             left -= 1

@@ -2,10 +2,14 @@
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dovetail.evaluation.evaluate import Evaluation, Evaluator
 from dovetail.training.signals import Stop
+
+Keep = Callable[[Any, Any, Evaluation], None]
+"""(parameters, snapshot, evaluation) → nothing."""
 
 POLL_SECONDS = 0.1
 """Interval at which a wait checks for a stop request."""
@@ -24,9 +28,11 @@ class Result(NamedTuple):
 class BackgroundEvaluation:
     """Runs one evaluation at a time in a background thread."""
 
-    def __init__(self, evaluator: Evaluator | None) -> None:
-        """Without an evaluator there are never any results."""
+    def __init__(self, evaluator: Evaluator | None, keep: Keep | None = None) -> None:
+        """Without an evaluator there are never any results. `keep` is called with every result
+        before `results` returns it, in the background thread."""
         self._evaluator = evaluator
+        self._keep = keep
         self._thread: threading.Thread | None = None
         self._results: list[Result] = []
         self._error: BaseException | None = None
@@ -90,6 +96,8 @@ class BackgroundEvaluation:
         assert self._evaluator is not None
         try:
             evaluation = self._evaluator(params)
+            if evaluation is not None and self._keep is not None and snapshot is not None:
+                self._keep(params, snapshot, evaluation)
         except BaseException as error:
             self._error = error
             return

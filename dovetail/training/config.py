@@ -2,11 +2,13 @@
 
 import dataclasses
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from dovetail.algorithm import Algorithm
 from dovetail.algorithms import ALGORITHMS
 from dovetail.envs.resolve import Env
+from dovetail.envs.wrapping import rooted
 from dovetail.errors import UserError, nearest
 from dovetail.loading import load_object, place_of, reference
 from dovetail.run.legacy import with_present_options
@@ -32,8 +34,8 @@ def describe(
     """The config of a run. `env` is the user's argument; of an object only the id is stored."""
     return {
         "algorithm": name_of(algorithm, ALGORITHMS),
-        "options": options_of(algorithm),
-        "env": env if isinstance(env, str) else resolved.spec.id,
+        "options": {name: _rooted(value) for name, value in options_of(algorithm).items()},
+        "env": rooted(env) if isinstance(env, str) else resolved.spec.id,
         "env_id": resolved.spec.id,
         "env_given": "id" if isinstance(env, str) else "object",
         "threshold": settings.until if settings.until is not None else resolved.spec.threshold,
@@ -44,6 +46,13 @@ def describe(
         "settings": dataclasses.asdict(settings),
         "versions": {name: _version(name) for name in PACKAGES},
     }
+
+
+def _rooted(value: Any) -> Any:
+    """An option that names a class in a file, such as a network, with the file's absolute path."""
+    path, colon, name = value.partition(".py:") if isinstance(value, str) else ("", "", "")
+    file = Path(f"{path}.py").expanduser()
+    return f"{file.resolve()}:{name}" if colon and file.is_file() else value
 
 
 def options_of(thing: Any) -> dict[str, Any]:
@@ -67,7 +76,15 @@ def name_of(thing: Any, known: dict[str, str]) -> str:
 
 def rebuild(name: str, options: dict[str, Any], known: dict[str, str], what: str) -> Any:
     """Builds the algorithm or strategy of a config from its name and options."""
-    kind = load_object(known.get(name, name), what)
+    try:
+        kind = load_object(known.get(name, name), what)
+    except UserError:  # a class in memory needs no file
+        refuse_missing(name, what)
+        raise
+    return _built(kind, name, options, what)
+
+
+def _built(kind: Any, name: str, options: dict[str, Any], what: str) -> Any:
     fields = {field.name for field in dataclasses.fields(kind)}
     options = with_present_options(options, fields)
     unknown = next((key for key in options if key not in fields), None)
@@ -76,25 +93,50 @@ def rebuild(name: str, options: dict[str, Any], known: dict[str, str], what: str
     return kind(**_tuples(options))
 
 
+def refuse_missing(target: str, what: str) -> None:
+    """Raises if `target` is "file.py:Name" of a config and that file is not there."""
+    path, colon, name = target.partition(".py:")
+    file = Path(f"{path}.py")
+    if not colon or file.is_file():
+        return
+    give = f"give its new place with --{what} {file.name}:{name}"
+    if what == "strategy":
+        give = "put it back"
+    raise UserError(f"The run's {what} is {name} of {file}, and there is no such file: {give}.")
+
+
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:
     """Converts JSON's lists to the tuples that options have."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
 
 
-def rebuild_all(config: dict[str, Any]) -> tuple[Algorithm, Strategy, Settings]:
-    """Builds the algorithm, strategy and settings of a config."""
+def rebuild_all(
+    config: dict[str, Any], algorithm: type | str | None = None
+) -> tuple[Algorithm, Strategy, Settings]:
+    """Builds the algorithm, strategy and settings of a config.
+
+    `algorithm` is the class, or "file.py:Name", where the config's is no longer found.
+    """
     try:
         for name, kind in (("env", str), ("steps", int), ("seed", int)):
             if not isinstance(config[name], kind):
                 raise TypeError(f"{name} is {config[name]!r}")
-        algorithm = rebuild(config["algorithm"], config["options"], ALGORITHMS, "algorithm")
-        strategy = rebuild(config["strategy"], config["strategy_options"], STRATEGIES, "strategy")
-        return algorithm, strategy, Settings(**_tuples(config["settings"]))
+        name = config["algorithm"]
+        if isinstance(algorithm, type):
+            made = _built(algorithm, algorithm.__name__, config["options"], "algorithm")
+        else:
+            made = rebuild(algorithm or name, config["options"], ALGORITHMS, "algorithm")
+        return made, rebuild_strategy(config), Settings(**_tuples(config["settings"]))
     except (KeyError, TypeError) as error:
         raise UserError(
             f"config.json cannot be read ({error}): it was changed by hand or written by another "
             f"version of Dovetail; start a new run."
         ) from error
+
+
+def rebuild_strategy(config: dict[str, Any]) -> Strategy:
+    """Builds the strategy of a config."""
+    return rebuild(config["strategy"], config["strategy_options"], STRATEGIES, "strategy")
 
 
 def _version(package: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError, command
 from dovetail.evaluation.evaluate import Evaluation
-from dovetail.evaluation.export import export_policy, load_policy
+from dovetail.evaluation.kept import read_kept
 from dovetail.functions.statistics import bootstrap_interval, interquartile_mean
 from dovetail.run.folder import Run
 from dovetail.telemetry.plot import learning_curve
@@ -19,6 +19,7 @@ from dovetail.telemetry.sinks import MetricsWriter
 from dovetail.telemetry.tensorboard import TensorBoardSink
 from dovetail.telemetry.video import record_video
 from dovetail.training.background_evaluation import BackgroundEvaluation
+from dovetail.training.best_policy import BestPolicy
 from dovetail.training.loop import Loop
 from dovetail.training.prepare import RunStart
 from dovetail.training.rows import columns
@@ -67,6 +68,7 @@ def finish(
     loop: Loop,
     evaluations: BackgroundEvaluation,
     recorder: MetricsWriter,
+    best: BestPolicy,
     stop: Stop,
     progress: Progress,
 ) -> None:
@@ -86,9 +88,14 @@ def finish(
         loop.write_row(recorder)
     recorder.close()
     outcome = judge([loop.evaluation] if stop else found)
-    summary = summarize(run, config, loop, outcome)
+    last = params[outcome.best]
+    # What was evaluated in the background was offered then.
+    evaluated = None if stop or loop.judged else found[outcome.best]
+    if evaluated is not None:
+        best.offer(last, loop.reached, evaluated)
+    summary = summarize(run, config, loop, outcome) | best.summary()
     run.write_json("summary.json", summary)
-    export_policy(run.path / "policy", algorithm, params[outcome.best])
+    best.write_last(last, loop.reached, evaluated or (loop.evaluation if loop.judged else None))
     progress.close()
     if not stop:
         shown = _draw(run, None if evaluations.silent else env, loop, progress)
@@ -139,7 +146,7 @@ def _draw(run: Run, env: Env | None, loop: Loop, progress: Progress) -> bool:
     except UserError as nothing_to_draw:
         progress.message(str(nothing_to_draw))
     if loop.settings.video and env is not None:
-        policy = load_policy(run.path / "policy")
+        policy = read_kept(run).policy().predict
         video = record_video(env, policy, run.path / "video.mp4")
         if video.reason is not None:
             progress.message(video.reason)
@@ -165,6 +172,11 @@ def farewell(run: Run, summary: dict[str, Any], watch: bool = True) -> str:
             spread = f" (95 % interval {number(interval[0])} … {number(interval[1])})"
         kind = "interquartile mean return" if interval else "mean greedy return"
         lines.append(f"The {kind} is {number(summary['final_return'])}{spread}{_verdict(summary)}.")
+    if summary.get("best_return") is not None:
+        lines.append(
+            f"The best policy, of step {summary['best_step']:,}, has a mean greedy return of "
+            f"{number(summary['best_return'])} and is in {run.path / summary['best_policy']}"
+        )
     lines.append(f"The run is in {run.path}")
     words = ("watch", "eval", "plot") if watch else ("eval", "plot")
     lines.append("Next: " + " · ".join(command(word, run.path) for word in words))

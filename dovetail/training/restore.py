@@ -44,7 +44,7 @@ def restored(start: RunStart, checkpoints: Checkpoints) -> tuple[int, Started]:
         entry = record(start.changed, reached.updates, reached.env_steps)
         config["changes"] = [*config.get("changes", ()), entry]
     accepted()
-    start.run.write_json("config.json", config)  # the total or options may have changed
+    start.run.write_config(config)  # the total or options may have changed
     if not prepared.phase.online:
         over = reached.env_steps >= prepared.phase.end
         return min(at + over, len(phases) - 1), Started(tree["state"], None, reached)

@@ -19,6 +19,7 @@ from dovetail.telemetry.status import Status
 from dovetail.telemetry.timeline import Timeline
 from dovetail.training.announcing import accepted
 from dovetail.training.background_evaluation import BackgroundEvaluation
+from dovetail.training.best_policy import BestPolicy
 from dovetail.training.callbacks import EventName, TrainingEvent
 from dovetail.training.changes import sentence
 from dovetail.training.divergence import Diverged
@@ -85,7 +86,8 @@ class _Session:
         recorder = make_recorder(start.run, start.config, start.settings, loop.reached, self._tell)
         stack.callback(recorder.close)
         self._tell_beginning(loop.reached, recorder)
-        evaluations = BackgroundEvaluation(_evaluator(start))
+        best = BestPolicy(start.run, start.last.algorithm, self._tell)
+        evaluations = BackgroundEvaluation(_evaluator(start), best.offer)
         stack.callback(evaluations.close)
         loop = self._run_phases(at, loop, recorder, evaluations)
         if self._exporter is not None:
@@ -93,7 +95,7 @@ class _Session:
         loop.timeline.write(start.run, last=True)
         if start.callbacks.stopped_by is not None:
             self._tell(f"The callback {start.callbacks.stopped_by} stopped the run.")
-        finish(start, loop, evaluations, recorder, self._stop, self._progress)
+        finish(start, loop, evaluations, recorder, best, self._stop, self._progress)
         self._checkpoints.close()
         if start.callbacks:
             self._announce("end", loop.reached.env_steps, loop.reached.updates, {})

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.algorithm import Algorithm
+from dovetail.algorithms import ALGORITHMS
 from dovetail.envs.info import with_info
 from dovetail.envs.resolve import resolve
-from dovetail.envs.wrapping import with_wraps
+from dovetail.envs.wrapping import rooted, with_wraps
 from dovetail.errors import UserError, check_option
 from dovetail.hosts.deployment import Deployment, rebuilt
 from dovetail.loading import refuse_while_loading
@@ -23,7 +24,13 @@ from dovetail.strategies import STRATEGIES
 from dovetail.strategies.interface import Strategy
 from dovetail.training.callbacks import Callbacks, Given
 from dovetail.training.changes import refuse_other_shapes, with_changes
-from dovetail.training.config import describe, name_of, options_of, rebuild_all
+from dovetail.training.config import (
+    describe,
+    name_of,
+    options_of,
+    rebuild_all,
+    refuse_missing,
+)
 from dovetail.training.dataset import MEMORY, RecordedData, check_data
 from dovetail.training.phases import acting_strategy, acts_at_all, check_steps, choose_strategy
 from dovetail.training.planning import Planned, prepare_backend, resolve_algorithm
@@ -117,7 +124,8 @@ def train(
         config["callback"] = called.names
         if recorded is not None:
             known = "data" if silent else config["env_given"]
-            config |= {"data": recorded.identity, "env": found.spec.id, "env_given": known}
+            config |= {"data": recorded.identity, "env_given": known}
+            config["env"] = found.spec.id if silent else rooted(found.spec.id)
         acted = with_info(found, settings.log_info)
         making = Preparation(algorithm, given, acted, where, settings, recorded, seed, kept)
         prepared = making.phases(chosen, total_steps, online_steps, stack)
@@ -138,6 +146,8 @@ def resume(
     cluster: Deployment | str | None = None,
     online_steps: int | None = None,
     callback: Given = None,
+    algorithm: type | str | None = None,
+    data: str | Path | None = None,
     **options: Any,
 ) -> Run:
     """Continues a run from its last checkpoint, in the same folder; returns the run.
@@ -150,14 +160,20 @@ def resume(
     total; the learning rate is annealed over it from then on. `online_steps` does the same for the
     environment steps that follow offline training. `env` is required if the run was started with a
     Python object. `cluster` replaces the cluster of the earlier start, `callback` its callbacks.
+    `env`, `algorithm` (a class, or "file.py:Name") and `data` also give the new place of a file or
+    dataset that has moved.
     """
     began = time.perf_counter()
     refuse_while_loading("dt.resume")
     opened = run if isinstance(run, Run) else Run.open(run)
     config = dict(opened.config)
-    before, strategy, earlier = rebuild_all(config)
-    algorithm, settings, changed = with_changes(before, earlier, options)
-    config |= {"options": options_of(algorithm), "settings": dataclasses.asdict(settings)}
+    before, strategy, earlier = rebuild_all(config, algorithm)
+    made, settings, changed = with_changes(before, earlier, options)
+    config |= {"options": options_of(made), "settings": dataclasses.asdict(settings)}
+    if algorithm is not None:
+        config["algorithm"] = name_of(made, ALGORITHMS)
+    if isinstance(env, str):
+        config |= {"env": rooted(env), "env_given": "id"}
     check_sinks(settings)
     called = Callbacks(config.get("callback") if callback is None else callback)
     config["callback"] = called.names
@@ -177,10 +193,12 @@ def resume(
     totals, known = (config["steps"], config["online_steps"]), config.get("data")
     check_steps(*totals, known is not None)
     with stopping() as stop, ExitStack() as stack:
-        recorded = None if known is None else _reopened(known, stack)
+        recorded = None if known is None else _reopened(known, data, stack)
+        if recorded is not None:
+            config["data"] = recorded.identity
         given, silent = _known_env(env, config, recorded)
         found = resolve(given, traced=strategy.traced_envs)
-        acts = acts_at_all(algorithm, recorded is not None, config["online_steps"])
+        acts = acts_at_all(made, recorded is not None, config["online_steps"])
         kept = ServedReplay.rebuilt(config.get("replay"))
         _refuse_unusable(settings, acts, silent, kept)
         # A first online phase: the strategy was chosen for offline training and may not act.
@@ -195,7 +213,7 @@ def resume(
             config["threshold"] = found.spec.threshold if until is None else until
         seed = config["seed"]
         acted = with_info(found, settings.log_info)
-        making = Preparation(algorithm, given, acted, where, settings, recorded, seed, kept)
+        making = Preparation(made, given, acted, where, settings, recorded, seed, kept)
         prepared = making.phases(strategy, *totals, stack)
         refuse_other_shapes(before, prepared[-1].algorithm, changed)
         start = RunStart(opened, found, prepared, config, settings, began, recorded, silent, True)
@@ -209,9 +227,14 @@ def _opened(data: str | Path, memory: int, stack: ExitStack) -> RecordedData:
     return opened
 
 
-def _reopened(known: dict[str, Any], stack: ExitStack) -> RecordedData:
-    """Opens the dataset of a resumed run; raises if it has changed."""
-    opened = _opened(known["folder"], known["memory"], stack)
+def _reopened(known: dict[str, Any], place: str | Path | None, stack: ExitStack) -> RecordedData:
+    """Opens the dataset of a resumed run, at a new place if given; raises if it has changed."""
+    if place is None and not Path(known["folder"]).is_dir():
+        raise UserError(
+            f"The run learns from the dataset {known['folder']}, and there is no such folder: give "
+            "its new place with --data."
+        )
+    opened = _opened(place or known["folder"], known["memory"], stack)
     opened.refuse_other(known)
     return opened
 
@@ -234,6 +257,7 @@ def _known_env(
     if config.get("env_given") == "data":
         assert recorded is not None
         return recorded.environment()
+    refuse_missing(config["env"], "env")
     return config["env"], None
 
 

@@ -17,7 +17,7 @@ TINY = (
 )
 FIELDS = (
     "algorithm env strategy seed env_steps updates wall_s compile_s steps_per_s final_return"
-    " time_to_threshold_s threshold run"
+    " time_to_threshold_s threshold run best_return best_step best_policy"
 )
 
 

@@ -105,17 +105,24 @@ def test_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
     def evaluate_run(run: str, **numbers: int) -> Evaluation:
         seen.append((run, numbers))
-        return Evaluation(np.array([1.0, 3.0]), np.array([4, 5]), 0)
+        return Evaluation(np.array([1.0, 3.0]), np.array([4, 5]), 0, "best", 1200)
 
     monkeypatch.setattr(dovetail, "evaluate_run", evaluate_run, raising=False)
     assert command("eval runs/x --episodes 2 --seed 7") == 0
     assert seen == [("runs/x", {"episodes": 2, "seed": 7})]
     assert capsys.readouterr().out == (
-        "2 greedy episodes: mean return 2 (95 % confidence 1 to 3), mean length 4.5.\n"
+        "2 greedy episodes of the best policy, of step 1,200: mean return 2 (95 % confidence 1 to "
+        "3), mean length 4.5.\n"
     )
     assert command("eval runs/x --json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["returns"] == [1.0, 3.0] and told["mean_return"] == 2.0
+    assert (told["policy"], told["env_steps"]) == ("best", 1200)
+    assert command("eval runs/x --checkpoint 12 --env my.py:Env --algorithm my.py:Mine") == 0
+    assert seen[-1][1] == {"which": 12, "env": "my.py:Env", "algorithm": "my.py:Mine"}
+    assert command("eval runs/x --checkpoint lst") == 2
+    told = capsys.readouterr().err
+    assert "--checkpoint wants one of best, last or a whole number, not 'lst'." in told
 
 
 def test_watch_and_plot_pass_on_what_was_given(

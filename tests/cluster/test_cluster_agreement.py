@@ -29,6 +29,7 @@ from waiting import eventually
 import dovetail
 from dovetail.algorithms import BC, ApeX
 from dovetail.errors import UserError
+from dovetail.evaluation.export import read_exported
 from dovetail.hosts.deployment import Deployment, ProcessShare
 from dovetail.loading import load_object
 from dovetail.plan.ir import LinkKind
@@ -132,7 +133,7 @@ def test_learning_from_recorded_data(
             cluster=cluster,
             settings=replace(QUIET, folder=str(tmp_path / name)),
         )
-        weights.append((run.path / "policy" / "policy.safetensors").read_bytes())
+        weights.append(read_exported(run.path / "policy" / "last").weights)
     assert_close(*(_floats(found) for found in weights))
 
 
@@ -210,7 +211,7 @@ def test_actors_insert_into_servers_on_nodes(nodes: Nodes, tmp_path: Path) -> No
             replay=dovetail.ServedReplay(shards=2),
             settings=replace(QUIET, folder=str(tmp_path / name)),
         )
-        weights.append((run.path / "policy" / "policy.safetensors").read_bytes())
+        weights.append(read_exported(run.path / "policy" / "last").weights)
         assert run.summary["env_steps"] == UPDATES * LENGTH * ENVS
     assert (tmp_path / "nodes" / "replay" / "key").stat().st_mode & 0o777 == 0o600
     assert_close(*(_floats(found) for found in weights))

@@ -87,8 +87,9 @@ def test_a_run_ends_with_the_weights_that_reached_the_goal(
     tree, meta = saved(run)
     assert meta["updates"] == summary["updates"] == int(tree["state"].updates)
     np.testing.assert_array_equal(numbers(tree["state"].params), Pretending.last.seen[2])
-    exported = dovetail.load_policy(run.path / "policy")
-    assert exported is not None
+    for which in ("best", "last"):
+        exported = dovetail.load(run, which)
+        assert (exported.mean_return, exported.updates) == (100.0, summary["updates"])
 
 
 def test_going_back_drops_the_checkpoints_after_it(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def quiet(folder: Path, **more: Any) -> Settings:
 
 
 def params(run: Run) -> np.ndarray:
-    return numbers(load_trained(run).params)
+    return numbers(load_trained(run, which="last").params)
 
 
 def rows(run: Run) -> list[dict[str, str]]:
@@ -107,7 +107,7 @@ def test_an_offline_run_goes_on_online_later(pendulum: Path, tmp_path: Path) -> 
         dovetail.resume(run)
     more = dovetail.resume(run, online_steps=64)
     assert more.config["strategy"] == "local" and more.summary["env_steps"] == 76
-    state = load_trained(more)
+    state = load_trained(more, which="last")
     assert np.abs(numbers(state.params) - before).max() > 1e-4
     with pytest.raises(UserError, match="its total is 76: give a larger one with --online-steps"):
         dovetail.resume(run)
@@ -121,14 +121,14 @@ def test_any_off_policy_algorithm_takes_data_beside_its_replay(
         algorithm, "Pendulum-v1", data=pendulum, total_steps=32, settings=quiet(tmp_path / "run")
     )
     assert run.summary["env_steps"] == 32 and run.summary["strategy"] == "local"
-    assert load_trained(run).updates == 4
+    assert load_trained(run, which="last").updates == 4
 
 
 def test_several_seeds_share_the_data(pendulum: Path, tmp_path: Path) -> None:
     settings = quiet(tmp_path / "run", seeds=2)
     run = dovetail.train(ALGORITHM, data=pendulum, total_steps=8, settings=settings)
     assert len(run.summary["final_returns"]) == 2
-    first, second = (numbers(one) for one in load_trained(run).params)
+    first, second = (numbers(one) for one in load_trained(run, which="last").params)
     alone = dovetail.train(
         ALGORITHM, data=pendulum, total_steps=8, seed=1, settings=quiet(tmp_path / "alone")
     )
@@ -147,10 +147,18 @@ def test_without_an_environment_nothing_is_evaluated(
     assert "Nothing is evaluated: the dataset names no environment." in told
     assert "8 gradient steps on 27 recorded steps of" in told
     assert "--num-envs" not in told  # nobody acts
-    with pytest.raises(UserError, match="without an environment: call this from Python"):
+    with pytest.raises(UserError, match="without an environment: give one with --env"):
         dovetail.evaluate_run(run)
-    assert dovetail.evaluate_run(run, episodes=1, env="Pendulum-v1").mean < 0
-    assert dovetail.resume(run, total_steps=16).summary["env_steps"] == 16
+    found = dovetail.evaluate_run(run, episodes=1, env="Pendulum-v1")
+    assert found.mean < 0 and found.which == "last"
+    assert run.summary["best_return"] is None and dovetail.load(run).mean_return is None
+    with pytest.raises(UserError, match="has no best policy, since none of its policies was eval"):
+        dovetail.load(run, "best")
+    folder = folder.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match="there is no such folder: give its new place with --data"):
+        dovetail.resume(run, total_steps=16)
+    assert dovetail.resume(run, total_steps=16, data=folder).summary["env_steps"] == 16
+    assert run.config["data"]["folder"] == str(folder)
     with pytest.raises(UserError, match=r"no environment to act in \(the dataset names no"):
         dovetail.train(ALGORITHM, data=folder, total_steps=8, online_steps=8)
 
@@ -168,7 +176,7 @@ def test_a_dataset_that_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has 36 steps, but had 27 when the run began"):
         dovetail.resume(run, total_steps=16)
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match=f"There is no dataset {folder}"):
+    with pytest.raises(UserError, match=f"learns from the dataset {folder}, and there is no such"):
         dovetail.resume(run, total_steps=16)
 
 
@@ -350,7 +358,7 @@ def test_dqn_can_be_shown_recorded_steps_alone(tmp_path: Path) -> None:
     run = dovetail.train(algorithm, "dovetail:CartPole-v1", data=folder, **told)
     assert run.summary["env_steps"] == 4 + 32 and run.summary["strategy"] == "fused"
     assert not R2D2.takes_data and not ppo().takes_data
-    assert jax.tree.leaves(load_trained(run).params)
+    assert jax.tree.leaves(load_trained(run, which="last").params)
 
 
 def test_a_dataset_on_the_disk_is_read_as_it_is_needed(

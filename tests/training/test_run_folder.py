@@ -31,6 +31,9 @@ KEYS = [
     "time_to_threshold_s",
     "threshold",
     "run",
+    "best_return",
+    "best_step",
+    "best_policy",
 ]
 NAMES = (
     "config.json plan.txt plan.json graph.svg metrics.csv events telemetry.json spans.npz"
@@ -57,7 +60,7 @@ def test_every_file_is_there(trained: tuple[Path, str, str]) -> None:
     folder = trained[0]
     assert {path.name for path in folder.iterdir()} == set(NAMES.split())
     assert all(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    assert list((folder / "events").iterdir()) and list((folder / "policy").iterdir())
+    assert list((folder / "events").iterdir()) and len(list((folder / "policy").iterdir())) == 2
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["10"]
     assert (folder / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
     assert b"ftyp" in (folder / "video.mp4").read_bytes()[:16]
@@ -97,9 +100,10 @@ def test_metrics_are_rows_of_what_was_measured(trained: tuple[Path, str, str]) -
 def test_the_end_says_what_was_done_and_what_to_try(trained: tuple[Path, str, str]) -> None:
     folder, _, err = trained
     assert err.startswith("The same in Python:")
-    *_, told, value, where, following = err.splitlines()
+    *_, told, value, best, where, following = err.splitlines()
     assert told.startswith("Trained a2c on gymnasium:CartPole-v1: 160 steps in ")
     assert "the threshold is 475, try more --total-steps" in value
+    assert best.startswith("The best policy, of step 160, has a mean greedy return of ")
     assert where == f"The run is in {folder}"
     assert following.startswith(f"Next: dovetail watch {folder}")
 
