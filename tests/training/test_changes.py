@@ -33,6 +33,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_another_learning_rate_is_used_and_recorded(run: Path) -> None:
     resumed = dt.resume(run, total_steps=64, learning_rate=1e-9, episodes=1)
     assert resumed.config["options"]["learning_rate"] == 1e-9
@@ -53,6 +54,7 @@ def test_another_learning_rate_is_used_and_recorded(run: Path) -> None:
     np.testing.assert_allclose(numbers(before), numbers(after), atol=1e-7)  # nothing was learned
 
 
+@pytest.mark.slow
 def test_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = f"train --resume {run} --total-steps 64 --learning-rate 1e-4 --until 600"
     assert main([*line.split(), "--evaluate-every", "5", "--display", "plain"]) == 0
@@ -105,6 +107,7 @@ def test_what_has_no_place_beside_resume(
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_warm_start_begins_with_the_parameters(trained: Path) -> None:
     old = saved(Run.open(trained))[0]["state"]
     settings = dataclasses.replace(QUIET, folder="warm")
@@ -118,6 +121,7 @@ def test_a_warm_start_begins_with_the_parameters(trained: Path) -> None:
     assert not np.array_equal(jax.random.key_data(new.key), jax.random.key_data(old.key))
 
 
+@pytest.mark.slow
 def test_a_warm_start_of_every_seed(trained: Path) -> None:
     settings = dataclasses.replace(QUIET, folder="warm", seeds=2)
     algorithm = a2c(num_envs=4, learning_rate=1e-12, anneal_lr=False)
@@ -152,6 +156,7 @@ def test_a_warm_start_from_what_does_not_fit(
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_warm_start_of_another_algorithm_with_the_same_networks(trained: Path) -> None:
     settings = dataclasses.replace(QUIET, folder="warm")
     algorithm = ppo(num_envs=4, learning_rate=1e-12, anneal_lr=False)
