@@ -220,7 +220,7 @@ class Loop:
         """Records the row that has been collected, if any, with `more` columns if given."""
         if more and not self._row:
             self._row.add(self._place(), {}, 0)
-        row = self._row.take() | (more or {})
+        row = {**self._row.take(), **(more or {})}
         if row:
             recorder.record(int(row["env_steps"]), row)
             self._rows.restart(0.0, int(row["env_steps"]))

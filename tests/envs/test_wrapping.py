@@ -188,11 +188,10 @@ def test_jax_wrappers_agree_with_gymnasiums() -> None:
     np.testing.assert_array_equal(first[:4], first[4:])
     for ends in (False, True):
         before = first
-        state, first, reward, terminated, truncated = traced.step(
-            state, jnp.int32(1), jax.random.key(1)
-        )
+        after = traced.step(state, jnp.int32(1), jax.random.key(1))
+        state, first = after.state, after.observation
         np.testing.assert_array_equal(first[:4], before[4:])
-        assert bool(truncated) is ends and not terminated and reward == 1
+        assert bool(after.truncated) is ends and not after.terminated and after.reward == 1
     clipped = resolve("gymnax:Pendulum-v1?wrap=clip-reward:-0.5:0.5").jax
     assert clipped is not None and isinstance(clipped.spec.action, Continuous)
     state, _ = clipped.reset(jax.random.key(0))

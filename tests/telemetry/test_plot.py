@@ -146,8 +146,8 @@ def test_default_places(tmp_path, monkeypatch):
 
 
 def test_a_run_without_returns_draws_its_loss(tmp_path):
-    steps = [100, 200, 300]
-    data = {"time_s": [1, 2, 3], "env_steps": steps, "actor_loss": [3.0, 2.0, 1.0]}
+    steps = [100.0, 200.0, 300.0]
+    data = {"time_s": [1.0, 2.0, 3.0], "env_steps": steps, "actor_loss": [3.0, 2.0, 1.0]}
     run = make_run(tmp_path / "a", data, data={"folder": "d"})
     assert _default_metric([run]) == "actor_loss"
     assert plot([run], tmp_path / "a.png").stat().st_size
