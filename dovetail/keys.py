@@ -6,7 +6,7 @@ equal those of `jax.random.key(seed)` (Threefry-2×32 with 20 rounds,
 https://www.thesalmons.org/john/random123), and every function of `jax.random` accepts these keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -38,6 +38,25 @@ def from_words(words: Any) -> jax.Array:
 def is_ours(keys: jax.Array) -> bool:
     """Whether keys use this module's implementation."""
     return str(jax.random.key_impl(keys)) == TAG
+
+
+def plain(leaf: Any) -> Any:
+    """The words of random keys, which any file and program can hold; other leaves unchanged."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def unplain(leaf: Any) -> Callable[[Any], Any]:
+    """The inverse of `plain` for leaves like `leaf`, which it does not keep."""
+    if not _is_key(leaf):
+        return lambda found: found
+    if is_ours(leaf):
+        return from_words
+    return partial(jax.random.wrap_key_data, impl=jax.random.key_impl(leaf))
+
+
+def _is_key(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 @partial(jax.jit, inline=True)

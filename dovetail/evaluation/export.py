@@ -26,6 +26,7 @@ from dovetail.evaluation.operations import NoOperations, Operation, numpy_operat
 from dovetail.evaluation.policy import Policy
 from dovetail.evaluation.programs import Program, arguments, export_programs, flat_greedy
 from dovetail.evaluation.space_record import decoding, encoding, space_to_json
+from dovetail.keys import plain
 from dovetail.run.checkpoint import digest_of, version_of
 from dovetail.run.folder import write_atomically, write_error
 
@@ -226,7 +227,7 @@ def _parts(path: tuple[Any, ...]) -> list[str]:
 
 def _named(prefix: str, tree: Any) -> dict[str, np.ndarray]:
     """The tree's leaves in order, by names derived from their paths."""
-    flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+    flat = [(path, plain(leaf)) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in flat]
     if len(set(names)) < len(names):
         names = [f"{i}.{name}" for i, name in enumerate(names)]

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from dovetail.algorithm import Algorithm, Params, Timestep
 from dovetail.batching import act_for_one, defines, greedy_for_one
 from dovetail.errors import UserError
+from dovetail.keys import plain, unplain
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """The platforms for which a program is lowered, whatever machine exports it."""
@@ -31,7 +32,7 @@ def flat_greedy(algorithm: Algorithm, params: Params) -> Callable[..., tuple[Any
 
     def greedy(weights: Leaves, carry: Leaves, *seen: Any) -> tuple[Any, Leaves]:
         action, after = choose(*enter(weights, carry, *seen))
-        return action, tuple(jax.tree.leaves(after))
+        return action, tuple(map(plain, jax.tree.leaves(after)))
 
     return greedy
 
@@ -46,7 +47,7 @@ def flat_sample(algorithm: Algorithm, params: Params) -> Callable[..., tuple[Any
         action, extras, after = choose(*enter(weights, carry, *rest), key)
         known = getattr(extras, "log_prob", None)
         log_prob = jnp.float32(0) if known is None else jnp.asarray(known, jnp.float32)
-        return action, log_prob, tuple(jax.tree.leaves(after))
+        return action, log_prob, tuple(map(plain, jax.tree.leaves(after)))
 
     return sample
 
@@ -54,12 +55,14 @@ def flat_sample(algorithm: Algorithm, params: Params) -> Callable[..., tuple[Any
 def _entered(algorithm: Algorithm, params: Params) -> Callable[..., tuple[Any, Any, Timestep]]:
     """Makes (params, carry, timestep) of leaves; the carry is new where an episode begins."""
     initial = algorithm.initial_carry()
-    trees = tuple(map(jax.tree.structure, (params, initial, algorithm.task.env.observation)))
+    trees = (params, initial, algorithm.task.env.observation)
+    structures = [jax.tree.structure(tree) for tree in trees]
+    inverses = [[unplain(leaf) for leaf in jax.tree.leaves(tree)] for tree in trees]
 
     def enter(weights: Leaves, carry: Leaves, seen: Leaves, reward: Any, first: Any) -> Any:
         given, old, observed = (
-            jax.tree.unflatten(tree, leaves)
-            for tree, leaves in zip(trees, (weights, carry, seen), strict=True)
+            jax.tree.unflatten(tree, [back(leaf) for back, leaf in zip(own, leaves, strict=True)])
+            for tree, own, leaves in zip(structures, inverses, (weights, carry, seen), strict=True)
         )
         fresh = jax.tree.map(lambda new, kept: jnp.where(first, new, kept), initial, old)
         return given, fresh, Timestep(observed, reward, first)
@@ -71,6 +74,7 @@ def arguments(algorithm: Algorithm, params: Params, *lead: Any) -> tuple[Any, ..
     """The shapes of the arguments of `flat_greedy`, with leading axes for all but the weights."""
 
     def struct(leaf: Any, *lead: Any) -> jax.ShapeDtypeStruct:
+        leaf = plain(leaf)
         return jax.ShapeDtypeStruct((*lead, *jnp.shape(leaf)), jnp.result_type(leaf))
 
     seen = algorithm.task.env.observation
