@@ -210,7 +210,7 @@ def _count_episodes(rows: HostTrajectory, actor: ActorState) -> tuple[EpisodeSum
     if not np.count_nonzero(done):  # the common case with long episodes
         returns, lengths = returns + reward.sum(0), lengths + valid.sum(0, np.int32)
         zeros = np.zeros_like(lengths), np.zeros_like(returns), np.zeros_like(lengths)
-        episodes = EpisodeSums._make(zeros)
+        episodes = EpisodeSums._make((*zeros, ()))
         return episodes, actor._replace(episode_return=returns, episode_length=lengths)
     count = done.sum(0).astype(np.int32)
     any_ended = count > 0
@@ -222,5 +222,5 @@ def _count_episodes(rows: HostTrajectory, actor: ActorState) -> tuple[EpisodeSum
     ended_lengths = np.where(any_ended, lengths, 0) + (valid & ended).sum(0, np.int32)
     returns = np.where(any_ended, 0, returns) + (reward * ongoing).sum(0)
     lengths = np.where(any_ended, 0, lengths) + (valid & ongoing).sum(0, np.int32)
-    episodes = EpisodeSums._make((count, ended_returns, ended_lengths))
+    episodes = EpisodeSums._make((count, ended_returns, ended_lengths, ()))
     return episodes, actor._replace(episode_return=returns, episode_length=lengths)
