@@ -90,8 +90,8 @@ def test_no_box_covers_another(algorithm: Toy) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "strategy"),
     [
-        (TwoUnrolls(), SplitDevices(8, 2, 2, staleness=0)),
-        (ActorGradients(), Local(8)),
+        (TwoUnrolls(), SplitDevices(actor_devices=2, learner_devices=2, staleness=0)),
+        (ActorGradients(), Local()),
     ],
     ids=["TwoUnrolls", "ActorGradients"],
 )

@@ -22,7 +22,7 @@ from dovetail.training.replay_servers import ServedReplay
 
 CARTPOLE = "dovetail:CartPole-v1"
 REPLAYED = DQN(4, 2, 4, buffer_size=64, learning_starts=1, hidden_sizes=(4,))
-TWO_SHARDS = ActorLearner(8, actors=4, staleness=0, shards=2)
+TWO_SHARDS = ActorLearner(actors=4, staleness=0, shards=2)
 ROOMY = Resources(8, 64, None)
 
 
@@ -31,12 +31,12 @@ def test_two_shards_have_workers_of_their_own() -> None:
     check(plan, graph)
     assert table_workers(plan, graph) == ["replay-0", "replay-1"]
     assert plan.notes == ("2 workers of their own keep the replay, and answer the learner",)
-    plan, graph = planned(Local(8), REPLAYED, CARTPOLE, ROOMY)
+    plan, graph = planned(Local(), REPLAYED, CARTPOLE, ROOMY)
     assert table_workers(plan, graph) == [] and plan.notes == ()
 
 
 def test_a_replay_beside_the_learner_cannot_be_sampled_ahead() -> None:
-    plan, graph = planned(Local(8), REPLAYED, CARTPOLE)
+    plan, graph = planned(Local(), REPLAYED, CARTPOLE)
     with pytest.raises(UserError) as refused:
         check(replace(plan, prefetch=1), graph)
     assert str(refused.value) == (
@@ -58,7 +58,7 @@ def test_gpus_that_are_missing_are_told() -> None:
     node = Node("a", "a" * 8, 4, 1)
     machine = Resources(4, 4, Cluster((node,), learners=Needs(gpus=2)))
     with pytest.raises(UserError, match=r"needs 1 CPUs, 2 GPUs: .*: 4 CPUs, 1 GPUs on a\."):
-        planned(Local(4), env=HOST, machine=machine)
+        planned(Local(), env=HOST, machine=machine)
 
 
 def asked(self: Toy, rl: RL, state: ToyState) -> tuple[ToyState, Any]:
@@ -72,13 +72,13 @@ def asked(self: Toy, rl: RL, state: ToyState) -> tuple[ToyState, Any]:
 
 
 def test_what_passes_between_other_sides_does_not_keep_actors_from_running_ahead() -> None:
-    plan, graph = planned(ActorLearner(8, staleness=0), with_iteration(asked))
+    plan, graph = planned(ActorLearner(staleness=0), with_iteration(asked))
     check(replace(plan, staleness=1), replace(graph, staleness=None))
 
 
 @pytest.mark.parametrize("kind", [LinkKind.PIPE, LinkKind.OBJECT_STORE, LinkKind.SOCKET])
 def test_links_that_leave_a_process_do_not_join_threads(kind: LinkKind) -> None:
-    plan, graph = planned(ActorLearner(8, staleness=0))
+    plan, graph = planned(ActorLearner(staleness=0))
     with pytest.raises(UserError, match=f"by a {kind} link; "):
         check(carried(plan, kind), graph)
 
@@ -91,7 +91,7 @@ def carried(plan: Plan, kind: LinkKind) -> Plan:
 
 def test_a_served_replay_is_reached_by_sockets() -> None:
     served = ServedReplay().served(cluster=False)
-    planned = plan_for(REPLAYED, resolve(CARTPOLE), Local(8), 1000, ROOMY, served=served)
+    planned = plan_for(REPLAYED, resolve(CARTPOLE), Local(), 1000, ROOMY, served=served)
     plan, graph = planned.plan, planned.graph
     sockets = [link for link in plan.links if link.kind is LinkKind.SOCKET]
     assert {link.boundary for link in sockets} == {node.name for node in graph.reaching} != set()
