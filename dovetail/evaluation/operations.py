@@ -14,8 +14,8 @@ import numpy as np
 from jax.extend import core
 
 Operation = dict[str, Any]
-"""{"function": a name in NumPy, "inputs": names or constants, "arguments": further positional
-arguments, "output": a name}."""
+"""{"function": a name in NumPy, or "slice", "inputs": names or constants, "arguments": further
+positional arguments, "output": a name}."""
 
 LARGEST_CONSTANT = 4096
 """Maximum number of entries of an array that is written into the list."""
@@ -222,25 +222,19 @@ class _Steps:
         return stacked
 
     def _slice(self, equation: Any, inputs: list[Any]) -> str:
-        options, found = equation.params, inputs[0]
-        steps = options["strides"] or (1,) * len(options["start_indices"])
-        bounds = zip(options["start_indices"], options["limit_indices"], steps, strict=True)
-        for axis, (start, stop, step) in enumerate(bounds):
-            if (start, stop, step) != (0, equation.invars[0].aval.shape[axis], 1):
-                found = self._take(found, range(start, stop, step), axis)
-        return found
+        starts, stops = equation.params["start_indices"], equation.params["limit_indices"]
+        steps = equation.params["strides"] or (1,) * len(starts)
+        return self.emit("slice", inputs, list(starts), list(stops), list(steps))
 
     def _split(self, equation: Any, inputs: list[Any]) -> list[str]:
-        axis, start, found = int(equation.params["axis"]), 0, list[str]()
+        axis, shape = int(equation.params["axis"]), equation.invars[0].aval.shape
+        start, found, ones = 0, list[str](), [1] * len(shape)
         for size in equation.params["sizes"]:
-            found.append(self._take(inputs[0], range(start, start + size), axis))
+            starts, stops = [0] * len(shape), list(shape)
+            starts[axis], stops[axis] = start, start + size
+            found.append(self.emit("slice", inputs, starts, stops, ones))
             start += size
         return found
-
-    def _take(self, value: Any, indices: range, axis: int) -> str:
-        if len(indices) > LARGEST_CONSTANT:
-            raise NoOperations("slice")
-        return self.emit("take", [value], list(indices), axis)
 
 
 def _constant_or_none(value: Any) -> Any:
