@@ -35,11 +35,11 @@ def located(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     files = config.get(FILES)
     moved: dict[str, str] = {}
     for path, relative in files.items() if isinstance(files, dict) else ():
-        if not isinstance(path, str) or not isinstance(relative, str) or Path(path).exists():
+        if not isinstance(path, str) or not isinstance(relative, str) or os.path.exists(path):
             continue
-        place = Path(os.path.normpath(folder.resolve() / relative))
-        if place.exists():
-            moved[path] = str(place)
+        place = os.path.normpath(folder.resolve() / relative)
+        if os.path.exists(place):
+            moved[path] = place
     return {**config, **_replaced(without_files(config), moved)} if moved else dict(config)
 
 
@@ -57,7 +57,7 @@ def _texts(tree: Any) -> Iterator[str]:
 def _paths(text: str) -> list[str]:
     """The existing files and folders that a text of a config names by their absolute paths."""
     paths = [text] if os.path.isabs(text) else []
-    return [path for path in [*paths, *FILE.findall(text)] if Path(path).exists()]
+    return [path for path in [*paths, *FILE.findall(text)] if os.path.exists(path)]
 
 
 def _replaced(tree: Any, moved: Mapping[str, str]) -> Any:

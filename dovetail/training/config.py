@@ -1,6 +1,8 @@
 """A run's `config.json`: everything needed to repeat the run or to resume it."""
 
 import dataclasses
+import os
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from dovetail.run.legacy import with_present_options
 from dovetail.run.settings import Settings
 from dovetail.strategies import STRATEGIES
 from dovetail.strategies.interface import Strategy
+
+NAMED = re.compile(r"(/[^=,?&]*?\.py):(\w+)")
+"""A class in a file, by its absolute path."""
 
 PACKAGES = ("dovetail", "jax", "jaxlib", "numpy", "optax", "gymnasium", "gymnax")
 PLAIN = (bool, int, float, str, tuple, list, dict)
@@ -94,15 +99,15 @@ def _built(kind: Any, name: str, options: dict[str, Any], what: str) -> Any:
 
 
 def refuse_missing(target: str, what: str) -> None:
-    """Raises if `target` is "file.py:Name" of a config and that file is not there."""
-    path, colon, name = target.partition(".py:")
-    file = Path(f"{path}.py")
-    if not colon or file.is_file():
-        return
-    give = f"give its new place with --{what} {file.name}:{name}"
-    if what == "strategy":
-        give = "put it back"
-    raise UserError(f"The run's {what} is {name} of {file}, and there is no such file: {give}.")
+    """Raises if a config's algorithm, env or strategy names a class in a file that is not there."""
+    for found in NAMED.finditer(target):
+        path, name = found.groups()
+        if os.path.isfile(path):
+            continue
+        give = f"give its new place with --{what} {target.replace(path, os.path.basename(path))}"
+        if what == "strategy":
+            give = "put it back"
+        raise UserError(f"The run's {what} names {name} in {path}, but that is not there: {give}.")
 
 
 def _tuples(options: dict[str, Any]) -> dict[str, Any]:

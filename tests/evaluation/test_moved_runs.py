@@ -97,8 +97,8 @@ def test_a_run_that_lost_its_files_says_how_to_give_them(
     mine = Path(shutil.move(copied / "mine.py", copied.parent / "new.py"))
     assert main(["eval", str(run)]) == 2
     told = capsys.readouterr().err
-    assert "The run's algorithm is Mine of" in told
-    assert "there is no such file: give its new place with --algorithm mine.py:Mine." in told
+    assert "The run's algorithm names Mine in" in told
+    assert "that is not there: give its new place with --algorithm mine.py:Mine." in told
     given = ["--algorithm", f"{mine}:Mine"]
     assert main(["eval", str(run), *given]) == 2
     assert "give its new place with --env mine.py:Slide." in capsys.readouterr().err
