@@ -39,6 +39,7 @@ class RayServers:
         self, wanted: list[ServerOrder], key_file: Path, tell: Callable[[str], None]
     ) -> None:
         """Writes the key to `key_file`, for other runs that share the replay."""
+        # A server mostly waits. It is not restarted: a new one would be empty, at another address.
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
         start: Any = ray.remote(ServerOnNode).options(**options, scheduling_strategy="SPREAD")
         self._actors = [start.remote(order) for order in wanted]

@@ -44,6 +44,7 @@ def phases(
     if online_steps == 0:
         return [Phase(False, strategy, steps)]
     return [
+        # Nothing steps in an offline phase, so everything is one program, whatever acts later.
         Phase(False, Fused(), steps),
         Phase(True, strategy, steps + online_steps),
     ]

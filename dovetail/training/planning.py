@@ -52,6 +52,7 @@ def plan_for(
     not compiled. `wanted` selects the part of trajectories to tap; `served` are the servers that
     hold the replay.
     """
+    # Else its reset would be traced into the actors' state, which nobody uses.
     env = env if online else dataclasses.replace(env, jax=None)
     graphs = graphs_of(algorithm, env, steps, data, online, wanted, served, strategy.devices_wanted)
     plan, graph = make_plan(strategy, graphs, machine() if resources is None else resources)

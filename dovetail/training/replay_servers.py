@@ -120,6 +120,7 @@ def connected(graph: Graph, addresses: tuple[str, ...]) -> Graph:
         way = getattr(node, "function", None)
         if not isinstance(way, Way):
             return node
+        # After planning: servers are started only for a plan that is sound.
         return replace(node, function=replace(way, served=replace(way.served, addresses=addresses)))
 
     return replace(graph, nodes=tuple(map(at, graph.nodes)))
@@ -247,6 +248,7 @@ class Servers:
         self._servers: list[ReplayServer] = []
         try:
             for order in wanted:
+                # Each is in the list as soon as it runs, so that `close` finds it.
                 self._servers.append(order.start())
         except BaseException:
             self.close()

@@ -77,6 +77,7 @@ def shapes(algorithm: Algorithm, env: JaxEnv | None, num_envs: int, seeds: int) 
     if seeds == 1:
         state, actor = jax.eval_shape(one, seed_key(0))
     else:
+        # Shapes only: the batched QR is never run.
         state, actor = jax.eval_shape(jax.vmap(one), jax.vmap(seed_key)(jnp.arange(seeds)))
     if algorithm.task.data is None:
         return state, actor
