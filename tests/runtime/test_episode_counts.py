@@ -22,9 +22,10 @@ def test_episodes_are_counted_per_environment() -> None:
 
     rows: Any = Trajectory(**fields)
     episodes, after = _count_episodes(rows, ActorState(**before))
-    found = [np.asarray(x).tolist() for x in episodes]
-    assert found == [[0, 2, 1], [0, 26, 46], [0, 8, 11]]
-    assert [x.dtype for x in episodes] == [np.int32, np.float32, np.int32]
+    *sums, info = episodes
+    assert [np.asarray(x).tolist() for x in sums] == [[0, 2, 1], [0, 26, 46], [0, 8, 11]]
+    assert [x.dtype for x in sums] == [np.int32, np.float32, np.int32]
+    assert info == ()
     assert after.episode_return.tolist() == [14, 2, 0] and after.episode_return.dtype == np.float32
     assert after.episode_length.tolist() == [9, 0, 0] and after.episode_length.dtype == np.int32
     assert before["episode_return"].tolist() == [10, 20, 30]
