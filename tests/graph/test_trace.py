@@ -214,7 +214,8 @@ def test_host_environments_have_no_step_program() -> None:
 
 def test_acting_in_several_calls_costs_what_one_call_costs() -> None:
     (whole,), (halves,) = (trace(Toy(), drift_task(), None, None, n).unrolls for n in (None, 2))
-    assert halves.act.flops == whole.act.flops > 0
+    # What does not depend on the batch is computed in each call.
+    assert 0 < whole.act.flops <= halves.act.flops < 1.1 * whole.act.flops
 
 
 def test_plain_python_says_what_it_returns() -> None:
