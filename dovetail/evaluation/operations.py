@@ -95,7 +95,9 @@ class _Steps:
     def emit(self, function: str, inputs: list[Any], *arguments: Any, output: str = "") -> str:
         """Adds a call; returns the name of its output."""
         name = output or f"x{len(self.operations)}"
-        call = {"function": function, "inputs": inputs, "arguments": list(arguments)}
+        # Shapes and indices may hold NumPy's integers, which JSON does not take.
+        plain = [[int(x) for x in one] if isinstance(one, list) else one for one in arguments]
+        call = {"function": function, "inputs": inputs, "arguments": plain}
         self.operations.append({**call, "output": name})
         return name
 
