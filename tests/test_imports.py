@@ -2,7 +2,7 @@
 
 Each rule says what a folder may import of Dovetail, and why. Everyone may use what everyone speaks:
 the errors, the interface of environments, random keys, lazy attributes,
-the loading of users' files.
+the loading of users' files, the locks of folders.
 """
 
 import ast
@@ -16,13 +16,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "dovetail"
 
-EVERYONE = ("errors", "envs.interface", "keys", "lazy", "loading")
+EVERYONE = ("errors", "envs.interface", "keys", "lazy", "loading", "locking")
 
 RULES: dict[str, tuple[tuple[str, ...], str]] = {
     "errors": ((), "everyone stands on it"),
     "keys": ((), "everyone stands on it"),
     "lazy": ((), "everyone stands on it"),
     "loading": ((), "everyone stands on it"),
+    "locking": ((), "everyone stands on it"),
     "functions": ((), "equations know nothing of where they are used"),
     "networks": (("functions",), "a network is a pair of pure functions"),
     "envs": ((), "an environment knows no algorithm"),
