@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from survival import LOST, survives
 
 from dovetail.errors import UserError
 from dovetail.replay import HostTable, Prioritized, RateLimiter, ReplayService, Table, Transitions
@@ -23,7 +24,7 @@ ROW = {"observation": np.zeros(2, np.float32), "reward": np.zeros((), np.float32
 PROGRAM = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], str(Path(sys.argv[2]).parent)]
 from test_replay_journal import made, work
 service = made(Path(sys.argv[1]), grown=20_000)
 for seed in range(100_000):
@@ -120,19 +121,65 @@ def test_nothing_acknowledged_is_lost_when_it_is_killed(tmp_path: Path) -> None:
     assert counts[acknowledged] <= found <= counts[acknowledged + 1]
 
 
+@survives(
+    "a file of a durable replay is cut",
+    "any",
+    "replay servers",
+    LOST + ": what came after the cut, and the run says so",
+)
 def test_a_log_that_is_cut_restores_what_is_whole(tmp_path: Path) -> None:
     durable, plain = made(tmp_path), made(None)
     for seed in range(4):
         work(durable, seed)
     durable.close()
     (log,) = tmp_path.glob("log-*")
-    os.truncate(log, log.stat().st_size - 5)
+    size = log.stat().st_size
+    os.truncate(log, size - 5)
     again = made(tmp_path)
     assert again.restored is not None
-    assert (again.restored.records, again.restored.lost, again.epoch) == (11, None, 1)
+    lost = f"what came after 11 records, as {log.name} has {size - 5} of its {size} bytes"
+    assert (again.restored.records, again.restored.lost, again.epoch) == (11, lost, 2)
     for seed in range(4):
         work(plain, seed)
     assert again.limiter.sampled == plain.limiter.sampled
+
+
+@survives(
+    "a file of a durable replay is missing",
+    "any",
+    "replay servers",
+    LOST + ": what it held, and the run says so",
+)
+@pytest.mark.parametrize(
+    ("gone", "lost"),
+    [
+        ("log", "what came after snapshot-00000001, as log-00000001 is missing"),
+        ("snapshot", "the whole table, as snapshot-00000001 is missing"),
+    ],
+)
+def test_a_file_that_is_missing_is_named(tmp_path: Path, gone: str, lost: str) -> None:
+    durable = made(tmp_path)
+    work(durable, 0)
+    assert durable._journal is not None
+    durable._journal.snapshot()
+    work(durable, 1)
+    durable.close()
+    (tmp_path / f"{gone}-00000001").unlink()
+    again = made(tmp_path)
+    assert again.restored is not None and again.restored.lost == lost
+    assert again.table.size == (0 if gone == "snapshot" else again.table.size)
+    again.close()
+    third = made(tmp_path)
+    assert third.restored is not None and third.restored.lost is None
+    third.close()
+
+
+def test_two_services_of_one_folder(tmp_path: Path) -> None:
+    first = made(tmp_path)
+    with pytest.raises(UserError, match=f"in use by process {os.getpid()} on .*replay folder has"):
+        made(tmp_path)
+    first.close()
+    made(tmp_path).close()
 
 
 def test_a_damaged_log_says_what_is_lost(tmp_path: Path) -> None:
@@ -181,7 +228,8 @@ def test_a_later_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(folder, "FORMAT", 99)
     made(tmp_path).close()
     monkeypatch.undo()
-    with pytest.raises(UserError, match=f"other options .format 99, not {folder.FORMAT}"):
+    newer = f"newer version of Dovetail .format 99; this one reads {folder.FORMAT}"
+    with pytest.raises(UserError, match=newer):
         made(tmp_path)
 
 

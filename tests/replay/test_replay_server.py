@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from survival import RESUMES, survives
 
 from dovetail.errors import UserError
 from dovetail.replay import (
@@ -89,8 +90,10 @@ def test_a_killed_server_is_named_with_its_signal() -> None:
 def test_a_server_that_fails_is_named_with_its_traceback() -> None:
     with ReplayServer(TABLE, ROW, 2) as server:
         client = server.client()
-        client._servers[0].control.channel.send(b"?")
-        with pytest.raises(UserError, match="has ended with code 1.*\n(.*\n)*.*KeyError: 63"):
+        state = client.state()
+        state["0/numbers"][:] = np.nan  # a table that cannot be
+        with pytest.raises(UserError, match="has ended with code 1.*\n(.*\n)*.*ValueError: "):
+            client.load(state)
             insert_for_ever(client)
 
 
@@ -263,6 +266,12 @@ def test_clients_in_threads_share_shards() -> None:
 # What is kept.
 
 
+@survives(
+    "a durable replay server is killed",
+    "any",
+    "replay servers",
+    RESUMES + ", with everything acknowledged",
+)
 @pytest.mark.parametrize("table", [TABLE, FRAMES])
 def test_nothing_acknowledged_is_lost_when_the_server_is_killed(
     table: Table, tmp_path: Path

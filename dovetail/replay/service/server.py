@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UserError
+from dovetail.locking import FolderLock, is_abandoned
 from dovetail.replay.host.form import RowForm
 from dovetail.replay.leaves import leaves_of
 from dovetail.replay.limiter import RateLimiter
@@ -40,6 +41,8 @@ RESTORE = 3600.0
 """Time limit in seconds for restoring."""
 END = 10.0
 """Time limit in seconds for ending."""
+PREFIX = "dovetail-replay-"
+"""Start of the names of servers' folders, among the temporary files."""
 
 
 class ReplayServer:
@@ -63,7 +66,9 @@ class ReplayServer:
         self._example = example
         leaves = leaves_of(example)
         RowForm(table, leaves, num_envs)  # raises here, not in the process, if options are invalid
-        self._folder = tempfile.mkdtemp(prefix="dovetail-replay-")
+        _sweep()
+        self._folder = tempfile.mkdtemp(prefix=PREFIX)
+        self._lock = FolderLock(Path(self._folder), "server's folder")
         key = secrets.token_hex(32) if key is None else key
         write_key(Path(self._folder) / "key", key)
         options = {
@@ -108,6 +113,7 @@ class ReplayServer:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                start_new_session=True,  # a signal to the group of the parent is for the parent
             )
         assert process.stdin is not None
         process.stdin.write(json.dumps(options).encode() + b"\n")
@@ -163,6 +169,7 @@ class ReplayServer:
                 break
             except subprocess.TimeoutExpired:
                 continue
+        self._lock.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> "ReplayServer":
@@ -246,6 +253,13 @@ class ReplayShards:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _sweep() -> None:
+    """Removes the folders of servers whose processes were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        if is_abandoned(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def shard_table(table: Table, share: float) -> Table:

@@ -6,14 +6,17 @@ file with its rows.
 
 import json
 import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dovetail.errors import UserError
+from dovetail.locking import FolderLock
 from dovetail.replay.host.table import HostTable
 from dovetail.replay.limiter import RateLimiter
 from dovetail.replay.storage.records import Reading, StoredRecord
+from dovetail.replay.storage.tail import TAIL_NAME
 
 FORMAT = 4
 
@@ -22,7 +25,13 @@ class Folder:
     """The folder of a table and limiter, created if missing."""
 
     def __init__(self, path: Path, table: HostTable, limiter: RateLimiter) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{path} could not be made ({error.strerror or error}): give another folder."
+            ) from error
+        self.lock = FolderLock(path, "replay folder")
         self.where = path
         self.options = json.loads(json.dumps(describe(table, limiter)))
 
@@ -39,7 +48,7 @@ class Folder:
     @property
     def tail(self) -> Path:
         """Path of the file with the newest records."""
-        return self.where / "tail"
+        return self.where / TAIL_NAME
 
     def files(self, kind: str) -> list[Path]:
         """All files of a kind, in order."""
@@ -68,6 +77,12 @@ class Folder:
     def compare(self, record: StoredRecord, path: Path) -> None:
         """Raises if a file was made with different options."""
         found = said(record).get("options", {})
+        version = found.get("format") if isinstance(found, dict) else None
+        if isinstance(version, int) and version > FORMAT:
+            raise UserError(
+                f"{path} was written by a newer version of Dovetail (format {version}; this one "
+                f"reads {FORMAT}): use that version, or give another folder."
+            )
         if found != self.options:
             difference = first_difference(found, self.options)
             raise UserError(
@@ -77,8 +92,12 @@ class Folder:
 
     def read_epoch(self) -> int:
         """The number of the last epoch; 0 if there was none."""
-        path = self.where / "epoch.json"
-        return int(json.loads(path.read_text())["epoch"]) if path.exists() else 0
+        try:
+            return int(json.loads((self.where / "epoch.json").read_text())["epoch"])
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return int(time.time())  # damaged: later than every epoch before
 
     def write_epoch(self, epoch: int) -> None:
         """Stores the number of an epoch."""

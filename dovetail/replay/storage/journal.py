@@ -93,22 +93,25 @@ class Journal:
         self._unwritten: UserError | None = None
         self._begun = np.zeros(table.layout.envs, np.int64)
         self._tail = Tail(self._folder.tail)
-        self._tail.put_back(self._folder.path("log", int(self._tail.numbers[NUMBER])))
+        cut = self._tail.put_back(self._folder.path("log", int(self._tail.numbers[NUMBER])))
         self._rows_number = self._folder.rows_number()
         self._rows: RowsFile | None = None
         if mapped:
             self._folder.remove_other_rows(self._rows_number)
             self._rows = self._map(self._rows_number)
-        self.restored = self._restore()
+        self.restored = self._restore(cut)
 
     def _map(self, number: int) -> RowsFile:
         return RowsFile(self._folder.path("rows", number), self._table.streams, self._guard)
 
-    def _restore(self) -> Restored:
-        """Restores the table up to the folder's last acknowledged record."""
+    def _restore(self, cut: str | None) -> Restored:
+        """Restores the table up to the folder's last acknowledged record; `cut` describes what the
+        end of its log lacks."""
         folder = self._folder
         fresh = not folder.files("snapshot") and not folder.files("log")
         self._number, records, lost = restore(folder, self._table, self._limiter, self._rows)
+        if lost is None and cut is not None:
+            lost = f"what came after {records} records, as {cut}"
         epoch = folder.read_epoch()
         if lost is not None or fresh:
             epoch += 1
@@ -272,6 +275,7 @@ class Journal:
         self._log.close()
         if self._rows is not None:
             self._rows.close()
+        self._folder.lock.close()
 
     def _settle(self) -> None:
         """Waits until everything logged is written."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -31,6 +32,9 @@ from dovetail.replay.storage.rows_file import RowsFile
 from dovetail.replay.storage.save import load, save
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+_SENSELESS = (ValueError, KeyError, TypeError, IndexError, AttributeError, struct.error)
+"""What intact records raise that are not those of a table: somebody else's, or of another file."""
 
 
 class Found(NamedTuple):
@@ -92,14 +96,34 @@ class Restoring:
         if snapshots:
             first = number_of(snapshots[-1])
             lost = self._load_snapshot(snapshots[-1])
+        wanted = first
         for path in logs:
             if lost is None and number_of(path) >= first:
+                lost = self._missing(wanted, number_of(path), records)
+                wanted += 1
+            if lost is None and number_of(path) >= first:
                 records, lost = self._follow(path, path == logs[-1], records, most)
+        if lost is None and snapshots and wanted == first:
+            lost = f"what came after {snapshots[-1].name}, as log-{first:08d} is missing"
         self._put_back()
         return Found(max([first, *map(number_of, logs)]), records, lost)
 
+    def _missing(self, wanted: int, found: int, records: int) -> str | None:
+        """Describes the loss if the next log is not the wanted one."""
+        if found == wanted:
+            return None
+        if wanted == 0 and records == 0:
+            return f"the whole table, as snapshot-{found:08d} is missing"
+        return f"what came after {records} records, as log-{wanted:08d} is missing"
+
     def _load_snapshot(self, path: Path) -> str | None:
         """Loads a snapshot; returns a description of the loss if it is damaged."""
+        try:
+            return self._loaded_snapshot(path)
+        except _SENSELESS as error:
+            return f"the whole table, as {path.name} makes no sense ({error})"
+
+    def _loaded_snapshot(self, path: Path) -> str | None:
         reading = Reading(path)
         pieces: dict[str, list[Array]] = {}
         shapes: dict[str, Any] = {}
@@ -139,8 +163,13 @@ class Restoring:
             elif records == most:
                 return records, None
             else:
+                try:
+                    self._redo(record, records + 1)
+                except _SENSELESS as error:
+                    os.truncate(path, reading.good)
+                    place = f"the record at byte {reading.good} of {path.name}"
+                    return records, f"what came after {records} records, as {place}: {error}"
                 records += 1
-                self._redo(record, records)
         if reading.damage is None:
             return records, None
         _refuse_if_foreign(reading, path)

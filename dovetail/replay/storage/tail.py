@@ -18,6 +18,7 @@ import numpy as np
 from dovetail.errors import UserError
 from dovetail.replay.storage.records import RecordFile, RecordStart, check_of, summed
 
+TAIL_NAME = "tail"
 TAIL = 1 << 18
 """Capacity of a tail in bytes of records."""
 HEAD = 64
@@ -63,11 +64,22 @@ class Tail:
         """All used bytes."""
         return self._memory[HEAD : HEAD + self.used]
 
-    def put_back(self, log: Path) -> None:
-        """Writes the used bytes to their log, which may already have some of them."""
-        if not self.used:
-            return
+    def put_back(self, log: Path) -> str | None:
+        """Writes the used bytes to their log, which may already have some of them.
+
+        Returns a description of the damage if the log lacks bytes before them.
+        """
         base = int(self.numbers[BASE])
+        if not 0 <= self.used <= TAIL or base < 0:
+            self.begin(0, 0)
+            return f"{TAIL_NAME} is damaged"
+        size = log.stat().st_size if log.exists() else 0
+        if size < base:
+            return (
+                f"{log.name} has {size} of its {base} bytes" if size else f"{log.name} is missing"
+            )
+        if not self.used:
+            return None
         file = os.open(log, os.O_WRONLY | os.O_CREAT, 0o644)
         try:
             # A flush may have been interrupted: cut off what it wrote.
@@ -76,6 +88,7 @@ class Tail:
         finally:
             os.close(file)
         self.begin(int(self.numbers[NUMBER]), base + self.used)
+        return None
 
 
 class TailedFile(RecordFile):
