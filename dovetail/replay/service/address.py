@@ -5,10 +5,12 @@ be passed around: the key is in a file readable only by its owner, or in an envi
 never in the text. Clients without the key are refused; traffic over TCP is not encrypted.
 """
 
+import contextlib
 import json
 import os
 import socket
 import struct
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -158,10 +160,27 @@ def connect(address: Address, gone: Callable[[], UserError]) -> Connection:
 
 
 def welcome(connection: Connection, key: bytes) -> None:
-    """The server's part of the authentication: refuses clients without the key in time."""
-    with limited(connection.fileno()):
-        deliver_challenge(connection, key)
-        answer_challenge(connection, key)
+    """The server's part of the authentication: refuses clients without the key in time.
+
+    All of it has `HANDSHAKE` seconds: a client that sends byte by byte gets no more.
+    """
+    descriptor = os.dup(connection.fileno())
+    late = threading.Timer(HANDSHAKE, _hang_up, (descriptor,))
+    late.daemon = True
+    late.start()
+    try:
+        with limited(connection.fileno()):
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
+    finally:
+        late.cancel()
+        os.close(descriptor)
+
+
+def _hang_up(descriptor: int) -> None:
+    """Ends a connection, so that whoever reads from it stops."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as opened:
+        opened.shutdown(socket.SHUT_RDWR)
 
 
 def at_once(opened: socket.socket) -> None:

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +24,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import AuthenticationError
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +48,8 @@ INSERT_START = 1 + wire.INSERT_HEAD.size
 """Bytes of an insert's request before the head that describes its arrays."""
 ARRIVED = 1024
 """Number of places of inserts that a connection keeps the arrays of."""
+AGAIN = 0.2
+"""Seconds before another try to accept a client."""
 TOGETHER = 4
 """Maximum number of inserts acknowledged in one message."""
 WATCH = 0.5
@@ -124,21 +127,33 @@ class Serving:
     def accept(self, listener: socket.socket) -> None:
         """Accepts connections forever. Runs in one thread per listener."""
         while True:
-            opened, _ = listener.accept()
+            try:
+                opened, _ = listener.accept()
+            except OSError as error:  # out of file descriptors or memory: others may free some
+                print(f"A client cannot be accepted: {error}.", file=sys.stderr, flush=True)
+                time.sleep(AGAIN)
+                continue
             shares = listener.family == socket.AF_UNIX
-            if not shares:
-                at_once(opened)
             connection = Connection(opened.detach())
-            threading.Thread(target=self._serve, args=(connection, shares), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection, shares), daemon=True).start()
+            except RuntimeError:  # out of threads
+                connection.close()
+                time.sleep(AGAIN)
 
     def _serve(self, connection: Connection, shares: bool) -> None:
         served = None
         try:
+            if not shares:
+                with socket.socket(fileno=os.dup(connection.fileno())) as opened:
+                    at_once(opened)
             welcome(connection, self._key)
             served = ClientConnection(self._service, connection, shares, self._claims)
             served.answer()
         except (AuthenticationError, EOFError, OSError):
             return  # a client without the key, or one that disconnected
+        except Malformed as error:
+            print(f"A client sent what is no request: {error}.", file=sys.stderr, flush=True)
         except Exception:
             traceback.print_exc()
             sys.stderr.flush()
@@ -146,6 +161,24 @@ class Serving:
         finally:
             self._claims.release(served)
             connection.close()
+
+
+class Malformed(Exception):
+    """A client's message cannot be decoded; the table is untouched."""
+
+
+class _Decoding:
+    """Turns every error of a block, which changes nothing, into `Malformed`."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, UserError | EOFError | OSError):
+            raise Malformed(f"{type(error).__name__}: {error}") from error
+
+
+DECODING = _Decoding()
+"""One for all: to make one takes longer than most messages take to decode."""
 
 
 class ClientConnection:
@@ -184,7 +217,7 @@ class ClientConnection:
     def answer(self) -> None:
         """Serves until the client disconnects."""
         service, form = self._service, self._form
-        hello = json.loads(self._messages.receive())
+        hello = self._hello()
         welcome: dict[str, Any] = {
             "table": written(form.table),
             "envs": form.layout.envs,
@@ -194,17 +227,28 @@ class ClientConnection:
             "summed": self._summed,
         }
         try:
-            if "claim" in hello:
-                welcome["first"] = self._claims.claim(self, *hello["claim"])
+            if hello.claim is not None:
+                welcome["first"] = self._claims.claim(self, *hello.claim)
         except UserError as error:
             self._messages.send(wire.REFUSED + str(error).encode())
             return
         self._messages.send(wire.DONE + json.dumps(welcome).encode())
-        if hello["channel"] != "insert":
+        if not hello.inserts:
             self._go_on()
             return
         with service.inserting():
             self._go_on()
+
+    def _hello(self) -> "Hello":
+        with DECODING:
+            said = json.loads(self._messages.receive())
+            claim = said.get("claim")
+            if claim is not None:
+                count, wanted = (int(number) for number in claim)
+                claim = count, wanted
+                if count < 1:
+                    raise ValueError(f"a claim of {count} streams")
+            return Hello(said["channel"] == "insert", claim)
 
     def _go_on(self) -> None:
         messages, insert = self._messages, wire.INSERT[0]
@@ -213,6 +257,8 @@ class ClientConnection:
             if self._unanswered == TOGETHER or not messages.waiting:
                 self._acknowledge()
             request = messages.receive()
+            if not request or (request[0] not in self._answers and request[0] != insert):
+                raise Malformed(f"a request of kind {request[:1]!r}")
             try:
                 if request[0] == insert:
                     self._insert(request)
@@ -242,29 +288,34 @@ class ClientConnection:
             self._messages.send(reply, arrays)
 
     def _attach(self, request: bytes) -> bytes:
-        (size,) = wire.SIZE.unpack(request)
-        # They are views of the old memory.
-        self._outputs.clear()
-        self._arrived.clear()
-        # The client sends the descriptor only now: nothing else may be on the socket.
-        self._messages.send(wire.DONE)
-        self._memory = wire.attach(recv_handle(self._connection), size)
+        with DECODING:
+            (size,) = wire.SIZE.unpack(request)
+            # They are views of the old memory.
+            self._outputs.clear()
+            self._arrived.clear()
+            # The client sends the descriptor only now: nothing else may be on the socket.
+            self._messages.send(wire.DONE)
+            self._memory = wire.attach(recv_handle(self._connection), size)
         return b""
 
     def _insert(self, request: bytes) -> None:
-        offset, failures, limit, check = wire.INSERT_HEAD.unpack_from(request, 1)
-        # Sent before the client knew of a failure: refused, so that inserts stay in order.
-        if failures != self._failures:
-            raise UserError("An insert before this one has failed.")
-        found = self._arrived.get((offset, request[INSERT_START:])) if self._shares else None
-        head, arrays = found or self._arrays(request, offset)
+        with DECODING:
+            offset, failures, limit, check = wire.INSERT_HEAD.unpack_from(request, 1)
+            # Sent before the client knew of a failure: refused, so that inserts stay in order.
+            if failures != self._failures:
+                raise UserError("An insert before this one has failed.")
+            found = self._arrived.get((offset, request[INSERT_START:])) if self._shares else None
+            head, arrays = found or self._arrays(request, offset)
+            steps: Any = (
+                plain_of(self._form, head, arrays, check if self._summed else None)
+                if head.given & PLAIN
+                else steps_of(self._form, head, arrays)
+            )
         try:
             self._claims.check(self, head.first, head.last)
             if head.given & PLAIN:
-                plain = plain_of(self._form, head, arrays, check if self._summed else None)
-                self._service.insert_plain(plain, head.first, head.last, _limit(limit))
+                self._service.insert_plain(steps, head.first, head.last, _limit(limit))
             else:
-                steps = steps_of(self._form, head, arrays)
                 self._service.insert_steps(steps, head.first, head.last, _limit(limit))
         except UserError:
             self._failures += 1
@@ -274,6 +325,8 @@ class ClientConnection:
         """The arrays of an insert: in shared memory from `offset`, or behind the request's head."""
         said = request[INSERT_START:]
         head = InsertHead.unpacked(said)
+        if not 0 <= head.first < head.last <= self._form.layout.envs:
+            raise ValueError(f"environments {head.first} to {head.last}")
         specs, memory = insert_specs(self._form, head), self._memory
         if not self._shares:
             memory, offset = bytearray(said[len(head.packed()) :]), 0  # a copy, for alignment
@@ -289,12 +342,17 @@ class ClientConnection:
         return found
 
     def _sample(self, request: bytes) -> None:
-        offset, count, first, last, limit, kind, now = wire.SAMPLE_HEAD.unpack_from(request)
-        draws = np.frombuffer(request, kind.decode(), last - first, wire.SAMPLE_HEAD.size)
-        asked = (offset, count, first, last)
-        output = self._outputs.get(asked)
-        if output is None:
-            output = self._outputs[asked] = self._output(asked)
+        with DECODING:
+            offset, count, first, last, limit, kind, now = wire.SAMPLE_HEAD.unpack_from(request)
+            if not 0 <= first < last <= count:
+                raise ValueError(f"items {first} to {last} of {count}")
+            draws = np.frombuffer(request, kind.decode(), last - first, wire.SAMPLE_HEAD.size)
+            if draws.dtype.kind != "f" or not 0 <= draws.min() <= draws.max() < 1:
+                raise ValueError("draws outside of [0, 1)")
+            asked = (offset, count, first, last)
+            output = self._outputs.get(asked)
+            if output is None:
+                output = self._outputs[asked] = self._output(asked)
         sample = self._service.sample_if_any(draws, _limit(limit), output, not now)
         if sample is None:
             self._reply(wire.DONE + wire.SIZE.pack(0))
@@ -309,17 +367,24 @@ class ClientConnection:
         memory = self._memory
         if not self._shares:
             offset, count, first, last = 0, last - first, 0, last - first
-            memory = bytearray(size_of(output_specs(self._form, count)))
+            size = size_of(output_specs(self._form, count))
+            if size > LONG:
+                raise ValueError(f"a sample of {size} bytes")
+            memory = bytearray(size)
             self._rooms[asked] = memory
         assert memory is not None
         into = memoryview(memory)[offset:]
         return Output(self._form, self._table.structure, count, into, (first, last))
 
     def _update(self, request: bytes) -> bytes:
-        (count,) = wire.UPDATE_HEAD.unpack_from(request)
-        at = wire.UPDATE_HEAD.size
-        slot, number = np.frombuffer(request, np.int64, 2 * count, at).reshape(2, count)
-        priorities = np.frombuffer(request, np.float32, count, at + 16 * count)
+        with DECODING:
+            (count,) = wire.UPDATE_HEAD.unpack_from(request)
+            at = wire.UPDATE_HEAD.size
+            slot, number = np.frombuffer(request, np.int64, 2 * count, at).reshape(2, count)
+            priorities = np.frombuffer(request, np.float32, count, at + 16 * count)
+            index = self._table.index
+            if count and index is not None and not 0 <= slot.min() <= slot.max() < index.live.size:
+                raise ValueError("items that cannot be there")
         self._service.update_priorities(ItemKeys(slot, number), priorities)
         return b""
 
@@ -348,16 +413,29 @@ class ClientConnection:
             os.close(descriptor)
 
     def _load(self, request: bytes) -> bytes:
-        said = json.loads(request)
-        specs = [(tuple(shape), np.dtype(dtype)) for _, shape, dtype in said]
-        memory: Any = self._memory
-        if not self._shares:
-            memory, size = bytearray(), max(size_of(specs), 1)
-            while len(memory) < size:
-                memory += self._messages.receive()
-        arrays = place(specs, memory)
-        self._service.load(dict(zip((name for name, _, _ in said), arrays, strict=True)))
+        with DECODING:
+            said = json.loads(request)
+            specs = [(tuple(shape), np.dtype(dtype)) for _, shape, dtype in said]
+            names = [str(name) for name, _, _ in said]
+            memory: Any = self._memory
+            if not self._shares:
+                memory, size = bytearray(), max(size_of(specs), 1)
+                while len(memory) < size:
+                    memory += self._messages.receive()
+            found = dict(zip(names, place(specs, memory), strict=True))
+            if found["limiter"].shape != (2,):
+                raise ValueError("counts that are not two numbers")
+        self._service.load(found)
         return b""
+
+
+class Hello(NamedTuple):
+    """The first message of a client."""
+
+    inserts: bool
+    """Whether the connection is for inserts."""
+    claim: tuple[int, int] | None
+    """Number of streams that it wants, and the first of them."""
 
 
 def _limit(seconds: float) -> float | None:
