@@ -42,6 +42,8 @@ from dovetail.envs.segment import (
 
 STEP, RESET, CLOSE = range(3)
 """Commands."""
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a whole process group, as schedulers and closing terminals send them."""
 LONGEST = 20_000
 """Maximum characters of an error message: more might not fit into the pipe at once."""
 _LOOK_ROUND = 1.0
@@ -103,8 +105,20 @@ class Misfit(Exception):
     """The environments returned an array of the wrong shape."""
 
 
+def leave_signals_to_parent() -> None:
+    """Disregards the signals that end a whole group: the parent saves, then ends this process.
+
+    A handler, not a blocked or ignored signal: programs that an environment starts would inherit
+    those and could no longer be ended.
+    """
+    for number in ENDING:
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
 def serve(job: ChildJob, connection: Connection) -> None:
     """Makes the environments and steps them until the parent is done. Runs in the child process."""
+    leave_signals_to_parent()
     log = recv_handle(connection)
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log, all_threads=False)

@@ -24,6 +24,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from dovetail.envs.ale import seed_array
 from dovetail.envs.batches import Batches, HostFactory, ProcessFactory, created
+from dovetail.envs.child import ENDING
 from dovetail.envs.interface import EnvSpec
 from dovetail.envs.makers import Maker, by_entry_point, limited, one_or_many, synchronous
 from dovetail.envs.names import missing_extra, unknown_env, unknown_option
@@ -205,12 +206,14 @@ def _asynchronous(one: Maker, autoreset: AutoresetMode, num_envs: int) -> "_Asyn
 class _Async(AsyncVectorEnv):
     """AsyncVectorEnv that reports a worker's exception once, by raising it.
 
-    Its processes ignore Ctrl-C, which a terminal sends to the whole group: their owner ends them.
+    Its processes ignore Ctrl-C and SIGTERM, which may be sent to the whole group: their owner ends
+    them.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         resource_tracker.ensure_running()  # starting it later would unblock the signal
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit it
+        # Processes inherit it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
         try:
             super().__init__(*args, **kwargs)
         finally:
@@ -219,7 +222,7 @@ class _Async(AsyncVectorEnv):
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Ends the processes, whatever their state, even if some have already ended."""
         for process in self.processes:
-            process.terminate()
+            process.kill()
         for pipe in self.parent_pipes:
             if pipe is not None:
                 pipe.close()

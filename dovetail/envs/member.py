@@ -20,7 +20,7 @@ from multiprocessing.synchronize import Semaphore
 from types import ModuleType
 from typing import Any
 
-from dovetail.envs.child import CLOSE, ChildJob, serve
+from dovetail.envs.child import CLOSE, ENDING, ChildJob, serve
 from dovetail.envs.segment import COMMAND, FOLDER, LINE
 from dovetail.errors import UserError
 from dovetail.loading import UNGUARDED, main_file, unguarded
@@ -30,7 +30,7 @@ SPAWN = multiprocessing.get_context("spawn")
 SLICE = 0.25
 """Seconds between checks that processes are still alive."""
 GRACE = 1.0
-"""Seconds for closing the environments when asked, and again for exiting when terminated."""
+"""Seconds for closing the environments when asked, and again for exiting when killed."""
 LOG = "dovetail-log-"
 """Name prefix of the file to which a process's faulthandler writes."""
 _NAME = "dovetail-environments"
@@ -150,12 +150,12 @@ class Member:
         self._serving = True
 
     def ask_to_close(self) -> None:
-        """Asks it to close the environments; terminates it if it does not serve yet."""
+        """Asks it to close the environments; kills it if it does not serve yet."""
         if self._serving:
             self.words[COMMAND] = CLOSE
             self.go()
         else:
-            self._process.terminate()
+            self._process.kill()
 
     def wait(self, deadline: float) -> None:
         """Waits for the process to end."""
@@ -163,9 +163,6 @@ class Member:
 
     def end(self) -> None:
         """Ends the process if it has not ended, and releases its resources."""
-        if not self.dead():
-            self._process.terminate()
-            self._process.join(GRACE)
         if not self.dead():
             self._process.kill()
             self._process.join(GRACE)
@@ -202,17 +199,18 @@ def semaphore(env_id: str) -> Semaphore:
 
 @contextlib.contextmanager
 def starting_process(needs_main: bool) -> Generator[None]:
-    """Processes started inside do not receive Ctrl-C, and import the main module only if they need
-    it. One is started at a time."""
+    """Processes started inside do not receive Ctrl-C or SIGTERM, and import the main module only if
+    they need it. One is started at a time."""
     with _starting, _without_interrupts(), _without_main(not needs_main):
         yield
 
 
 @contextlib.contextmanager
 def _without_interrupts() -> Generator[None]:
-    """Processes started inside do not receive Ctrl-C, which a terminal sends to the whole group."""
-    resource_tracker.ensure_running()  # starting it later would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Processes started inside begin with these signals blocked: terminals and schedulers send them
+    to the whole group, but the parent decides when to end. See `leave_signals_to_parent`."""
+    resource_tracker.ensure_running()  # starting it later would unblock the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
     try:
         yield
     finally:

@@ -219,7 +219,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         return self._overdue() or any(member.dead() for member in self._members)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Ends the processes: asks, then terminates, then kills."""
+        """Ends the processes: asks, then kills."""
         self._finalizer()
 
     def _write(self, actions: Any) -> None:

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
+from dovetail.envs.child import leave_signals_to_parent
 from dovetail.envs.member import starting_process
 from dovetail.errors import UserError
 from dovetail.hosts.interface import LOOK_SECONDS, Pulse
@@ -188,6 +189,7 @@ class SpawnedCall(Generic[T]):
 def serve(connection: Connection, order: bytes, workers: tuple[str, ...]) -> None:
     """The main function of a spawned process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    leave_signals_to_parent()
     serving = _Serving(connection, order, workers)
     with contextlib.suppress(EOFError, OSError):
         while True:

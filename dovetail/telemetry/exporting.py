@@ -25,6 +25,8 @@ EVERY = 1.0
 """Seconds between two messages."""
 START_SECONDS = 60.0
 """Time limit for the server process to start listening."""
+CLOSE_SECONDS = 5.0
+"""Time limit for the server process to take the last message, and again to exit."""
 LINGER = 15.0
 """Time limit for the server process to confirm that a scrape has seen a divergence."""
 
@@ -56,6 +58,7 @@ class ExporterProcess:
             text=True,
             # The child finds the packages of this process, wherever these came from.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            start_new_session=True,  # a signal to the group of the training is for the training
         )
         self._send({"host": host, "port": port, "info": info, "bound": bound, "nodes": nodes})
         answer = self._answer(START_SECONDS)
@@ -92,7 +95,7 @@ class ExporterProcess:
         with contextlib.suppress(OSError):  # closing flushes, which fails if the process is gone
             self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -108,8 +111,12 @@ class ExporterProcess:
         with self._changed:
             self._closing = True
             self._changed.notify()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is threading.current_thread():
+            return
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():  # it waits for a process that reads nothing
+            self._process.kill()
+            self._thread.join(CLOSE_SECONDS)
 
     def _work(self) -> None:
         """The sender thread: sends the latest counters, at most one message per `EVERY` seconds."""
