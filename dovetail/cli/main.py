@@ -8,6 +8,7 @@ import importlib
 import os
 import select
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -29,6 +30,9 @@ COMMANDS = {
 }
 """The commands with a one-line help each; `dovetail.cli.<command>` defines its `run(argv)`."""
 
+LEAVE_SECONDS = 3.0
+"""How long the process may take to end once it was interrupted."""
+
 MODULES = {"eval": "evaluate", "list": "listing"}
 """Commands whose module has another name."""
 
@@ -48,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt as interrupted:
             interrupts.over()
             code = getattr(interrupted, "code", 130)
+            if argv is None:
+                _leave_in_time(code)
             return _fail(str(interrupted) or "Interrupted.", code, debug)
         except Exception as error:
             if interrupts.seen:  # an extension module may turn Ctrl-C into another exception
@@ -113,6 +119,13 @@ def _fail(sentence: str, code: int, debug: bool) -> int:
         traceback.print_exc()
     print(f"dovetail: {sentence}", file=sys.stderr)
     return code
+
+
+def _leave_in_time(code: int) -> None:
+    """Ends the process soon, even if Python waits for threads that are stuck or still compile."""
+    ending = threading.Timer(LEAVE_SECONDS, os._exit, (code,))
+    ending.daemon = True
+    ending.start()
 
 
 def _reader_has_gone(error: Exception) -> bool:

@@ -6,8 +6,10 @@ over-represent short episodes. Counted episodes can be recorded.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -16,7 +18,7 @@ import numpy as np
 
 from dovetail.algorithm import Algorithm, Params
 from dovetail.envs.batched import BatchStep
-from dovetail.envs.interface import HostEnv, JaxEnv
+from dovetail.envs.interface import HostEnv, HostStep, JaxEnv
 from dovetail.errors import UserError
 from dovetail.evaluation.play import (
     MAX_STEPS,
@@ -117,6 +119,8 @@ class Evaluator:
         self._cancelled = threading.Event()
         self._playing = threading.Lock()
         self._host: HostEnv | None = None
+        self._calling: float | None = None
+        """When the current call of the host environments began."""
         if env.jax is not None:
             self._play = _jax_play(algorithm, env.jax, episodes, seed, manner)
         elif env.host is not None:
@@ -147,6 +151,19 @@ class Evaluator:
                 self._host.close()
                 self._host = None
 
+    def calling_seconds(self) -> float:
+        """Seconds that the current call of the host environments has taken; 0 without one."""
+        since = self._calling
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _timed(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """A call of the host environments."""
+        self._calling = time.monotonic()
+        try:
+            return call(*arguments)
+        finally:
+            self._calling = None
+
     def _host_play(
         self,
         algorithm: Algorithm,
@@ -163,11 +180,10 @@ class Evaluator:
         keys = jax.vmap(jax.random.key)(np.array(seeds))
 
         def play(params: Params, cancelled: threading.Event) -> Evaluation | None:
-            if self._host is None:
-                self._host = make(num_envs)
+            host = self._host = make(num_envs) if self._host is None else self._host
             tally = _Tally(quota, manner.record)
-            begun = _begun(algorithm, (), self._host.reset(seeds), keys)
-            step = _host_step(self._host, manner)
+            begun = _begun(algorithm, (), self._timed(host.reset, seeds), keys)
+            step = _host_step(partial(self._timed, host.step), manner)
             return _play_host(act, step, params, begun, tally, cancelled)
 
         return play
@@ -369,11 +385,11 @@ class _OnHost(NamedTuple):
     """Whether the last step reached the step limit."""
 
 
-def _host_step(env: HostEnv, manner: Manner) -> Step:
+def _host_step(step_envs: Callable[[Any], HostStep], manner: Manner) -> Step:
     """Steps every environment once; an episode at the step limit counts as truncated."""
 
     def step(now: _OnHost, action: Any, _: Any) -> BatchStep:
-        after = env.step(np.asarray(action))
+        after = step_envs(np.asarray(action))
         valid = after.valid
         ended = (after.terminated | after.truncated) & valid
         length = now.length + valid

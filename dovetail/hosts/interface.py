@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -17,7 +18,7 @@ import jax
 from dovetail.errors import UserError
 from dovetail.runtime.arrays import Values
 from dovetail.runtime.channel import Closed
-from dovetail.runtime.heartbeat import COMPILE_SECONDS
+from dovetail.runtime.heartbeat import COMPILE_SECONDS, STOP_SECONDS
 from dovetail.runtime.remote import Payload, RemoteWorker, Reply, WorkerLost
 from dovetail.runtime.wire import SentValues, pack, pack_values, unpack_values
 
@@ -115,14 +116,26 @@ class Supervised:
     """
 
     def __init__(
-        self, host: Host, name: str, patience: float, stopping: threading.Event, optional: bool
+        self,
+        host: Host,
+        name: str,
+        patience: float,
+        stopping: threading.Event,
+        optional: bool,
+        spared: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`optional`: whether the run can start and continue without it."""
-        self.name, self.patience, self.optional = name, patience, optional
+        """`optional`: whether the run can start and continue without it. `spared`: whether it can
+        continue without it now that it has started."""
+        self.name, self.patience, self.optional, self._spared = name, patience, optional, spared
+        self.there = False
+        """Whether the process is set up."""
         self.stopping = stopping
         self._host = host
         self._lock = threading.Lock()
         self._where = "no node yet"
+        self._was_there = False
+        self._warm = self._hurried = False
+        """Whether the process has compiled everything; whether a stop is requested."""
         self.process: HostProcess | None = host.start(name, again=False)
         self._ready = self.process.set_up()
 
@@ -130,9 +143,14 @@ class Supervised:
         """The process and its pending `set_up`; restarts it if it was dead."""
         with self._lock:
             if self.process is None:
+                self._warm = False
                 self.process = self._host.start(self.name, again=True)
                 self._ready = self.process.set_up()
             return self.process, self._ready
+
+    def hurry(self) -> None:
+        """Waits less for a process that hangs: a stop is requested."""
+        self._hurried, self.patience = True, min(self.patience, STOP_SECONDS)
 
     def wait_until_there(
         self, process: HostProcess, ready: Call[str], tell: Callable[[str], None]
@@ -146,12 +164,14 @@ class Supervised:
         while True:
             with contextlib.suppress(TimeoutError):
                 self._where = self._get(process, ready, LOOK_SECONDS)
+                self.there = self._was_there = True
                 return
             if self.stopping.is_set():
                 raise Closed("stopping")
             waited = time.monotonic() - began
             text = f"{self.name} has waited {waited:.0f} s for {process.awaited()}."
-            if waited > max(PLACE_SECONDS, COMPILE_SECONDS) and not self.optional:
+            spared = self.optional or (self._was_there and self._spared())
+            if waited > max(PLACE_SECONDS, COMPILE_SECONDS) and not spared:
                 raise UserError(text)
             if waited > self.patience and not told:
                 told = True
@@ -178,14 +198,16 @@ class Supervised:
         try:
             pulse = process.pulse(worker)
         except TimeoutError:
-            pulse = Pulse(time.monotonic() - last, False, "It does not answer.")
+            pulse = Pulse(time.monotonic() - last, self._warm, "It does not answer.")
         except WorkerLost:
             # The pulse is only asked for while a call is pending.
             return last  # the pending call raises it
         if pulse is None:
             return last
+        self._warm = pulse.warm
         # Compiling looks like a hang from outside, so a process that may compile gets more time.
-        limit = self.patience if pulse.warm else max(self.patience, COMPILE_SECONDS)
+        hurried = self._warm or self._hurried
+        limit = self.patience if hurried else max(self.patience, COMPILE_SECONDS)
         if pulse.quiet > limit:
             self.kill(process)
             raise WorkerLost(f"{self.name} on {self._where} hangs, and is ended: {pulse.complaint}")
@@ -206,7 +228,7 @@ class Supervised:
         with self._lock:
             # Another thread may have restarted it after the same death.
             if self.process is process:
-                self.process = None
+                self.process, self.there = None, False
         if process is not None:
             with contextlib.suppress(Exception):
                 process.kill()
@@ -270,19 +292,29 @@ class Processes:
         patience: float,
         tell: Callable[[str], None],
         optional: Collection[str] = (),
+        alike: Collection[str] = (),
     ) -> None:
         """Starts all processes immediately, so that they come up while this one sets up.
 
         `groups` maps the name of each process to its workers. The run can start and continue
-        without the `optional` processes.
+        without the `optional` processes. Once started, it can continue without some of those that
+        are `alike`, as long as one of them is there.
         """
         self._host, self._tell = host, tell
         self._stopping = threading.Event()
         self._groups = dict(groups)
         self._supervised = {
-            name: Supervised(host, name, patience, self._stopping, name in optional)
+            name: Supervised(
+                *(host, name, patience, self._stopping, name in optional),
+                spared=partial(self._others_are_there, name, alike),
+            )
             for name in groups
         }
+
+    def _others_are_there(self, name: str, alike: Collection[str]) -> bool:
+        """Whether another process does what this one did."""
+        others = [other for other in alike if other != name] if name in alike else []
+        return any(self._supervised[other].there for other in others)
 
     def share(self, values: Values) -> Payload:
         """One reference for all processes."""
@@ -296,6 +328,11 @@ class Processes:
         """A worker of one of the processes."""
         group = next(group for group, workers in self._groups.items() if name in workers)
         return SupervisedWorker(self._supervised[group], name, self._tell)
+
+    def hurry(self) -> None:
+        """Ends processes that hang soon: a stop is requested."""
+        for supervised in self._supervised.values():
+            supervised.hurry()
 
     def stop(self) -> None:
         """Ends all waits for processes."""

@@ -4,10 +4,13 @@ After a failure they can be set up again: the old environments are closed, and n
 episodes.
 """
 
+import sys
 import threading
+import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.synchronize import Semaphore
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import jax
@@ -16,6 +19,7 @@ import numpy as np
 
 from dovetail.envs import batched
 from dovetail.envs.interface import HostEnv, HostStep, JaxEnv, Observation, SplitHostEnv
+from dovetail.envs.member import ProcessFailed
 from dovetail.envs.processes import make_bell
 from dovetail.envs.resolve import Env
 from dovetail.errors import UserError
@@ -136,23 +140,40 @@ class Port(Protocol):
 
 
 class ThreadPort:
-    """A thread that steps its environments on request."""
+    """A thread that steps its environments on request; a stuck one is replaced by another."""
 
-    def __init__(self, name: str, stepper: Stepper) -> None:
-        self.stepper = stepper
+    def __init__(
+        self, name: str, make: Callable[[], Stepper], patience: float, envs: tuple[int, int]
+    ) -> None:
+        """`make` creates a stepper; `envs` are the first environment and the one after the last."""
+        self._name, self._make, self._patience, self._envs = name, make, patience, envs
         self._ring: Callable[[], None] = lambda: None
+        self._start()
+
+    def _start(self) -> None:
+        self.stepper = self._make()
+        self._flying = False
+        """Whether a step is in progress."""
         self._orders: SimpleQueue[tuple[np.ndarray, int] | None] = SimpleQueue()
         self._done: SimpleQueue[HostStep | BaseException] = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"dovetail-{name}", daemon=True)
+        # A replaced thread must never touch what belongs to its successor.
+        own = (self.stepper, self._orders, self._done)
+        self._thread = threading.Thread(
+            target=self._work, args=own, name=f"dovetail-{self._name}", daemon=True
+        )
         self._thread.start()
 
     def reset(self, keys: jax.Array, bell: Semaphore) -> Observation | None:
-        """Begins an episode in each; no step may be in progress."""
+        """Begins an episode in each; abandons a thread that is still in a step."""
         self._ring = bell.release
+        if self._flying:
+            self._orders.put(None)
+            self._start()
         return self.stepper.reset(keys)
 
     def send(self, action: np.ndarray, step: int) -> None:
         """Starts a transition."""
+        self._flying, self._step = True, step
         self._orders.put((action, step))
 
     def ready(self) -> bool:
@@ -161,10 +182,27 @@ class ThreadPort:
 
     def receive(self) -> HostStep:
         """Returns the result of the transition, or raises the environments' error."""
-        after = self._done.get()
+        try:
+            after = self._done.get(timeout=self._patience)
+        except Empty:
+            raise self._stuck() from None
+        self._flying = False
         if isinstance(after, BaseException):
             raise after
         return after
+
+    def _stuck(self) -> ProcessFailed:
+        """The error that says where the thread is stuck."""
+        first, last = self._envs
+        frame = sys._current_frames().get(self._thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
+        stack = traceback.extract_stack(frame)
+        where = f": it is in {stack[-1].name} at {stack[-1].filename}:{stack[-1].lineno}"
+        return ProcessFailed(
+            f"The thread of environments {first}…{last - 1} did not answer within "
+            f"{self._patience:g} s at step {self._step}{where}; repair the environment, or allow "
+            "it more seconds with --patience.",
+            "".join(traceback.format_list(stack)),
+        )
 
     def close(self) -> None:
         """Stops the thread, then closes the environments; abandons a thread that is stuck."""
@@ -174,12 +212,17 @@ class ThreadPort:
         if not self._thread.is_alive():
             self.stepper.close()
 
-    def _work(self) -> None:
-        while (order := self._orders.get()) is not None:
+    def _work(
+        self,
+        stepper: Stepper,
+        orders: "SimpleQueue[tuple[np.ndarray, int] | None]",
+        done: "SimpleQueue[HostStep | BaseException]",
+    ) -> None:
+        while (order := orders.get()) is not None:
             try:
-                self._done.put(self.stepper.step(*order))
+                done.put(stepper.step(*order))
             except BaseException as error:
-                self._done.put(error)
+                done.put(error)
             # Also after an error, else the actor would wait for this group forever.
             self._ring()
 
@@ -297,7 +340,8 @@ def make_environments(
         if kinds[step.worker] is WorkerKind.PROCESS:
             port = ProcessPort(_process_maker(env, step, patience))
         else:
-            port = ThreadPort(step.worker, _stepper(env, end - begin))
+            make_stepper = partial(_stepper, env, end - begin)
+            port = ThreadPort(step.worker, make_stepper, patience, (begin, end))
         groups.append(EnvGroup(slice(begin - first, end - first), port))
     return ActorEnvironments(None, groups)
 

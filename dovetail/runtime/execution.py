@@ -20,19 +20,30 @@ from dovetail.graph.unroll import ActorState
 from dovetail.plan.ir import Plan
 from dovetail.runtime.arrays import Leaf, Values, leaves_of
 from dovetail.runtime.channel import Closed, Message, Turn
+from dovetail.runtime.environments import HostStepper, ThreadPort
 from dovetail.runtime.heartbeat import Activity, Watchdog
+from dovetail.runtime.interruption import Interruption
 from dovetail.runtime.measures import measures_of, seconds_of
 from dovetail.runtime.records import LOOK_SECONDS, Records, UpdateRecord
 from dovetail.runtime.remote import RemoteWorkers
 from dovetail.runtime.report import Report, Tapped, UpdatePart, all_finite, sums
 from dovetail.runtime.schedule import Workers
 from dovetail.runtime.states import States
-from dovetail.runtime.supervision import Recovery, WorkerFailed, refuse_hung
+from dovetail.runtime.supervision import (
+    Recovery,
+    StopRequest,
+    WorkerFailed,
+    end_hang,
+    refuse_hung,
+    refuse_overdue,
+)
 from dovetail.runtime.worker import RunningWorker
 from dovetail.telemetry.spans import COMPUTE, WAIT
 
-JOIN_SECONDS = 10.0
-"""Time limit for joining a worker's thread at the end."""
+JOIN_SECONDS = 5.0
+"""Time limit for joining the workers' threads at the end."""
+STEPPING = (HostStepper.step, HostStepper.reset, ThreadPort.receive)
+"""The functions in which a worker in the caller's thread may be interrupted."""
 
 
 class Execution:
@@ -52,9 +63,11 @@ class Execution:
         self._patience, self._tell = patience, tell
         self._host = host
         self._stopping = threading.Event()
+        self._stop = StopRequest()
         self._workers = Workers(graph, plan, env, patience, host, here)
-        self._states = States(graph, plan, env, self._workers)
-        self._recovery = Recovery(graph, plan, self._states.set_up, self._stopping, tell)
+        self._states = States(graph, plan, env, self._workers, self._stop)
+        set_up = self._states.set_up
+        self._recovery = Recovery(graph, plan, set_up, self._stopping, self._stop, tell)
         self._records = Records()
         self._limit = self._done = 0
         self._ends: set[int] = set()
@@ -70,7 +83,19 @@ class Execution:
         self._watched: Sequence[int] = ()
         self._coming: dict[str, Callable[[], None]] = {}
         watches = [worker.watch for worker in self._workers.all]
-        self._watchdog = Watchdog(watches, patience, tell)
+        self._interruption = Interruption(*STEPPING)
+        self._watchdog = Watchdog(watches, patience, tell, self._end_hang)
+
+    def ask_to_stop(self) -> None:
+        """Ends what hangs and restarts nothing from now on; a signal handler may call it."""
+        self._stop.ask()
+        if self._host is not None:
+            self._host.hurry()
+
+    def _end_hang(self) -> None:
+        if self._workers.is_one:
+            [worker] = self._workers.all
+            end_hang(self._interruption, worker.watch, self._patience, self._stop)
 
     def compile(self, state: object, actor: ActorState) -> None:
         """Compiles every fragment for the shapes in the graph."""
@@ -166,7 +191,7 @@ class Execution:
         # All workers count turns from the same number, or channels in lockstep would never match.
         number = self._done
         try:
-            self._join(worker)
+            self._wait_to_join(worker)
             while not self._stopping.is_set():
                 if worker is self._workers.home:
                     self._wait_for_leave(worker, number)
@@ -181,7 +206,7 @@ class Execution:
             self._broken = True
             self._workers.channels.close()  # else the others would wait for this worker forever
 
-    def _join(self, worker: RunningWorker) -> None:
+    def _wait_to_join(self, worker: RunningWorker) -> None:
         """Waits for the process of a worker that may join late."""
         coming = self._coming.get(worker.name)
         if coming is None:
@@ -260,7 +285,14 @@ class Execution:
             self._failure = None
             raise WorkerFailed(f"Worker {name} failed: {one_sentence(error)}") from error
         # The watchdog only tells; this raises, in the thread that can end the run.
-        refuse_hung([worker.watch for worker in self._workers.all], self._patience)
+        try:
+            refuse_hung([worker.watch for worker in self._workers.all], self._patience)
+            refuse_overdue(self._stop)
+        except WorkerFailed:
+            # The others wait for the stuck worker: nothing changes the states any more.
+            self._broken = True
+            self._workers.channels.close()
+            raise
 
     def report(self, iterations: int) -> Report:
         """Waits for that many updates and summarizes them; checks on the workers meanwhile."""
@@ -297,9 +329,15 @@ class Execution:
                 if worker.ended(self._limit - 1, LOOK_SECONDS):
                     break
                 self._look()
-        for thread in self._threads if self._broken else ():
-            thread.join(JOIN_SECONDS)
+        if self._broken:
+            self._join()
         return self._states.whole(leaves)
+
+    def _join(self) -> None:
+        """Waits for the threads to end, for all of them together; a stuck one is abandoned."""
+        deadline = time.monotonic() + JOIN_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -320,8 +358,8 @@ class Execution:
         with self._may_go_on:
             self._may_go_on.notify_all()
         self._workers.channels.close()
-        for thread in self._threads:
-            thread.join(JOIN_SECONDS)
+        self._join()
+        self._interruption.close()
         self._workers.close()
         if self._host is not None:
             self._host.close()

@@ -61,6 +61,9 @@ class FusedRun:
         self._watched: Sequence[int] = ()
         self._track = Track(self._watch.worker)
 
+    def ask_to_stop(self) -> None:
+        """Does nothing: a compiled program ends by itself."""
+
     def compile(self, state: object, actor: ActorState) -> None:
         """Compiles for states of these shapes."""
         leaves = jax.tree.leaves(state), jax.tree.leaves(actor)

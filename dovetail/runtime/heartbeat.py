@@ -9,6 +9,8 @@ from typing import TypedDict
 
 COMPILE_SECONDS = 300.0
 """Time limit of a worker's first iteration, which may compile."""
+STOP_SECONDS = 10.0
+"""Time limit of the updates in flight once a stop is requested; later they are dropped."""
 
 
 class Activity(TypedDict):
@@ -123,9 +125,15 @@ class Watchdog:
     """A thread that reports every stuck worker, once per incident."""
 
     def __init__(
-        self, watches: Sequence[Watch], patience: float, tell: Callable[[str], None]
+        self,
+        watches: Sequence[Watch],
+        patience: float,
+        tell: Callable[[str], None],
+        look: Callable[[], None] = lambda: None,
     ) -> None:
+        """`look` is called at every check as well."""
         self._watches, self._patience, self._tell = watches, patience, tell
+        self._called = look
         self._told: dict[str, float] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="dovetail-watchdog", daemon=True)
@@ -144,3 +152,4 @@ class Watchdog:
                 if watch.late(self._patience) and self._told.get(watch.worker) != watch.since:
                     self._told[watch.worker] = watch.since
                     self._tell(watch.complaint())
+            self._called()

@@ -63,6 +63,13 @@ class Runtime(Protocol):
         """Starts that many iterations; wait for the result before the next call."""
         ...
 
+    def ask_to_stop(self) -> None:
+        """Announces the end: what hangs is ended soon and nothing is restarted from now on.
+
+        A signal handler may call it.
+        """
+        ...
+
     def close(self) -> None:
         """Stops everything it started; safe to call twice."""
         ...

@@ -92,6 +92,10 @@ class LocalRuntime:
         self.compile_seconds = max(warm_up, self._compiling.result())
         return begun
 
+    def ask_to_stop(self) -> None:
+        """Ends what hangs and restarts nothing from now on; a signal handler may call it."""
+        self._run.ask_to_stop()
+
     def refill(self, data: Sequence[Leaf]) -> None:
         """Replaces the recorded steps that iterations sample; no iteration may be running."""
         self._run.refill(data)

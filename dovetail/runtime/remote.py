@@ -83,6 +83,11 @@ class RemoteWorkers(Protocol):
         """A worker of another process."""
         ...
 
+    def hurry(self) -> None:
+        """Ends processes that hang soon, because a stop is requested; a signal handler may call
+        it."""
+        ...
+
     def stop(self) -> None:
         """Ends all waits for other processes, because the run is ending."""
         ...

@@ -26,9 +26,11 @@ from dovetail.runtime.act_program import ActProgram
 from dovetail.runtime.arrays import Leaf, Values, is_key, leaves_of, numbered
 from dovetail.runtime.environments import HostStepper, begin_episodes, make_environments
 from dovetail.runtime.heartbeat import Activity, Watch, Watchdog
+from dovetail.runtime.interruption import Interruption
 from dovetail.runtime.packing import Bundle, Slab, bundles_of_state
 from dovetail.runtime.programs import run_fragments
 from dovetail.runtime.report import Report, Tapped, all_finite
+from dovetail.runtime.supervision import StopRequest, end_hang
 from dovetail.telemetry.spans import COMPUTE, WAIT, Track
 from dovetail.trajectory import Timestep
 
@@ -124,7 +126,9 @@ class StepRun:
         assert isinstance(self._actor_envs.stepper, HostStepper)
         self._stepper = self._actor_envs.stepper
         self._watch, self._track = Watch(worker.name), Track(worker.name)
-        self._watchdog = Watchdog([self._watch], patience, tell)
+        self._patience, self._stop = patience, StopRequest()
+        self._interruption = Interruption(HostStepper.step, HostStepper.reset)
+        self._watchdog = Watchdog([self._watch], patience, tell, self._end_hang)
         self._watched: Sequence[int] = ()
         self.seconds = {self._name: 0.0, self._step_name: 0.0}
         """Seconds spent so far, by program."""
@@ -155,6 +159,13 @@ class StepRun:
         self._now: Timestep = jax.tree.map(lambda v: arrays[v.id], self._seen.actor.timestep)
         """The current timestep, as views of the memory block."""
         self._row = HostRow(self._seen, arrays, self._now)
+
+    def ask_to_stop(self) -> None:
+        """Ends what hangs from now on; a signal handler may call it."""
+        self._stop.ask()
+
+    def _end_hang(self) -> None:
+        end_hang(self._interruption, self._watch, self._patience, self._stop)
 
     def compile(self, state: object, actor: ActorState) -> None:
         """Compiles by one call on zeros with the shapes of this state."""
@@ -354,6 +365,7 @@ class StepRun:
     def close(self) -> None:
         """Stops the watchdog and closes the environments; safe to call twice."""
         self._watchdog.close()
+        self._interruption.close()
         self._actor_envs.close()
 
     def _arrange(self, leaves: Sequence[Leaf]) -> None:

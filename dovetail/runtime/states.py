@@ -18,6 +18,7 @@ from dovetail.runtime.placement import workers_of
 from dovetail.runtime.records import LOOK_SECONDS
 from dovetail.runtime.remote import WorkerLost
 from dovetail.runtime.schedule import Workers
+from dovetail.runtime.supervision import StopRequest
 from dovetail.runtime.worker import RunningWorker
 
 AGAIN_SECONDS = 10.0
@@ -27,8 +28,11 @@ AGAIN_SECONDS = 10.0
 class States:
     """The state that the workers of a plan hold."""
 
-    def __init__(self, graph: Graph, plan: Plan, env: Env, workers: Workers) -> None:
+    def __init__(
+        self, graph: Graph, plan: Plan, env: Env, workers: Workers, stop: StopRequest
+    ) -> None:
         self._graph, self._plan, self._env, self._workers = graph, plan, env, workers
+        self._stop = stop
         self.copies: list[list[Leaf]] = []
         """For each acting copy, the leaves of its state as of the last update."""
         self._keys: jax.Array | None = None
@@ -163,8 +167,9 @@ class States:
         It is consistent only while no turn is running.
         """
         home, parts = self._graph.home, dict[Side, list[Values]]()
+        kept = {value.side for value in self._graph.state.inputs}
         for side, workers in self._hosts.items():
-            if side != home:
+            if side != home and side in kept:
                 parts[side] = [self._held_now(worker) for worker in workers]
         present = [
             leaf if value.side == home else self._joined(value, parts[value.side])
@@ -178,7 +183,11 @@ class States:
         return jnp.stack(list(map(_array, leaves))) if self._divided(value.side) else leaves[0]
 
     def _held_now(self, worker: RunningWorker) -> Values:
-        """The current state of a worker; if it is in another process, also saves it."""
+        """The current state of a worker; if it is in another process, also saves it.
+
+        Raises `WorkerLost` if that process is gone and a stop was requested: its part of the last
+        checkpoint would not fit the rest of the state.
+        """
         if worker.away is None:
             return worker.all_held()
         deadline = time.monotonic() + AGAIN_SECONDS
@@ -187,6 +196,8 @@ class States:
                 held = worker.away.held()
                 break
             except WorkerLost:  # its own thread restarts it, if it has more turns
+                if self._stop:  # nothing restarts it: what it held later is lost
+                    raise
                 if time.monotonic() > deadline:
                     return self._saved[worker.name]
                 time.sleep(LOOK_SECONDS)

@@ -13,7 +13,8 @@ from dovetail.errors import ServerGone, UserError, one_sentence
 from dovetail.graph.ir import Graph
 from dovetail.plan.ir import Plan
 from dovetail.runtime.channel import Closed
-from dovetail.runtime.heartbeat import Watch
+from dovetail.runtime.heartbeat import STOP_SECONDS, Watch
+from dovetail.runtime.interruption import Interruption
 from dovetail.runtime.placement import home_of, steps_apart
 from dovetail.runtime.remote import WorkerLost
 from dovetail.runtime.worker import RunningWorker
@@ -62,6 +63,28 @@ class Restarts:
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._recent - 1))
 
 
+class StopRequest:
+    """Whether the run was asked to stop, and since when.
+
+    Signal handlers write it, so that it has no lock.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def __bool__(self) -> bool:
+        return self._since is not None
+
+    def ask(self) -> None:
+        """Requests a stop."""
+        self._since = self._since or time.monotonic()
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the updates in flight have had their time."""
+        return self._since is not None and time.monotonic() - self._since > STOP_SECONDS
+
+
 class Recovery:
     """Sets up workers, and again when they fail."""
 
@@ -71,12 +94,13 @@ class Recovery:
         plan: Plan,
         set_up: Callable[[RunningWorker, int], Callable[[], None]],
         stopping: threading.Event,
+        stop: StopRequest,
         tell: Callable[[str], None],
     ) -> None:
         """`set_up(worker, restarts)` starts to set up a worker and returns a function that waits
-        for it. Once `stopping` is set, no worker is restarted."""
+        for it. Once `stopping` is set or a `stop` is requested, no worker is restarted."""
         self._graph, self._plan = graph, plan
-        self._set_up, self._stopping, self._tell = set_up, stopping, tell
+        self._set_up, self._stopping, self._stop, self._tell = set_up, stopping, stop, tell
         self._home = home_of(graph, plan)
         self._restarts = {worker.name: Restarts() for worker in plan.workers}
 
@@ -110,7 +134,8 @@ class Recovery:
         while failed is not None:
             if isinstance(failed, ServerGone):  # retrying cannot help
                 raise failed
-            if not self._apart(worker) or self._stopping.is_set() or not restarts.allowed():
+            ending = self._stopping.is_set() or bool(self._stop)
+            if not self._apart(worker) or ending or not restarts.allowed():
                 raise failed
             pause = restarts.pause()
             again = "it is" if worker.away is not None else "its environments are"
@@ -122,6 +147,8 @@ class Recovery:
             # Sleeps for the pause, but ends with the run.
             if self._stopping.wait(pause):
                 raise Closed("stopping")
+            if self._stop:
+                raise failed
             try:
                 self._set_up(worker, restarts.total)()
                 failed = None
@@ -152,7 +179,35 @@ def refuse_hung(watches: Sequence[Watch], patience: float) -> None:
         raise WorkerFailed(f"Every worker waits for another: {waits}.")
     for watch in watches:
         if watch.stepping and watch.late(limit):
-            raise WorkerFailed(
-                f"A worker hangs: {watch.complaint()}A thread cannot be ended from outside; "
-                f"with --processes its environments can."
-            )
+            raise _hung(watch)
+
+
+def _hung(watch: Watch) -> WorkerFailed:
+    return WorkerFailed(
+        f"A worker hangs: {watch.complaint()}A thread cannot be ended from outside; "
+        f"with --processes its environments can."
+    )
+
+
+def refuse_overdue(stop: StopRequest) -> None:
+    """Raises `WorkerFailed` if the updates in flight have not ended long after a stop request."""
+    if stop.overdue:
+        raise WorkerFailed(
+            f"The updates in flight did not end within {STOP_SECONDS:g} s of the request to stop."
+        )
+
+
+def end_hang(interruption: Interruption, watch: Watch, patience: float, stop: StopRequest) -> None:
+    """Interrupts the environments of the only worker, in the main thread, if they hang or if a stop
+    has waited for them long enough; called by another thread."""
+
+    def hangs() -> bool:
+        return stop.overdue or (watch.stepping and watch.late(patience + GRACE))
+
+    if interruption.possible and not watch.waits and hangs():
+        # Made here, not in the handler, whose own frames would be the innermost.
+        error = WorkerFailed(
+            f"A worker hangs: {watch.complaint()}Repair the environment, or allow it more seconds "
+            "with --patience."
+        )
+        interruption.request(lambda: error if hangs() else None)

@@ -41,10 +41,11 @@ def conduct(start: RunStart, stop: Stop) -> Run:
     if not start.resumed:  # a resumed run is accepted once it is restored
         accepted()
     with ExitStack() as stack:
-        loop = _Session(start, stop, stack).go()
+        session = _Session(start, stop, stack)
+        loop = session.go()
     if stop:
         raise stop.stopped(
-            f"after {loop.reached.env_steps:,} steps; everything is saved. Go on with: "
+            f"after {loop.reached.env_steps:,} steps; {session.saved} Go on with: "
             f"{command('train', '--resume', start.run.path)}"
         )
     return start.run
@@ -58,6 +59,8 @@ class _Session:
         self._start, self._stop, self._stack = start, stop, stack
         self._loop: Loop | None = None
         """The current phase's loop."""
+        self.saved = "everything is saved."
+        """What a stopped run has saved, in words."""
         settings = start.settings
         self._progress = make_progress(settings.display, start.last.phase.end)
         stack.callback(self._progress.close)
@@ -87,7 +90,8 @@ class _Session:
         stack.callback(recorder.close)
         self._tell_beginning(loop.reached, recorder)
         best = BestPolicy(start.run, start.last.algorithm, self._tell)
-        evaluations = BackgroundEvaluation(_evaluator(start), best.offer)
+        patience = start.settings.patience
+        evaluations = BackgroundEvaluation(_evaluator(start), best.offer, patience, self._tell)
         stack.callback(evaluations.close)
         loop = self._run_phases(at, loop, recorder, evaluations)
         if self._exporter is not None:
@@ -145,8 +149,7 @@ class _Session:
                     raise
             at += 1
             over = ends or at == len(self._start.phases)
-            loop.save(checkpoints)
-            loop.saved(checkpoints)
+            self._save(loop)
             if over:
                 return loop
             loop.write_row(recorder)
@@ -155,13 +158,31 @@ class _Session:
             self._phase.close()
             loop = self._launched(at, before, after=loop)
 
+    def _save(self, loop: Loop) -> None:
+        """Saves the state between phases or at the end.
+
+        After a stop request, a side whose process is gone cannot be saved any more: the last
+        checkpoint then stays the newest.
+        """
+        try:
+            loop.save(self._checkpoints)
+            loop.saved(self._checkpoints)
+        except UserError as error:
+            if not self._stop:
+                raise
+            self._checkpoints.wait()
+            latest = self._checkpoints.latest()
+            kept = "nothing is saved" if latest is None else f"update {latest} is saved"
+            self.saved = f"{kept}, and what came later is lost: {_full_stop(str(error))}"
+
     def _launched(self, at: int, started: Started | None, after: Loop | None = None) -> Loop:
         """Launches the loop of a phase; `after` is the previous phase's loop, if any."""
         prepared = self._start.phases[at]
         record = None
         if self._start.settings.record is not None and prepared.phase.online:
-            restored = started is not None and after is None
-            record = self._dataset(self._start.settings.record, restored)
+            record = self._start.settings.record
+            if self._start.resumed and after is None:  # a resumed run writes a new dataset
+                record += f"-from-{0 if started is None else started.reached.updates}"
         loop = launch(
             self._start,
             prepared,
@@ -175,17 +196,17 @@ class _Session:
         if after is not None:
             loop.go_on_after(after)
         self._loop = loop
+        self._stop.training(loop.runtime.ask_to_stop)
         return loop
-
-    def _dataset(self, folder: str, restored: bool) -> str:
-        """The folder of the recording; a resumed run writes a new one."""
-        updates = self._checkpoints.latest() if restored else None
-        return folder + (f"-from-{updates}" if updates is not None else "")
 
     def _watchers(self) -> list[Callable[[dict[str, float], Timeline], None]]:
         """The functions called with every report."""
-        written = [lambda _, timeline: timeline.write(self._start.run)]
-        return written if self._exporter is None else [*written, self._exporter.publish]
+
+        def written(_: dict[str, float], timeline: Timeline) -> None:
+            with contextlib.suppress(UserError):  # metrics and checkpoints report a full disk
+                timeline.write(self._start.run)
+
+        return [written] if self._exporter is None else [written, self._exporter.publish]
 
     def _announce(
         self, name: EventName, step: int, update: int, metrics: Mapping[str, float]
@@ -221,9 +242,7 @@ class _Session:
         if isinstance(error, Diverged) and self._exporter is not None:
             self._exporter.diverged()
         if isinstance(error, UserError):
-            told = str(error)
-            stop = "" if told.endswith((".", "!", "?")) else "."
-            raise UserError(f"{told}{stop} {self._kept(error)}") from error
+            raise UserError(f"{_full_stop(str(error))} {self._kept(error)}") from error
 
     def _kept(self, error: UserError) -> str:
         """What is left of a run that an error ended."""
@@ -244,6 +263,10 @@ def _recurs(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def _full_stop(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _title(start: RunStart) -> str:

@@ -14,6 +14,7 @@ import pytest
 from agreement import ENVS
 from nodes import Nodes, OnCluster, fresh_nodes, processes_of
 from small import LENGTH, QUIET
+from survival import GOES_ON, RESUMES, survives
 from waiting import eventually
 
 import dovetail
@@ -40,6 +41,7 @@ def saved_updates(folder: Path) -> list[int]:
     return [int(p.name) for p in saved.iterdir() if p.name.isdigit()] if saved.is_dir() else []
 
 
+@survives("the process of an actor is killed", "actor-learner", "Ray", GOES_ON)
 def test_an_actor_that_is_killed_is_replaced(nodes: Nodes) -> None:
     where = Deployment(nodes.address)
     with OnCluster(IMPALA_SMALL, "CartPole-v1", two_actors(), where) as running:
@@ -56,6 +58,12 @@ def test_an_actor_that_is_killed_is_replaced(nodes: Nodes) -> None:
     assert report.measures["staleness_max"] <= 2
 
 
+@survives(
+    "the process of a replay is killed",
+    "actor-learner",
+    "Ray",
+    GOES_ON + ", with the replay of the last checkpoint",
+)
 def test_a_replay_that_is_killed_comes_back_as_it_was_saved(nodes: Nodes) -> None:
     strategy = ActorLearner(actors=2, staleness=1, shards=2)
     dqn = DQN(LENGTH, batch_size=4, buffer_size=1024, learning_starts=1, hidden_sizes=(8,))
@@ -72,6 +80,7 @@ def test_a_replay_that_is_killed_comes_back_as_it_was_saved(nodes: Nodes) -> Non
     assert (saved < after).all() and after.max() <= 15 * LENGTH
 
 
+@survives("an environment blocks in step", "actor-learner", "Ray", GOES_ON)
 def test_an_actor_that_hangs_is_replaced(nodes: Nodes, tmp_path: Path) -> None:
     env = f"{FRAGILE}:Fragile?how=sleep&at=30&marker={tmp_path / 'once'}"
     where = Deployment(nodes.address)
@@ -91,6 +100,7 @@ def test_an_environment_that_raises_is_named_with_its_traceback(nodes: Nodes) ->
     assert sum("set up again" in line for line in running.told) >= 5
 
 
+@survives("a node of actors dies", "actor-learner", "Ray", GOES_ON)
 def test_a_node_that_dies_is_replaced_and_one_that_comes_is_used() -> None:
     with fresh_nodes() as own:
         first, spare = own.add(resources={"actors": 2}), None
@@ -113,6 +123,7 @@ def test_a_node_that_dies_is_replaced_and_one_that_comes_is_used() -> None:
     assert {line.split()[0] for line in gone} >= {"actor-0", "actor-1"}
 
 
+@survives("the learner dies", "any", "Ray", RESUMES)
 def test_a_dead_learner_ends_the_run_and_names_the_checkpoint(nodes: Nodes, tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
@@ -160,6 +171,7 @@ def test_nothing_is_left_of_a_driver_that_ends(nodes: Nodes, tmp_path: Path, how
         assert any((folder / "checkpoints").iterdir())
 
 
+@survives("the head node dies", "any", "Ray", RESUMES)
 def test_a_dead_head_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with fresh_nodes() as own:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from small import QUIET, Started, a2c
+from survival import GOES_ON, RESUMES, survives
 
 import dovetail
 from dovetail.algorithms import A3C, IMPALA
@@ -89,6 +90,9 @@ IMPALA_STRATEGIES: dict[str, Strategy] = {
 }
 
 
+@survives(
+    "an environment raises", "with environments on workers of their own", "one machine", GOES_ON
+)
 @pytest.mark.parametrize("strategy", IMPALA_STRATEGIES)
 def test_an_environment_that_raises_once_is_set_up_again(
     strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -120,6 +124,12 @@ def test_one_that_always_fails_ends_the_run_with_its_name(how: str, tmp_path: Pa
     assert caught.value.__cause__ is not None
 
 
+@survives(
+    "the process of an actor or of environments is killed",
+    "any with processes",
+    "one machine",
+    GOES_ON,
+)
 @pytest.mark.parametrize("strategy", [p for p in IMPALA_STRATEGIES if "thread" not in p][:4])
 def test_killed_processes_come_back(strategy: str, tmp_path: Path) -> None:
     chance, killed = random.Random(strategy), []
@@ -148,6 +158,12 @@ def test_killed_processes_come_back(strategy: str, tmp_path: Path) -> None:
     assert 1 <= done.metrics["restarts"][-1] <= len(killed)
 
 
+@survives(
+    "an environment blocks in step",
+    "actor-learner or central-inference, in processes",
+    "one machine",
+    GOES_ON,
+)
 @pytest.mark.parametrize("strategy", ["synchronous", "central-inference"])
 def test_a_process_that_hangs_is_named_with_where_it_stands(
     strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -178,6 +194,7 @@ def test_a_thread_that_hangs_is_named_with_where_it_stands(
     assert "fragile.py" in said and "time.sleep(self._seconds)" in said
 
 
+@survives("the learner fails", "any", "one machine", RESUMES)
 def test_a_learner_that_fails_ends_the_run_with_the_checkpoint_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from agreement import assert_close
 from small import QUIET, STEPS, Started, interpreted, numbers, saved
+from survival import GOES_ON, survives
 from toys import Drift, Toy
 
 import dovetail as dt
@@ -182,6 +183,12 @@ class Fragile(Judged):
         return super().score(reward)
 
 
+@survives(
+    "the process of a side dies or blocks",
+    "any",
+    "one machine",
+    GOES_ON + ", with what the side held at the last checkpoint",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("blocks", [False, True])
 def test_a_process_that_dies_or_hangs_is_set_up_again(

@@ -64,6 +64,9 @@ class Pretending:
         value = 100.0 if len(self.seen) == 3 else 0.0
         return Evaluation(np.full(2, value), np.ones(2, int), 0)
 
+    def calling_seconds(self) -> float:
+        return 0.0
+
     def cancel(self) -> None: ...
 
     def close(self) -> None: ...
@@ -119,6 +122,7 @@ def test_waiting_for_an_evaluation_ends_when_asked_to_stop() -> None:
             self.cancelled.set()
 
     stop = Stop()
+    stop.training(lambda: None)
     evaluations = BackgroundEvaluation(Endless())  # type: ignore[arg-type]
     threading.Timer(0.05, lambda: (started.wait(), stop.ask(2))).start()
     assert evaluations.evaluate(None, stop) is None

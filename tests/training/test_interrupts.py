@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small import LENGTH, numbers, saved
+from survival import RESUMES, survives
 
 import dovetail
 from dovetail.cli.interrupts import insisting
@@ -31,6 +32,39 @@ LINES = {
     "inference": "train a2c --env CartPole-v1 --strategy central-inference --processes "
     f"--workers 2 --num-envs 4 {TINY}",
 }
+SIDE = (
+    f"train {Path(__file__).parents[2] / 'examples' / 'critic_apart.py'}:CriticApart "
+    "--env CartPole-v1 --strategy actor-learner --sides critic@process --num-envs 4 --actors 1 "
+    "--hidden 8 " + TINY.replace("--hidden-sizes 8 ", "")
+)
+HANGING = '''
+import time
+from dataclasses import dataclass
+from pathlib import Path
+import jax
+import numpy as np
+from dovetail.algorithms import REINFORCE
+
+@dataclass(frozen=True)
+class Judged(REINFORCE):
+    """Asks a judge in Python about every batch; the tenth time it does not answer."""
+
+    def iteration(self, rl, state):
+        state, metrics = super().iteration(rl, state)
+        shape = jax.ShapeDtypeStruct((), np.float32)
+        loss = next(iter(metrics.values()))
+        score = rl.call("judge", self.score, loss, host=True, result=shape)
+        return state, {**metrics, "score": score}
+
+    def score(self, loss):
+        calls = Path("calls")
+        count = int(calls.read_text()) + 1 if calls.exists() else 1
+        calls.write_text(str(count))
+        if count == 10:
+            Path("hangs").touch()
+            time.sleep(1000)
+        return np.float32(loss)
+'''
 RUN = Path("run")
 
 
@@ -137,6 +171,7 @@ def test_no_semaphore_can_be_left_even_if_all_are_killed(kind: str) -> None:
     assert len(found) >= 2 and all(name.endswith(" (deleted)") for name in found), found
 
 
+@survives("Ctrl-C", "any", "one machine", RESUMES)
 @pytest.mark.parametrize("kind", LINES)
 @pytest.mark.parametrize("reached", [created, training, checkpointing])
 def test_the_first_one_saves(kind: str, reached: Callable[[], bool]) -> None:
@@ -145,6 +180,8 @@ def test_the_first_one_saves(kind: str, reached: Callable[[], bool]) -> None:
     command.send(signal.SIGINT)
     code, err = command.end()
     assert code == 130, err
+    if reached is created and last_line(err).endswith("before training began."):
+        return  # nothing to save
     told = re.fullmatch(
         r"dovetail: Stopped by Ctrl-C after ([\d,]+) steps; everything is saved\. "
         r"Go on with: dovetail train --resume run",
@@ -157,16 +194,41 @@ def test_the_first_one_saves(kind: str, reached: Callable[[], bool]) -> None:
     assert (RUN / "policy").is_dir()
 
 
-@pytest.mark.parametrize("kind", LINES)
+@survives("SIGTERM to the process group", "any, and sides in processes", "one machine", RESUMES)
+@pytest.mark.parametrize("kind", [*LINES, "side"])
 def test_sigterm_saves_too(kind: str) -> None:
-    command = Command(LINES[kind])
+    """To the whole group, as schedulers send it; nobody is set up again on the way out."""
+    command = Command(LINES.get(kind, SIDE))
     command.when(training)
     command.send(signal.SIGTERM)
     code, err = command.end()
     assert code == 128 + 15, err
-    assert last_line(err).startswith("dovetail: Stopped by SIGTERM after ")
-    assert_whole()
-    assert saved(Run.open(RUN))[1]["updates"] > 0
+    told = re.fullmatch(
+        r"dovetail: Stopped by SIGTERM after ([\d,]+) steps; everything is saved\. Go on with: .*",
+        last_line(err),
+    )
+    assert told and "set up again" not in err, err
+    if kind != "side":  # whose state has no count of updates
+        assert_whole()
+    checkpoints = sorted(map(int, os.listdir(RUN / "checkpoints")))
+    assert Run.open(RUN).summary["updates"] == checkpoints[-1] > 0
+
+
+@survives("SIGTERM while a side in Python blocks", "any", "one machine", RESUMES)
+def test_a_python_side_that_hangs_does_not_keep_a_run_from_ending() -> None:
+    Path("judged.py").write_text(HANGING)
+    command = Command(
+        "train judged.py:Judged --env CartPole-v1 --strategy local --sides judge@process "
+        f"--num-envs 2 --patience 3 {TINY.replace('--hidden-sizes 8', '')}"
+    )
+    command.when(Path("hangs").exists)
+    command.send(signal.SIGTERM)
+    code, err = command.end()
+    assert code == 128 + 15, err
+    assert re.match(r"dovetail: Stopped by SIGTERM after .*everything is saved", last_line(err)), (
+        err
+    )
+    assert "set up again" not in err
 
 
 @pytest.mark.parametrize("kind", LINES)

@@ -178,6 +178,8 @@ class LearnerProcess:
             job.patience,
             self._news.append,
             acting[min_actors:],
+            # Synchronous actors wait for each other.
+            () if plan.ordered else acting,
         )
         self._part = LearnerPart(job, plan, processes)
         return node_name()

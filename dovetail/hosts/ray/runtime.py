@@ -26,6 +26,7 @@ from dovetail.plan.ir import Plan, Process
 from dovetail.runtime.arrays import Leaf
 from dovetail.runtime.heartbeat import Activity
 from dovetail.runtime.report import Report
+from dovetail.runtime.supervision import StopRequest, refuse_overdue
 from dovetail.runtime.wire import Sendable, pack, unpack
 from dovetail.telemetry.spans import Span, clock_ahead, on_clock
 
@@ -57,6 +58,8 @@ class ClusterRuntime:
         self._held: WeakSet[_States] = WeakSet()
         """States that may still be requested, so the processes must keep them."""
         self._patience, self._answered, self._told = job.patience, time.monotonic(), False
+        self._stop = StopRequest()
+        self._loaded = False
         self._group: PlacementGroup | None = None
         self._ranks: list[Any] = []
         """The Ray actors; Ray makes their methods at run time, so they have no types."""
@@ -137,9 +140,13 @@ class ClusterRuntime:
             arguments = (shared, leaves, pack(own[1]), turn, tuple(watched))
             calls.append(process.load.remote(*arguments))
         loaded = self._all(calls, BUILD_SECONDS)
-        self._done = turn
+        self._done, self._loaded = turn, True
         self.compile_seconds = max(seconds for _, seconds in loaded)
         return self._actors([leaves for leaves, _ in loaded])
+
+    def ask_to_stop(self) -> None:
+        """Waits for the learners no longer than the updates in flight may take."""
+        self._stop.ask()
 
     def refill(self, data: Sequence[Leaf]) -> None:
         """Replaces the recorded steps that iterations sample; no iteration may be running."""
@@ -190,6 +197,8 @@ class ClusterRuntime:
                 self._value(call)  # raise at once: the other learners wait for the failed one
             if waiting:
                 self.tell_news()
+            if waiting and limit is None:
+                refuse_overdue(self._stop)
             if waiting and limit is not None and time.monotonic() - began > limit:
                 raise UserError(
                     f"A learner has not answered for {limit:.0f} s: look at the cluster's nodes "
@@ -241,7 +250,8 @@ class ClusterRuntime:
                 continue  # the pending call raises it
         self._answered = answered
         silent = time.monotonic() - answered
-        if silent > BUILD_SECONDS:
+        # Until it has compiled, a learner may be too busy to answer.
+        if silent > (self._patience if self._loaded else BUILD_SECONDS):
             raise UserError(
                 f"A learner on {', '.join(self.where)} has not answered for {silent:.0f} s: look "
                 f"at its node, and resume the run."
