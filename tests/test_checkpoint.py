@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from survival import RESUMES, survives
 
 from dovetail.errors import UserError
 from dovetail.run import checkpoint
@@ -212,6 +213,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         opened.close()
 
 
+@survives("SIGKILL", "any", "any", RESUMES)
 def test_a_killed_process_leaves_only_whole_checkpoints(folder: Path) -> None:
     script = f"""
 import jax.numpy as jnp, time

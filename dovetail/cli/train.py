@@ -27,7 +27,8 @@ MOVED = {"env": "env", "data": "data", "algorithm-file": "algorithm"}
 """The keys of the new places of a resumed run's files → the arguments of `dovetail.resume`."""
 
 WITH_RESUME = {
-    *("resume", "total-steps", "online-steps", "cluster", "deploy", "callback", "json", "quiet"),
+    *("resume", "checkpoint", "total-steps", "online-steps"),
+    *("cluster", "deploy", "callback", "json", "quiet"),
     *MOVED,
 }
 """The flags allowed with --resume, beside the algorithm's options and the settings; everything else
@@ -94,6 +95,7 @@ def _parser() -> Parser:
     parser.flag("--run", "Folder for the run; new or empty", "FOLDER", "settings.folder")
     parser.flag("--config", "TOML file with any of these; the command line wins", "FILE")
     parser.flag("--resume", "Go on with this run, with its own options or with those given", "RUN")
+    parser.flag("--checkpoint", "With --resume: the checkpoint to go on from; else the latest", "N")
     parser.flag(
         "--algorithm",
         "With --resume: file.py:Name of the run's algorithm, if it has moved; likewise --env and "
@@ -119,6 +121,8 @@ def _train(words: Words, quiet: bool) -> Any:
             "--algorithm is the new place of a resumed run's algorithm: name the one to train as "
             "the first word, dovetail train ppo …"
         )
+    if "checkpoint" in words.values:
+        raise UserError("--checkpoint is about a run that exists: add --resume RUN.")
     wanted = experiment(words, "train")
     given = numbers(words.values, "total-steps", "seed", "online-steps", "data-memory")
     texts = {name: words.values[name] for name in ("data", "init-from") if name in words.values}
@@ -152,7 +156,7 @@ def _resume(words: Words, quiet: bool) -> Any:
     mine = {key for key in words.values if key.startswith(("algorithm.", "settings."))}
     for spare in sorted(set(words.values) - WITH_RESUME - mine):
         raise _no_place(spare.rpartition(".")[2])
-    given = numbers(words.values, "total-steps", "online-steps")
+    given = numbers(words.values, "total-steps", "online-steps", "checkpoint")
     moved = {
         name: convert(words.values[key], str, f"--{name}")
         for key, name in MOVED.items()

@@ -31,6 +31,14 @@ FORMAT = 1
 PyTree = Any
 
 
+class DamagedCheckpoint(UserError):
+    """A checkpoint is not what was written; an earlier one may be intact."""
+
+
+class UnwrittenCheckpoint(UserError):
+    """A checkpoint could not be written; earlier ones are unharmed."""
+
+
 class _Request(NamedTuple):
     """One save; a copy that training no longer modifies."""
 
@@ -151,7 +159,7 @@ class Checkpoints:
         except UserError as error:
             others = [str(other) for other in self.steps() if other != step]
             hint = f"restore another: {', '.join(others)}" if others else "there is no other"
-            raise UserError(f"{error}; {hint}.") from error
+            raise type(error)(f"{error}; {hint}.") from error
         meta = record["meta"]
         _check_meta(meta, expect or {}, place)
         leaves = [leaf for _, leaf in jax.tree_util.tree_flatten_with_path(like)[0]]
@@ -222,7 +230,7 @@ class Checkpoints:
     def _sentence(self, step: int, error: Exception) -> UserError:
         text = " ".join(str(error).split()) or type(error).__name__
         reason = text if len(text) <= 160 else f"… {text[-160:]}"
-        return UserError(
+        return UnwrittenCheckpoint(
             f"Checkpoint {step} could not be written to {self.folder} ({reason}): "
             "make room or make the folder writable; earlier checkpoints are unharmed."
         )
@@ -405,20 +413,42 @@ def _read_record(folder: Path, place: str) -> dict[str, Any]:
     try:
         record = json.loads((folder / "meta.json").read_text())
         found = record["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{place} is damaged: its meta.json cannot be read") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{place} is damaged: its meta.json cannot be read") from error
     if found != FORMAT:
         raise UserError(
             f"{place} has format {found}, but this Dovetail reads format {FORMAT}: "
             "use the Dovetail that wrote it"
         )
     digest = record.pop("digest", None)
-    if digest != digest_of(record):
-        raise UserError(f"{place} is damaged: its meta.json is not what was written")
+    if digest != digest_of(record) or not _well_formed(record):
+        raise DamagedCheckpoint(f"{place} is damaged: its meta.json is not what was written")
     for name, expected in record["files"].items():
-        if not (folder / name).is_file() or _digest_of_file(folder / name) != expected:
-            raise UserError(f"{place} is damaged: its file {name} is not what was written")
+        file = folder / name
+        if not _inside(file, folder) or not file.is_file() or _digest_of_file(file) != expected:
+            raise DamagedCheckpoint(f"{place} is damaged: its file {name} is not what was written")
     return record
+
+
+def _well_formed(record: Mapping[str, Any]) -> bool:
+    """Whether a record has the entries that `_write_record` writes, of their types."""
+    meta, leaves, files = (record.get(name) for name in ("meta", "leaves", "files"))
+    if not (isinstance(meta, dict) and isinstance(leaves, list) and isinstance(files, dict)):
+        return False
+
+    def is_leaf(entry: Any) -> bool:
+        if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+            return False
+        shape, dtype = entry.get("shape"), entry.get("dtype")
+        sizes = isinstance(shape, list) and all(type(x) is int and x >= 0 for x in shape)
+        return sizes and isinstance(dtype, str)
+
+    return all(map(is_leaf, leaves)) and all(isinstance(x, str) for x in files.values())
+
+
+def _inside(file: Path, folder: Path) -> bool:
+    """Whether a file lies in the folder itself, not behind a link out of it."""
+    return file.resolve().is_relative_to(folder.resolve())
 
 
 def _check_meta(meta: Mapping[str, Any], expect: Mapping[str, Any], place: str) -> None:

@@ -82,7 +82,11 @@ class Run:
     @property
     def copies(self) -> dict[str, int]:
         """Number of copies of each side in the run's plan."""
-        return with_present_copies(self._read_json("plan.json")).get("copies", {})
+        try:
+            found = with_present_copies(self._read_json("plan.json")).get("copies", {})
+            return {str(side): int(count) for side, count in found.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UserError(f"{self.path / 'plan.json'} is damaged ({error}).") from error
 
     @property
     def metrics(self) -> dict[str, np.ndarray]:
@@ -103,6 +107,12 @@ class Run:
         """Writes `obj` as strict JSON: dataclasses as objects, NaN and infinities as null."""
         text = json.dumps(_plain(obj), indent=2, allow_nan=False, ensure_ascii=False)
         return self.write_text(name, text + "\n")
+
+    def sweep(self) -> None:
+        """Removes what a killed writer left: files that were not complete."""
+        for left in self.path.glob(".*.*-*"):
+            if re.fullmatch(r"\..+\.\d+-\d+", left.name):
+                left.unlink(missing_ok=True)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -129,7 +139,7 @@ class Run:
             return {}
         except OSError as error:
             raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path} is not valid JSON ({error}): the run is damaged.") from error
         if not isinstance(found, dict):
             raise UserError(f"{path} holds no JSON object: the run is damaged.")

@@ -6,7 +6,6 @@ that neither a slow disk nor an import delays a step.
 
 import contextlib
 import csv
-import errno
 import io
 import math
 import threading
@@ -27,13 +26,22 @@ GATHERED = 1.0
 """Seconds for which records are collected before they are written together. Writing takes a core
 from training, and a program that trains on all cores waits for the slowest."""
 
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LATE = 10_000
+"""Maximum number of rows that wait for room on the disk; the oldest are dropped."""
+
+
+class SinkPaused(UserError):
+    """A sink cannot write now, and tries again with the next record."""
+
+
+class DamagedMetrics(UserError):
+    """A metrics.csv holds no rows of numbers."""
 
 
 class Sink(Protocol):
     """A destination of scalars; all calls come from one thread.
 
-    A `UserError` stops training; any other exception stops only the sink.
+    A `UserError` stops training, `SinkPaused` nothing; any other exception stops only the sink.
     """
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -61,28 +69,47 @@ class CsvSink:
         """`append` keeps existing rows, except those beyond `after` environment steps."""
         self._path = Path(path)
         self._columns = list(FIRST_COLUMNS)
+        self._file: Any = None
+        self._late: deque[dict[str, float]] = deque(maxlen=LATE)
+        """Rows that could not be written yet."""
         rows: list[list[str]] = []
         if append and self._path.exists():
-            rows = self._read()
-            if after is not None:
+            try:
+                rows = self._read()
                 steps = self._columns.index("env_steps")
-                rows = [row for row in rows if not row[steps] or float(row[steps]) <= after]
+                limit = math.inf if after is None else after
+                rows = [row for row in rows if not row[steps] or float(row[steps]) <= limit]
+            except ValueError as error:
+                raise DamagedMetrics(f"{self._path} is damaged ({error}).") from error
         self._rewrite(rows)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Appends a row; the file is unbuffered."""
-        known = {"env_steps": step, **scalars}
+        self._late.append({"env_steps": step, **scalars})
+        try:
+            while self._late:
+                self._write_row(self._late[0])
+                self._late.popleft()
+        except OSError as error:
+            raise SinkPaused(str(write_error(self._path, error))) from error
+
+    def _write_row(self, known: Mapping[str, float]) -> None:
         new = [name for name in known if name not in self._columns]
         if new:
-            rows = self._read()
-            self._file.close()
+            rows, before = self._read(), list(self._columns)
             self._columns += new
-            self._rewrite(rows)
+            try:
+                self._rewrite(rows)
+            except UserError as error:
+                self._columns = before
+                raise SinkPaused(str(error)) from error
         self._append(_line(_cell(known.get(name, math.nan)) for name in self._columns))
 
     def close(self) -> None:
-        """Closes the file; all rows are written already."""
+        """Closes the file; rows that could not be written are lost."""
         self._file.close()
+        if self._late:
+            raise SinkPaused(f"{self._path} lacks {len(self._late)} rows: there was no room.")
 
     def _append(self, line: str) -> None:
         """Writes the whole line, or truncates a partial one if the disk is full."""
@@ -91,11 +118,9 @@ class CsvSink:
             # An unbuffered file may write a part.
             while data:
                 data = data[self._file.write(data) :]
-        except OSError as error:
+        except OSError:
             with contextlib.suppress(OSError):
                 self._file.truncate(end)
-            if error.errno in _DISK_FULL:
-                raise write_error(self._path, error) from error
             raise
 
     def _read(self) -> list[list[str]]:
@@ -104,7 +129,7 @@ class CsvSink:
         header, *rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines())) or [[]]
         order = [*self._columns, *(name for name in header if name not in self._columns)]
         if missing := [name for name in self._columns if header and name not in header]:
-            raise UserError(
+            raise DamagedMetrics(
                 f"{self._path} has no column {missing[0]!r}: it is no metrics file of a run."
             )
         places = [header.index(name) for name in order if name in header]
@@ -116,7 +141,9 @@ class CsvSink:
         width = len(self._columns)
         lines = [_line(row + [""] * (width - len(row))) for row in [self._columns, *rows]]
         write_atomically(self._path, "".join(lines))
-        self._file = self._path.open("ab", buffering=0)
+        before, self._file = self._file, self._path.open("ab", buffering=0)
+        if before is not None:
+            before.close()
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -246,6 +273,8 @@ class MetricsWriter:
         """Runs `action`; if it fails, removes the sink and reports the failure once."""
         try:
             action(*arguments)
+        except SinkPaused as error:
+            self._fail(str(error))
         except Exception as error:
             # A broken sink would otherwise fail, and be reported, with every record.
             self._sinks.remove(sink)

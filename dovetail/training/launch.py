@@ -69,6 +69,7 @@ def launch(
         recording=recording,
         announce=announce,
         info=prepared.planned.env.spec.info if prepared.phase.online else (),
+        tell=tell,
     )
 
 

@@ -19,7 +19,7 @@ from dovetail.data.rounds import Feed
 from dovetail.evaluation.evaluate import Evaluation
 from dovetail.replay.data import without_data
 from dovetail.replay.replay import with_own_replay
-from dovetail.run.checkpoint import Checkpoints
+from dovetail.run.checkpoint import Checkpoints, UnwrittenCheckpoint
 from dovetail.run.settings import Settings
 from dovetail.runtime.interface import Runtime
 from dovetail.runtime.report import Pending, Report
@@ -101,11 +101,16 @@ class Loop:
         recording: Recording | None = None,
         announce: Announce | None = None,
         info: Sequence[str] = (),
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`watchers` are called with every report's row of metrics and the timeline of all spans;
         `feed` supplies recorded steps to learn from; `recording` receives the steps of every
         report; `acting` is `Algorithm.acting`; `announce` tells the callbacks of an event; `info`
-        names the logged values of the environments' `info`."""
+        names the logged values of the environments' `info`; `tell` receives messages for the
+        user."""
+        self._tell = tell
+        self._unsaved: int | None = None
+        """The number of updates when checkpoints could no longer be written; None if they can."""
         self._feed, self._recording = feed, recording
         self.runtime = runtime
         self._watchers = watchers
@@ -185,9 +190,8 @@ class Loop:
                 if due and done < total and not self.over:  # the last row waits for an evaluation
                     self.write_row(recorder)
                 if self._checkpoints.due(arrived, taken):
-                    self.save(checkpoints)
+                    self._save_if_possible(checkpoints)
                     self._checkpoints.restart(time.perf_counter(), taken)
-                    self.saved(checkpoints)
                 self.timeline.note(DRIVER, COMPUTE, "reports", arrived)
                 for watch in self._watchers:
                     watch(row, self.timeline)
@@ -279,6 +283,20 @@ class Loop:
         self.timeline, self.evaluation = before.timeline, before.evaluation
         self.training_seconds = self._earlier = before.training_seconds
         self._start_steps = before._start_steps
+
+    def _save_if_possible(self, checkpoints: Checkpoints) -> None:
+        """Starts a checkpoint; while there is no room for one, training goes on without."""
+        try:
+            if self._unsaved is not None and (checkpoints.latest() or 0) >= self._unsaved:
+                self._tell("Checkpoints are written again.")
+                self._unsaved = None
+            self.save(checkpoints)
+            self.saved(checkpoints)
+        except UnwrittenCheckpoint as error:  # this one or an earlier one; the next may succeed
+            if self._unsaved is None:
+                self._tell(f"{error} Training goes on, and tries again with the next checkpoint.")
+                self._unsaved = self.reached.updates
+            self.save(checkpoints)
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Starts a checkpoint of the last good state."""

@@ -98,6 +98,8 @@ class RunStart:
     warm: "WarmStart | None" = None
     """The parameters to begin with, if they are another run's."""
     callbacks: Callbacks = field(default_factory=Callbacks)
+    checkpoint: int | None = None
+    """The checkpoint to resume from; by default, the latest."""
 
     @property
     def last(self) -> PreparedPhase:

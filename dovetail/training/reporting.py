@@ -1,13 +1,14 @@
 """The outputs of a run's metrics: CSV, TensorBoard, remote services and Prometheus."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.plan.ir import Plan
 from dovetail.run.folder import Run
 from dovetail.run.settings import Settings
 from dovetail.telemetry.remote import PATIENCE, check_services, remote_sinks
-from dovetail.telemetry.sinks import CsvSink, MetricsWriter, Sink
+from dovetail.telemetry.sinks import CsvSink, DamagedMetrics, MetricsWriter, Sink
 from dovetail.telemetry.tensorboard import (
     TENSORBOARD_EXTRA,
     TensorBoardSink,
@@ -35,7 +36,7 @@ def make_recorder(
 ) -> MetricsWriter:
     """The metrics writer; a resumed run drops rows beyond `reached` and appends."""
     after = reached.env_steps if reached.updates > 0 else None
-    csv = CsvSink(run.path / "metrics.csv", append=after is not None, after=after)
+    csv = _csv(run.path / "metrics.csv", after, tell)
     sinks: list[Sink] = [csv]
     if has_tensorboard():
         sinks.append(TensorBoardSink(run.path / "events", after=after))
@@ -43,6 +44,17 @@ def make_recorder(
         tell(f"Nothing is written for TensorBoard: it needs {TENSORBOARD_EXTRA}.")
     remote = remote_sinks(settings.log, run, config, settings.project, tell)
     return MetricsWriter([*sinks, *remote], tell, patience=10.0 + PATIENCE * len(remote))
+
+
+def _csv(path: Path, after: int | None, tell: Tell) -> CsvSink:
+    """The sink of metrics.csv; a damaged file is put aside."""
+    try:
+        return CsvSink(path, append=after is not None, after=after)
+    except DamagedMetrics as damaged:
+        aside = path.with_name("metrics-damaged.csv")
+        path.replace(aside)
+        tell(f"{damaged} It is kept as {aside.name}, and metrics.csv begins anew.")
+        return CsvSink(path)
 
 
 def make_exporter(

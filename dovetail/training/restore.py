@@ -1,10 +1,11 @@
 """Restores a resumed run from its last checkpoint, in the phase that wrote it."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dovetail.errors import UserError
 from dovetail.replay.data import without_data
-from dovetail.run.checkpoint import Checkpoints
+from dovetail.run.checkpoint import Checkpoints, DamagedCheckpoint
 from dovetail.training.announcing import accepted
 from dovetail.training.changes import record
 from dovetail.training.loop import Reached
@@ -21,20 +22,46 @@ class Started(NamedTuple):
     reached: Reached
 
 
-def restored(start: RunStart, checkpoints: Checkpoints) -> tuple[int, Started]:
-    """Returns (index of the phase to continue, its starting state)."""
+def restored(
+    start: RunStart, checkpoints: Checkpoints, tell: Callable[[str], None]
+) -> tuple[int, Started | None]:
+    """Returns (index of the phase to continue, its starting state; None for a fresh one).
+
+    Without a chosen checkpoint it is the latest intact one. A run that was killed before its first
+    checkpoint begins anew.
+    """
+    steps = checkpoints.steps()
+    if start.checkpoint is not None:
+        return _restored(start, checkpoints, start.checkpoint)
+    # A finished run had checkpoints, which are missing now: that is an error.
+    if not steps and not (start.run.path / "summary.json").exists():
+        accepted()
+        start.run.write_json("config.json", start.config)
+        tell(f"{start.run.path} has no checkpoint yet: it begins anew, from its config.json.")
+        return 0, None
+    while len(steps) > 1:
+        try:
+            return _restored(start, checkpoints, steps[-1])
+        except DamagedCheckpoint as error:
+            damage = str(error).partition(";")[0]
+            tell(f"{damage}; the run goes on from checkpoint {steps[-2]} instead.")
+            steps.pop()
+    return _restored(start, checkpoints, steps[0] if steps else None)
+
+
+def _restored(start: RunStart, checkpoints: Checkpoints, step: int | None) -> tuple[int, Started]:
     config, phases = start.config, start.phases
     expect = {"algorithm": config["algorithm"], "options": config["options"]}
     at = 0
     if start.recorded is not None:
-        acted = checkpoints.meta()["online"]
+        acted = checkpoints.meta(step)["online"]
         at = next((i for i, one in enumerate(phases) if one.phase.online == acted), 0)
     prepared = phases[at]
     plan, env = prepared.planned.plan, prepared.planned.env
     like = shapes(prepared.algorithm, env.jax, plan.num_envs, start.settings.seeds)
     actor = like[1] if prepared.phase.online else ()
     tree, meta = checkpoints.restore(
-        {"state": without_data(like[0]), "actor": actor}, expect=expect
+        {"state": without_data(like[0]), "actor": actor}, step, expect=expect
     )
     reached = Reached(
         meta["updates"], meta["env_steps"], meta["seconds"], meta["time_to_threshold"]
@@ -53,7 +80,10 @@ def restored(start: RunStart, checkpoints: Checkpoints) -> tuple[int, Started]:
 
 def _refuse_finished(start: RunStart, reached: Reached) -> None:
     steps = start.last.phase.end
-    ended = start.run.summary.get("final_return") is not None or start.silent is not None
+    try:
+        ended = start.run.summary.get("final_return") is not None or start.silent is not None
+    except UserError:  # a damaged summary.json, which this start will replace
+        ended = False
     if reached.env_steps >= steps and ended:
         option = "--online-steps" if start.config.get("online_steps") else "--total-steps"
         raise UserError(

@@ -119,7 +119,9 @@ class _Session:
         """Returns (index of the phase to begin with, its loop)."""
         resumed = self._start.resumed
         try:
-            at, started = restored(self._start, self._checkpoints) if resumed else (0, None)
+            at, started = 0, None
+            if resumed:
+                at, started = restored(self._start, self._checkpoints, self._tell)
             return at, self._launched(at, started)
         except Exception as error:
             if self._stop:  # Ctrl-C also reaches environment processes, which may die before us

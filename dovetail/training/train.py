@@ -16,6 +16,7 @@ from dovetail.envs.wrapping import rooted, with_wraps
 from dovetail.errors import UserError, check_option
 from dovetail.hosts.deployment import Deployment, rebuilt
 from dovetail.loading import refuse_while_loading
+from dovetail.locking import FolderLock
 from dovetail.plan import serial
 from dovetail.plan.explanation import Explanation
 from dovetail.run.folder import Run
@@ -134,6 +135,7 @@ def train(
         warm = None if init_from is None else warm_start(init_from, prepared[0].algorithm)
         config["init_from"] = None if warm is None else str(warm.run)
         run = Run.create(settings.folder, _run_name(config), config)
+        stack.enter_context(FolderLock(run.path, "run"))
         _write_plan(run, prepared[-1].planned)
         start = RunStart(run, found, prepared, config, settings, began, recorded, silent, False)
         return conduct(replace(start, warm=warm, callbacks=called), stop)
@@ -148,6 +150,7 @@ def resume(
     callback: Given = None,
     algorithm: type | str | None = None,
     data: str | Path | None = None,
+    checkpoint: int | None = None,
     **options: Any,
 ) -> Run:
     """Continues a run from its last checkpoint, in the same folder; returns the run.
@@ -161,7 +164,8 @@ def resume(
     environment steps that follow offline training. `env` is required if the run was started with a
     Python object. `cluster` replaces the cluster of the earlier start, `callback` its callbacks.
     `env`, `algorithm` (a class, or "file.py:Name") and `data` also give the new place of a file or
-    dataset that has moved.
+    dataset that has moved. `checkpoint` is the number of an earlier checkpoint to go on from; the
+    later ones are then replaced.
     """
     began = time.perf_counter()
     refuse_while_loading("dt.resume")
@@ -193,6 +197,8 @@ def resume(
     totals, known = (config["steps"], config["online_steps"]), config.get("data")
     check_steps(*totals, known is not None)
     with stopping() as stop, ExitStack() as stack:
+        stack.enter_context(FolderLock(opened.path, "run"))
+        opened.sweep()
         recorded = None if known is None else _reopened(known, data, stack)
         if recorded is not None:
             config["data"] = recorded.identity
@@ -217,7 +223,11 @@ def resume(
         prepared = making.phases(strategy, *totals, stack)
         refuse_other_shapes(before, prepared[-1].algorithm, changed)
         start = RunStart(opened, found, prepared, config, settings, began, recorded, silent, True)
-        return conduct(replace(start, changed=changed, callbacks=called), stop)
+        source = config.get("init_from")
+        fresh = not any((opened.path / "checkpoints").glob("*/meta.json"))
+        warm = warm_start(source, prepared[0].algorithm) if fresh and source else None
+        start = replace(start, changed=changed, warm=warm, checkpoint=checkpoint, callbacks=called)
+        return conduct(start, stop)
 
 
 def _opened(data: str | Path, memory: int, stack: ExitStack) -> RecordedData:

@@ -25,7 +25,7 @@ from dovetail.run.settings import Settings
 from dovetail.strategies import Local
 from dovetail.telemetry import sinks as sinks_module
 from dovetail.telemetry import tensorboard
-from dovetail.telemetry.sinks import CsvSink, MetricsWriter
+from dovetail.telemetry.sinks import CsvSink, MetricsWriter, SinkPaused
 from dovetail.telemetry.tensorboard import TensorBoardSink, tags
 from dovetail.training.loop import Reached
 from dovetail.training.reporting import check_sinks, make_recorder
@@ -121,10 +121,11 @@ def test_csv_refuses_another_kind_of_file(tmp_path):
 def test_csv_on_a_full_disk_keeps_whole_rows_only(tmp_path):
     with tiny_disk(tmp_path / "disk") as disk:
         sink = CsvSink(disk / "metrics.csv")
-        with pytest.raises(UserError, match=r"metrics\.csv \(No space left on device\)"):
+        with pytest.raises(SinkPaused, match=r"metrics\.csv \(No space left on device\)"):
             for step in range(10_000):
                 sink.write(step, {"time_s": step / 3})
-        sink.close()
+        with pytest.raises(SinkPaused, match="lacks 1 rows"):
+            sink.close()
         steps = read_metrics(disk / "metrics.csv")["env_steps"]
         np.testing.assert_array_equal(steps, np.arange(len(steps)))
         assert len(steps) > 100
@@ -288,32 +289,34 @@ def test_what_is_no_number_is_reported_and_left_out():
     assert len(recorder.failures) == 1
 
 
-def test_a_full_disk_stops_the_training_at_the_next_record(tmp_path, monkeypatch):
+def test_rows_that_found_no_room_are_written_when_there_is_some(tmp_path, monkeypatch):
     sink = CsvSink(tmp_path / "metrics.csv")
+    told = []
+    with monkeypatch.context() as patch:
 
-    def full(_line):
-        raise UserError("Cannot write metrics.csv (No space left on device): free some space.")
+        def full(_line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(sink, "_append", full)
-    recorder = MetricsWriter([sink])
-    recorder.record(1, {})
-    with pytest.raises(UserError, match="No space left"):
-        recorder.close()
+        patch.setattr(sink, "_append", full)
+        for step in (1, 2):
+            with pytest.raises(SinkPaused, match="No space left"):
+                sink.write(step, {})
+    recorder = MetricsWriter([sink], told.append)
+    recorder.record(3, {})
     recorder.close()
+    assert read_metrics(tmp_path / "metrics.csv")["env_steps"].tolist() == [1, 2, 3]
+    assert told == []
 
 
 def test_a_full_disk_end_to_end(tmp_path):
     with tiny_disk(tmp_path / "disk") as disk:
         recorder = MetricsWriter([CsvSink(disk / "metrics.csv"), TensorBoardSink(disk / "events")])
-        with pytest.raises(UserError, match="No space left on device"):
-            for step in range(100_000):
-                recorder.record(step, {"loss": step / 7})
-            recorder.close()
+        for step in range(100_000):
+            recorder.record(step, {"loss": step / 7})
         recorder.close()
-        assert [text for text in recorder.failures if "dropped" not in text] == [
-            "TensorBoardSink stopped (OSError: [Errno 28] No space left on device): "
-            "the training goes on without it."
-        ]
+        told = "\n".join(recorder.failures)
+        assert "metrics.csv (No space left on device): free some space" in told
+        assert "TensorBoardSink stopped (OSError: [Errno 28] No space left on device)" in told
 
 
 def test_csv_disk_full_is_recognized_by_its_number(tmp_path):
@@ -328,7 +331,7 @@ def test_csv_disk_full_is_recognized_by_its_number(tmp_path):
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     sink = CsvSink(tmp_path / "metrics.csv")
-    sink.close()
+    sink._file.close()
     sink._file = Full()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UserError, match=r"[Qq]uota"):
         sink.write(1, {})

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small import QUIET
+from survival import LOST, RESUMES, survives
 
 import dovetail
 from dovetail import ServedReplay, UserError, serve_replay
@@ -55,6 +56,9 @@ def counts(server: ReplayServer) -> dict[str, int]:
         return client.counts()
 
 
+@survives(
+    "the run ends with a durable replay", "any", "replay servers", RESUMES + ", with its replay"
+)
 def test_a_durable_replay_is_found_by_the_resumed_run(tmp_path: Path) -> None:
     kept = ServedReplay(shards=2, durable=True)
     run = train(tmp_path / "run", kept)
@@ -74,6 +78,12 @@ def test_a_durable_replay_is_found_by_the_resumed_run(tmp_path: Path) -> None:
     assert "key" not in json.dumps(run.config["replay"])
 
 
+@survives(
+    "the run ends without --durable",
+    "any",
+    "replay servers",
+    LOST + ": the replay; the rest resumes",
+)
 def test_a_resumed_run_says_that_its_replay_is_lost(tmp_path: Path, capsys: Any) -> None:
     run = train(tmp_path / "run", "servers")
     config = json.loads((run.path / "config.json").read_text())
@@ -132,6 +142,7 @@ def _row() -> dict[str, Any]:
     return _example()._asdict()
 
 
+@survives("a replay server dies", "any", "replay servers", RESUMES)
 def test_a_server_that_dies_ends_the_run_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
