@@ -12,6 +12,7 @@ import pytest
 
 CACHE = "JAX_COMPILATION_CACHE_DIR"
 _made_here: str | None = None
+_state: str | None = None
 if CACHE not in os.environ:  # the first process of the session; its workers inherit the variable
     os.environ[CACHE] = _made_here = tempfile.mkdtemp(prefix="dovetail-tests-")
 # Reading a small program from the cache takes as long as compiling it, and writing it longer.
@@ -25,6 +26,11 @@ os.environ["XLA_FLAGS"] = (
     # Both cores are busy with tests: compiling small programs in parts only costs a sixth more.
     "--xla_cpu_parallel_codegen_split_count=1"
 )
+
+# What tests train is remembered as the user's own: not in the home of whoever runs them.
+if "DOVETAIL_TESTS_STATE" not in os.environ:
+    _state = os.environ["DOVETAIL_TESTS_STATE"] = tempfile.mkdtemp(prefix="dovetail-tests-")
+    os.environ["XDG_STATE_HOME"] = _state
 
 # Who is started in the background ignores Ctrl-C, and so would whatever the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -52,6 +58,8 @@ def pytest_unconfigure() -> None:
     """Removes the session's cache, from the process that made it."""
     if _made_here is not None:
         shutil.rmtree(_made_here, ignore_errors=True)
+    if _state is not None:
+        shutil.rmtree(_state, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -24,10 +24,11 @@ def run(argv: list[str]) -> None:
     parser.flag("--explore", "Choose actions as in training, not greedily")
     parser.flag("--record", "Write the episodes to a new dataset", "FOLDER")
     place_flags(parser)
+    parser.flag("--trust", "Run the code that a run from elsewhere names")
     parser.flag("--json", "Print one line of JSON")
     given = parser.read(argv)
     chosen: dict[str, Any] = numbers(given, "episodes", "seed") | chosen_policy(given)
-    chosen |= {name: given[name] for name in ("explore", "record") if name in given}
+    chosen |= {name: given[name] for name in ("explore", "record", "trust") if name in given}
 
     import dovetail
 

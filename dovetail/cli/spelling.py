@@ -34,7 +34,8 @@ def resume_text(
     run: str, given: Mapping[str, int | str], cluster: str | None, changes: Mapping[str, Any]
 ) -> str:
     """`dovetail train --resume …` in Python."""
-    texts = {name: f"{x:_}" if isinstance(x, int) else repr(x) for name, x in given.items()}
+    plain = {name: isinstance(x, int) and not isinstance(x, bool) for name, x in given.items()}
+    texts = {name: f"{x:_}" if plain[name] else repr(x) for name, x in given.items()}
     words = [repr(run), *(f"{name}={text}" for name, text in texts.items())]
     words += [f"cluster={cluster}"] if cluster is not None else []
     words += [f"{name}={value!r}" for name, value in changes.items()]

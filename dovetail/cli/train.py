@@ -27,7 +27,7 @@ MOVED = {"env": "env", "data": "data", "algorithm-file": "algorithm"}
 """The keys of the new places of a resumed run's files → the arguments of `dovetail.resume`."""
 
 WITH_RESUME = {
-    *("resume", "checkpoint", "total-steps", "online-steps"),
+    *("resume", "checkpoint", "trust", "total-steps", "online-steps"),
     *("cluster", "deploy", "callback", "json", "quiet"),
     *MOVED,
 }
@@ -96,6 +96,7 @@ def _parser() -> Parser:
     parser.flag("--config", "TOML file with any of these; the command line wins", "FILE")
     parser.flag("--resume", "Go on with this run, with its own options or with those given", "RUN")
     parser.flag("--checkpoint", "With --resume: the checkpoint to go on from; else the latest", "N")
+    parser.flag("--trust", "With --resume: run the code that a run from elsewhere names")
     parser.flag(
         "--algorithm",
         "With --resume: file.py:Name of the run's algorithm, if it has moved; likewise --env and "
@@ -121,8 +122,9 @@ def _train(words: Words, quiet: bool) -> Any:
             "--algorithm is the new place of a resumed run's algorithm: name the one to train as "
             "the first word, dovetail train ppo …"
         )
-    if "checkpoint" in words.values:
-        raise UserError("--checkpoint is about a run that exists: add --resume RUN.")
+    for name in ("checkpoint", "trust"):
+        if name in words.values:
+            raise UserError(f"--{name} is about a run that exists: add --resume RUN.")
     wanted = experiment(words, "train")
     given = numbers(words.values, "total-steps", "seed", "online-steps", "data-memory")
     texts = {name: words.values[name] for name in ("data", "init-from") if name in words.values}
@@ -157,6 +159,7 @@ def _resume(words: Words, quiet: bool) -> Any:
     for spare in sorted(set(words.values) - WITH_RESUME - mine):
         raise _no_place(spare.rpartition(".")[2])
     given = numbers(words.values, "total-steps", "online-steps", "checkpoint")
+    given |= {"trust": True} if words.values.get("trust") else {}
     moved = {
         name: convert(words.values[key], str, f"--{name}")
         for key, name in MOVED.items()

@@ -19,9 +19,10 @@ def run(argv: list[str]) -> None:
     parser.flag("--out", "The video's file (default video.mp4 in the run's folder)", "FILE")
     parser.flag("--seed", "Seed of the episode", "N")
     place_flags(parser)
+    parser.flag("--trust", "Run the code that a run from elsewhere names")
     given = parser.read(argv)
     chosen: dict[str, Any] = numbers(given, "seed") | chosen_policy(given)
-    chosen |= {name: given[name] for name in ("window", "out") if name in given}
+    chosen |= {name: given[name] for name in ("window", "out", "trust") if name in given}
 
     import dovetail
     from dovetail.evaluation.kept import has_best

@@ -202,9 +202,12 @@ def _spaces(record: dict[str, Any], place: Path) -> tuple[Space, Space]:
         return observation, action
     try:  # Minari may omit them in favor of the environment's
         import gymnasium
-        from gymnasium.envs.registration import EnvSpec
 
-        env = gymnasium.make(EnvSpec.from_json(record["env_spec"]))
+        # Of the stored spec only the id and the options: its entry point may be anyone's code.
+        spec = json.loads(record["env_spec"])
+        if spec["id"] not in gymnasium.registry:
+            raise ValueError(f"{spec['id']} is not registered")
+        env = gymnasium.make(spec["id"], **spec.get("kwargs", {}))
     except Exception as error:
         raise UserError(
             f"{place} names no spaces, and its environment cannot be made ({error}): install what "

@@ -16,6 +16,7 @@ def load(
     which: Which | None = None,
     *,
     algorithm: type | str | None = None,
+    trust: bool = False,
 ) -> Policy:
     """Loads a trained policy: `action, state = load(run).predict(observation)`.
 
@@ -23,8 +24,9 @@ def load(
     policy, or the last if none was evaluated; `which` is "best", "last" or the number of a
     checkpoint. A checkpoint needs the algorithm's class, given as `algorithm` (the class, or
     "file.py:Name") if the run's own file is no longer found; exported policies need neither.
+    `trust` allows the code that the config of a run from elsewhere names.
     """
-    return find_exported(run, which, algorithm=algorithm).policy()
+    return find_exported(run, which, algorithm=algorithm, trust=trust).policy()
 
 
 def find_exported(
@@ -32,6 +34,7 @@ def find_exported(
     which: Which | None = None,
     *,
     algorithm: type | str | None = None,
+    trust: bool = False,
 ) -> Exported:
     """The exported policy of a run or folder; see `load`."""
     check_which(which)
@@ -49,7 +52,7 @@ def find_exported(
         exported = read_exported(run.path / LAST)
         if latest is None or exported.origin.updates >= latest:
             return exported
-    return _from_checkpoint(run, "last" if which is None else which, algorithm)
+    return _from_checkpoint(run, "last" if which is None else which, algorithm, trust)
 
 
 def _alone(folder: Path, which: Which | None) -> Exported:
@@ -62,9 +65,9 @@ def _alone(folder: Path, which: Which | None) -> Exported:
     return read_exported(folder)
 
 
-def _from_checkpoint(run: Run, which: Which, algorithm: type | str | None) -> Exported:
+def _from_checkpoint(run: Run, which: Which, algorithm: type | str | None, trust: bool) -> Exported:
     """Exports the policy of a checkpoint; of several seeds, that with the highest final return."""
-    trained = load_trained(run, which=which, algorithm=algorithm)
+    trained = load_trained(run, which=which, algorithm=algorithm, trust=trust)
     returns = run.summary.get("final_returns") or [0.0] * len(trained.params)
     seed = max(range(len(trained.params)), key=lambda index: returns[index])
     origin = Origin(trained.env_steps, trained.updates)

@@ -53,17 +53,19 @@ def load_trained(
     *,
     which: Which | None = None,
     algorithm: type | str | None = None,
+    trust: bool = False,
 ) -> Trained:
     """Loads the algorithm, environment and parameters of a run's policy.
 
     Unless `which` says otherwise it is the best one, or the last if nothing was evaluated or there
     are several seeds. `instead` describes the observations and actions if the run had no
     environment; it suffices for callers that never step one. `algorithm` is the class, or
-    "file.py:Name", if the run's own is no longer found.
+    "file.py:Name", if the run's own is no longer found. `trust` allows code that the run's config
+    names.
     """
     check_which(which)
     config = run.config
-    made, strategy, settings = rebuild_all(config, algorithm)
+    made, strategy, settings = rebuild_all(config, algorithm, trust, env)
     if env is None and instead is not None and lacks_environment(run):
         env = Env(instead, None, None)
     found = find_environment(run, strategy, env)
@@ -119,17 +121,19 @@ def evaluate_run(
     *,
     which: Which | None = None,
     algorithm: type | str | None = None,
+    trust: bool = False,
 ) -> Evaluation:
     """Evaluates a run's policy: the best one, or the last if nothing was evaluated in training.
 
     `which` is "best", "last" or the number of a checkpoint. With several seeds the default is
     "last", the policies of all seeds together. It acts greedily, or as in training if `explore`.
     `record` is the folder for a new dataset of these episodes. `env` and `algorithm` (a class, or
-    "file.py:Name") are needed if the run's own are no longer found.
+    "file.py:Name") are needed if the run's own are no longer found. `trust` allows the code that
+    the run's config names, if it was made elsewhere.
     """
     enable_compile_cache()
     opened = run if isinstance(run, Run) else Run.open(run)
-    trained = load_trained(opened, env, which=which, algorithm=algorithm)
+    trained = load_trained(opened, env, which=which, algorithm=algorithm, trust=trust)
     recorder = None
     if record is not None:
         recorder = _recorder(record, opened, trained, explore)

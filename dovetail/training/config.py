@@ -17,6 +17,7 @@ from dovetail.run.legacy import with_present_options
 from dovetail.run.settings import Settings
 from dovetail.strategies import STRATEGIES
 from dovetail.strategies.interface import Strategy
+from dovetail.training.trust import code_of, refuse_untrusted
 
 NAMED = re.compile(r"(/[^=,?&]*?\.py):(\w+)")
 """A class in a file, by its absolute path."""
@@ -116,12 +117,18 @@ def _tuples(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def rebuild_all(
-    config: dict[str, Any], algorithm: type | str | None = None
+    config: dict[str, Any],
+    algorithm: type | str | None = None,
+    trust: bool = False,
+    env: Any = None,
 ) -> tuple[Algorithm, Strategy, Settings]:
     """Builds the algorithm, strategy and settings of a config.
 
-    `algorithm` is the class, or "file.py:Name", where the config's is no longer found.
+    `algorithm` is the class, or "file.py:Name", where the config's is no longer found. Raises if
+    the config names code that the user neither named before nor trusts now; what `algorithm` and
+    `env` replace does not count.
     """
+    refuse_untrusted(code_of(config, env is None, algorithm is None), trust)
     try:
         for name, kind in (("env", str), ("steps", int), ("seed", int)):
             if not isinstance(config[name], kind):
@@ -132,7 +139,7 @@ def rebuild_all(
         else:
             made = rebuild(algorithm or name, config["options"], ALGORITHMS, "algorithm")
         return made, rebuild_strategy(config), Settings(**_tuples(config["settings"]))
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"config.json cannot be read ({error}): it was changed by hand or written by another "
             f"version of Dovetail; start a new run."

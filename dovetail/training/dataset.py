@@ -12,6 +12,7 @@ from dovetail.envs.interface import EnvSpec
 from dovetail.envs.resolve import Env, resolve
 from dovetail.errors import UserError, check_option
 from dovetail.replay.data import DataSpec
+from dovetail.training.trust import code_of_env, untrusted
 
 MEMORY = 2_000
 """Default limit of recorded data in memory, in megabytes."""
@@ -63,6 +64,9 @@ class RecordedData:
         if not name:
             return Env(self.reader.spec, None, None), "the dataset names no environment"
         try:
+            why = untrusted(code_of_env(name))
+            if why is not None:
+                return Env(self.reader.spec, None, None), f"{self.reader.folder} {why}"
             resolve(name)
         except UserError as error:
             return Env(self.reader.spec, None, None), str(error).rstrip(".")

@@ -41,6 +41,7 @@ from dovetail.training.reporting import check_sinks
 from dovetail.training.session import conduct
 from dovetail.training.signals import stopping
 from dovetail.training.start import enable_compile_cache
+from dovetail.training.trust import code_of, remember
 from dovetail.training.warm_start import warm_start
 
 
@@ -134,6 +135,7 @@ def train(
             recorded.check()  # before the folder exists: a bad dataset must not leave one behind
         warm = None if init_from is None else warm_start(init_from, prepared[0].algorithm)
         config["init_from"] = None if warm is None else str(warm.run)
+        remember(code_of(config))
         run = Run.create(settings.folder, _run_name(config), config)
         stack.enter_context(FolderLock(run.path, "run"))
         _write_plan(run, prepared[-1].planned)
@@ -151,6 +153,7 @@ def resume(
     algorithm: type | str | None = None,
     data: str | Path | None = None,
     checkpoint: int | None = None,
+    trust: bool = False,
     **options: Any,
 ) -> Run:
     """Continues a run from its last checkpoint, in the same folder; returns the run.
@@ -165,13 +168,14 @@ def resume(
     Python object. `cluster` replaces the cluster of the earlier start, `callback` its callbacks.
     `env`, `algorithm` (a class, or "file.py:Name") and `data` also give the new place of a file or
     dataset that has moved. `checkpoint` is the number of an earlier checkpoint to go on from; the
-    later ones are then replaced.
+    later ones are then replaced. `trust` allows the code that the run's config names, if the run
+    was made elsewhere.
     """
     began = time.perf_counter()
     refuse_while_loading("dt.resume")
     opened = run if isinstance(run, Run) else Run.open(run)
     config = dict(opened.config)
-    before, strategy, earlier = rebuild_all(config, algorithm)
+    before, strategy, earlier = rebuild_all(config, algorithm, trust, env)
     made, settings, changed = with_changes(before, earlier, options)
     config |= {"options": options_of(made), "settings": dataclasses.asdict(settings)}
     if algorithm is not None:
@@ -223,6 +227,9 @@ def resume(
         prepared = making.phases(strategy, *totals, stack)
         refuse_other_shapes(before, prepared[-1].algorithm, changed)
         start = RunStart(opened, found, prepared, config, settings, began, recorded, silent, True)
+        given_now = {"algorithm": algorithm, "callback": callback}
+        given_now["env"] = env if isinstance(env, str) else None
+        remember(code_of({k: config.get(k) for k, x in given_now.items() if x is not None}))
         source = config.get("init_from")
         fresh = not any((opened.path / "checkpoints").glob("*/meta.json"))
         warm = warm_start(source, prepared[0].algorithm) if fresh and source else None
