@@ -19,6 +19,7 @@ def join_processes(coordinator: str, processes: int, rank: int) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         coordinator,
+        coordinator_bind_address=coordinator,  # by default, every address of the machine
         num_processes=processes,
         process_id=rank,
         initialization_timeout=JOIN_SECONDS,

@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TypedDict
 
@@ -54,12 +56,13 @@ class RayConnection:
         options: dict[str, object] = {"log_to_driver": False, "logging_level": "ERROR"}
         options |= {"configure_logging": False, "runtime_env": dict(files or {}) or None}
         if self.local:
+            _make_token()
             options |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
         else:
             _refuse_unreachable(cluster)
             options |= {"address": cluster}
         try:
-            with _patience(), _own_signals(), warnings.catch_warnings():
+            with _patience(), _own_signals(), _loopback(self.local), warnings.catch_warnings():
                 # Harmless: the forked children exec other programs at once.
                 warnings.filterwarnings("ignore", message="os.fork", category=RuntimeWarning)
                 ray.init(**options)
@@ -109,6 +112,18 @@ def import_ray() -> ModuleType:
             "A cluster needs Ray, which is not installed: pip install 'dovetail[ray]'."
         ) from error
     return ray
+
+
+def _make_token() -> None:
+    """Makes the token of a local cluster if there is none; Ray's own would be readable for all."""
+    file = Path.home() / ".ray" / "auth_token"
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ or file.exists():
+        return
+    with contextlib.suppress(OSError):  # Ray says what is wrong
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as opened:
+            opened.write(secrets.token_hex(32))
 
 
 def _available() -> dict[str, dict[str, float]]:
@@ -182,14 +197,42 @@ def _own_signals() -> Generator[None]:
 
 
 @contextlib.contextmanager
+def _loopback(local: bool) -> Generator[None]:
+    """Makes a cluster that is started here listen on 127.0.0.1 only, and export no metrics.
+
+    Ray does so by itself on macOS and Windows, where this setting has its name from.
+    """
+    if not local:
+        yield
+        return
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    alone = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_enable_metrics_collection": "0"}
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        with _variables(alone):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextlib.contextmanager
 def _patience() -> Generator[None]:
     """Sets Ray's connection timeouts to ours, unless the user has set them."""
     limits = {
         "RAY_gcs_rpc_server_connect_timeout_s": str(int(REACH_SECONDS)),
         "RAY_gcs_server_request_timeout_seconds": str(int(JOIN_SECONDS)),
     }
-    before = {name: os.environ.get(name) for name in limits}
-    os.environ.update({name: value for name, value in limits.items() if before[name] is None})
+    with _variables(limits):
+        yield
+
+
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Generator[None]:
+    """Sets environment variables that the user has not set, while the block runs."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: value for name, value in values.items() if before[name] is None})
     try:
         yield
     finally:
