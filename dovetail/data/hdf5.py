@@ -205,7 +205,8 @@ class IndexedFile:
 
     def __init__(self, file: Path, index: Path, metadata: Metadata) -> None:
         try:
-            with np.load(index, allow_pickle=False) as found:
+            # Opened here: NumPy leaves a file open that it cannot read.
+            with index.open("rb") as opened, np.load(opened, allow_pickle=False) as found:
                 arrays = {name: found[name] for name in found.files}
             begun = arrays.get("begun", np.ones(len(arrays["cut"]), np.bool_))
             self.episodes = EpisodeColumns(
