@@ -303,7 +303,7 @@ def test_more_copies_than_a_batch_divides_into() -> None:
         Judged(), Local(sides=("judge:3",))
     )
     assert "--sides jury asks for workers of its own" in told_of(Judged(), Local(sides=("jury",)))
-    assert "'judge:0' names no side" in refused(lambda: Local(sides=("judge:0",)))
+    assert "'judge:0' asks for no copy of judge" in refused(lambda: Local(sides=("judge:0",)))
     assert (
         "has 2 copies of critic on workers of their own, but CriticApart changes the state there"
     ) in refused(lambda: dt.explain(CRITIC, JAX, Local(sides=("critic:2",))))

@@ -20,7 +20,8 @@ ADVICE = "--num-envs 64 would take more steps per second, and changes the result
 def exported(name: str, words: str) -> np.ndarray:
     """The exported weights of a training by command, as one vector."""
     assert main([*f"train {name} {SHORT} {words}".split(), "--run", "run"]) == 0
-    weights = load_file("run/policy/policy.safetensors")
+    (file,) = Path("run/policy/last").glob("*.safetensors")
+    weights = load_file(file)
     Path("run").rename(f"run {words}")
     return np.concatenate([np.ravel(weights[key]) for key in sorted(weights)])
 
