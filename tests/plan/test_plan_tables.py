@@ -21,7 +21,7 @@ from dovetail.training.planning import plan_for
 from dovetail.training.replay_servers import ServedReplay
 
 CARTPOLE = "dovetail:CartPole-v1"
-REPLAYED = DQN(4, 2, 4, buffer_size=64, learning_starts=1, hidden_sizes=(4,))
+REPLAYED = DQN(4, 2, 4, num_envs=8, buffer_size=64, learning_starts=1, hidden_sizes=(4,))
 TWO_SHARDS = ActorLearner(actors=4, staleness=0, shards=2)
 ROOMY = Resources(8, 64, None)
 
@@ -32,7 +32,7 @@ def test_two_shards_have_workers_of_their_own() -> None:
     assert table_workers(plan, graph) == ["replay-0", "replay-1"]
     assert plan.notes == ("2 workers of their own keep the replay, and answer the learner",)
     plan, graph = planned(Local(), REPLAYED, CARTPOLE, ROOMY)
-    assert table_workers(plan, graph) == [] and plan.notes == ()
+    assert table_workers(plan, graph) == [] and "replay" not in "".join(plan.notes)
 
 
 def test_a_replay_beside_the_learner_cannot_be_sampled_ahead() -> None:
