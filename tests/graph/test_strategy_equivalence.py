@@ -74,7 +74,7 @@ def interpreted(name: str) -> tuple[Any, dict[str, float], Any, list[np.ndarray]
     for _ in range(ITERATIONS):
         state, metrics, actor, episodes = iteration(state, actor)
         sums = {name: sums.get(name, 0.0) + float(value) for name, value in metrics.items()}
-        ended = [a + np.asarray(b) for a, b in zip(ended or [0] * 3, episodes, strict=True)]
+        ended = [a + np.asarray(b) for a, b in zip(ended or [0] * 3, episodes[:3], strict=True)]
     return state, sums, actor, ended
 
 
