@@ -13,7 +13,7 @@ from dovetail.run.legacy import OPTIONS
 from dovetail.run.settings import Settings
 from dovetail.strategies import STRATEGIES
 
-JOB = {"--total-steps", "--env", "--data", "--run", "--cluster"}
+JOB = {"--total-steps", "--env", "--data", "--run", "--cluster", "--callback"}
 
 
 def every_flag() -> set[str]:

@@ -197,7 +197,7 @@ def test_a_wrong_config_file_is_a_sentence(
         ("train ppo --env X spare", "does not expect 'spare'"),
         ("train ppo --env X --config no.toml", "Cannot read the config file no.toml: No such file"),
         ("train ppo --resume runs/x", "strategy, so 'ppo' has no place beside it"),
-        ("train --resume runs/x --env X", "strategy, so 'env' has no place beside it"),
+        ("train --resume runs/x --seed 1", "strategy, so 'seed' has no place beside it"),
         ("train --resume runs/x --actors 3", "strategy, so 'actors' has no place beside it"),
         (
             "train ppo --env X --anneal=false",
