@@ -44,7 +44,9 @@ class Policy:
         mapped = record["spaces"]["mapped"]
         seen = self.observation_space if mapped else spaces.Discrete(1)
         self._map: SpaceMap = space_map(seen, self.action_space, self.env)
-        self._inputs = None if mapped else [entry["dtype"] for entry in record["inputs"]]
+        self._inputs = (
+            None if mapped else [np.dtype(str(entry["dtype"])) for entry in record["inputs"]]
+        )
         self._weights, self._carry = jax.device_put(weights), carry
         self._version = record["versions"]["jax"]
         self._programs: dict[str, Any] = record["programs"]

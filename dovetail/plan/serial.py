@@ -44,7 +44,7 @@ def from_json(fields: Mapping[str, Any]) -> Plan:
             "notes": tuple(fields["notes"]),
         }
         return Plan(**rebuilt)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"This is not a plan as Dovetail writes one ({error}): write it again with "
             f"`dovetail explain … --json`."

@@ -22,7 +22,7 @@ def with_files(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     home = folder.resolve()
     found = {path for text in _texts(without_files(config)) for path in _paths(text)}
     files = {path: Path(os.path.relpath(path, home)).as_posix() for path in sorted(found)}
-    return {**without_files(config), FILES: files}
+    return {**without_files(config), **({FILES: files} if files else {})}
 
 
 def without_files(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """ALE's vector environment behind our interface."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -30,7 +31,7 @@ def last_steps(autoreset: str):
     steps = []
     for t in range(11):
         step = batch.step(np.array([t % 4, (t + 1) % 4], np.int32))
-        steps.append(type(step)(*(x.copy() for x in step)))
+        steps.append(jax.tree.map(np.copy, step))
     batch.close()
     return steps[9], steps[10]
 

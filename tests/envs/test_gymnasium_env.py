@@ -352,7 +352,7 @@ def test_one_environment_alone_does_what_it_does_among_others(name: str) -> None
         ends += int((step.terminated | step.truncated).sum())
         for i, host in enumerate(alone):
             own = host.step(action[i : i + 1])
-            for field in step._fields:
+            for field in set(step._fields) - {"info"}:
                 found, wanted = getattr(own, field)[0], getattr(step, field)[i]
                 np.testing.assert_allclose(found, wanted, atol=1e-6, err_msg=field)
     assert ends > 0 or name == "Acrobot-v1"

@@ -151,6 +151,8 @@ def test_an_insert_that_was_cut_short_changes_nothing(
     with pytest.raises(KeyboardInterrupt):
         work(durable, 30)  # its rows are stored, but it is not logged
     monkeypatch.undo()
+    assert durable._journal is not None
+    durable._journal._folder.lock.close()  # as its process would, by dying
     again, lost = reopened(tmp_path, TABLES[name])
     assert lost is None and again.epoch == 1
     assert seen(again) == wanted

@@ -39,5 +39,5 @@ def cluster() -> type:
 @pytest.mark.parametrize("kind", [lambda: LocalRuntime, cluster], ids=["local", "cluster"])
 def test_a_runtime_takes_what_the_loop_gives(kind: Callable[[], type]) -> None:
     wanted, found = methods(Runtime), methods(kind())
-    assert len(wanted) == 6
+    assert len(wanted) == 7
     assert {name: found.get(name) for name in wanted} == wanted

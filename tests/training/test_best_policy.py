@@ -43,6 +43,9 @@ class Scripted:
         value = RETURNS[number] if number < len(RETURNS) else 1.0
         return Evaluation(np.full(2, value), np.ones(2, int), 0)
 
+    def calling_seconds(self) -> float:
+        return 0.0
+
     def cancel(self) -> None: ...
 
     def close(self) -> None: ...

@@ -93,7 +93,7 @@ def test_what_cannot_change(trained: Path, options: dict[str, Any], sentence: st
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--env CartPole-v1", "'env' has no place beside it"),
+        ("--seed 2", "'seed' has no place beside it"),
         ("--actors 8", "'actors' has no place beside it"),
         ("--num-envs 8", "--num-envs cannot change when a run is resumed: each of its environ"),
         ("--init-from x", "'init-from' has no place beside it"),

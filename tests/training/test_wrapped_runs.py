@@ -119,7 +119,7 @@ def test_objects_in_memory_serve_this_process(
     (trained.path / "config.json").write_text(
         json.dumps(config).replace("python:", "python:another_")
     )
-    assert main(["eval", str(trained.path)]) == 2
+    assert main(["eval", str(trained.path), "--trust"]) == 2
     assert "was a Python object of another process" in capsys.readouterr().err
 
 
