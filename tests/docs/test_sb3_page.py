@@ -21,7 +21,7 @@ OPTIONS = {
 
 @pytest.mark.slow
 def test_the_page_runs_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet = {"display": "none", "video": False, "episodes": 2, "evaluate_every": 0}
+    quiet: dict[str, Any] = {"display": "none", "video": False, "episodes": 2, "evaluate_every": 0}
     settings = dt.Settings
 
     def quietly(**given: Any) -> dt.Settings:
