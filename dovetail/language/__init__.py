@@ -1,0 +1,1 @@
+"""Language models: decoders as pure functions, their checkpoints, tokenizers and generation."""
