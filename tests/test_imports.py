@@ -41,6 +41,8 @@ RULES: dict[str, tuple[tuple[str, ...], str]] = {
         ("algorithm", "blocks", "boundaries", "functions", "networks", "replay", "trajectory"),
         "an algorithm is its loop and equations",
     ),
+    "extras": ((), "names the extra that a missing package belongs to"),
+    "language": (("extras",), "models and generation know nothing of training"),
     "batching": (
         ("algorithm", "boundaries", "trajectory"),
         "how an algorithm acts on a batch, whoever asks",

@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": "says what this machine has, or why a run is stuck",
     "trace": "writes what a run's workers did when, for Perfetto or Chrome",
     "data": "works with recorded data: info, merge, split, export, repair, estimate",
+    "generate": "completes prompts with a language model",
     "list": "lists algorithms, strategies and environment back ends",
 }
 """The commands with a one-line help each; `dovetail.cli.<command>` defines its `run(argv)`."""
