@@ -87,6 +87,7 @@ CLI = [
     "evaluation",
     "hosts.deployment",
     "inspection",
+    "language",
     "lazy",
     "loading",
     "strategies",

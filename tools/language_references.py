@@ -6,6 +6,8 @@ The tests compare Dovetail's decoder with these files, so they need neither torc
 Needs an environment with torch, transformers and safetensors.
 """
 
+# pyright: basic, reportMissingImports=false, reportPrivateUsage=false
+
 import json
 import sys
 from pathlib import Path

@@ -85,7 +85,8 @@ def rendered(
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    env.globals["raise_exception"] = _refuse
+    functions: dict[str, Any] = env.globals
+    functions["raise_exception"] = _refuse
     marks = {name: _text(config.get(name)) or "" for name in ("bos_token", "eos_token")}
     try:
         return env.from_string(template).render(

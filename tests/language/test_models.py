@@ -19,7 +19,7 @@ from dovetail.language.model import load_model
 from dovetail.language.tokenizer import Tokenizer, rendered
 
 REFERENCES = Path(__file__).parent / "references"
-TOKENS = ["<|im_start|>", "<|im_end|>", *(chr(c) for c in range(33, 33 + 62)), "Ġ", "Ċ"]
+TOKENS = ["<|im_start|>", "<|im_end|>", *(chr(c) for c in range(33, 33 + 92)), "Ġ", "Ċ"]
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
